@@ -1,0 +1,125 @@
+"""`LookupTable`: the same engine without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pyspark_lookup import planner
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options import LookupOptions, conf_file_options
+from pyspark_lookup.runtime import runtime
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LookupTable"]
+
+
+class LookupTable:
+    """A table of files, read through this host's cache, always in its current version.
+
+    `options` are those of the Spark format, with `.`-separated keys in a mapping:
+    `LookupTable("s3://bucket/dim", {"lookup.where": "id < 10"})`. Nothing is read on creation; an
+    instance is for one process, and safe to use after a fork (it opens everything anew).
+
+    Raises OptionError for options that are unknown or contradict each other.
+    """
+
+    def __init__(self, path: str, options: Mapping[str, Any] | None = None) -> None:
+        given = {key: _option_text(value) for key, value in (options or {}).items()}
+        self._options = LookupOptions.parse({**given, "path": path}, conf=conf_file_options())
+        self._closed = False
+
+    @classmethod
+    def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
+        """The catalog table `name` of a session, with the options it was created with.
+
+        Raises OptionError if it is no lookupcache table, or one that lost its options.
+        """
+        # Only here does the engine look upward: the catalog is Spark's.
+        from pyspark_lookup.spark.planning import table_options
+
+        options = table_options(spark.table(name).schema)
+        if "path" not in options:
+            raise OptionError(
+                f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
+            )
+        return cls(options.pop("path"), options)
+
+    def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
+        """The rows of the current version as one Arrow table: one metadata call, data for what changed.
+
+        `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in
+        addition to it. Raises SchemaError, PredicateError, NotATableError or UfsError.
+        """
+        self._check_open()
+        overrides: dict[str, str] = {}
+        if columns is not None:
+            overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
+        if predicate is not None:
+            given = self._options.where
+            overrides["lookup.where"] = predicate if given is None else f"({given}\n) AND ({predicate}\n)"
+        options = self._options.overridden(overrides)
+        engine = runtime().engine(options)
+        try:
+            found = planner.find(engine.reader, options)
+            plan = planner.plan_read(found, options, planner.table_columns(found, options), runtime().clock)
+            task = planner.whole_table(found, plan)
+            return pa.Table.from_batches(list(engine.reader.read(plan, task, None)), plan.projection.columns)
+        finally:
+            engine.publish_metrics()
+
+    @property
+    def version(self) -> str:
+        """The digest of the current version: 32 hex digits, equal if and only if no file changed.
+
+        One metadata call in UFS mode.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        return engine.reader.metadata.discover(self._options)[1].digest
+
+    def metrics(self) -> dict[str, int]:
+        """This table's counters and gauges on this host, over all its processes. See `pyspark_lookup.metrics`."""
+        self._check_open()
+        return runtime().engine(self._options).host_metrics()
+
+    def describe(self) -> dict[str, Any]:
+        """The table as this host sees it: path, format, columns, version, files, bytes, options."""
+        self._check_open()
+        engine = runtime().engine(self._options)
+        found = planner.find(engine.reader, self._options)
+        return {
+            "path": found.table.url,
+            "kind": found.table.kind.value,
+            "format": found.table.format.value if found.table.format else None,
+            "columns": {field.name: str(field.type) for field in planner.table_columns(found, self._options)},
+            "version": found.version.digest,
+            "files": len(found.version.files),
+            "bytes": found.version.bytes,
+            "options": repr(self._options),
+        }
+
+    def close(self) -> None:
+        """Publish the counters and refuse further use. The host's cache stays."""
+        if not self._closed:
+            runtime().engine(self._options).publish_metrics()
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("this LookupTable is closed")
+
+    def __enter__(self) -> LookupTable:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _option_text(value: Any) -> str:
+    """An option value as Spark passes it: `True` is "true"."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

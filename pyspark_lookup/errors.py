@@ -1,0 +1,118 @@
+"""The error tree of pyspark_lookup.
+
+Every error is a `PysparkLookupError` and also the builtin a caller would guess::
+
+    PysparkLookupError
+    ├── OptionError (ValueError)              an option's key, value or combination
+    ├── PredicateError (OptionError)          lookup.where
+    ├── SchemaError (TypeError)               columns or types that do not fit
+    ├── NotATableError (ValueError)           what the path holds is not ours to read
+    │   ├── TableFormatError                  a Delta, Iceberg or Hudi directory
+    │   ├── TableEmptyError                   no data file (left)
+    │   └── TableBusyError                    a job is writing it now
+    ├── VersionGoneError (LookupError)        the version asked for can no longer be read
+    ├── DamagedFileError (ValueError)         the store's own bytes do not parse
+    ├── NotSupportedError (NotImplementedError)
+    ├── CacheDirectoryError (PermissionError) the host's cache directory is not safe to use
+    └── UfsError (OSError)                    the store
+        ├── UfsNotFoundError (FileNotFoundError)
+        ├── UfsPermissionError (PermissionError)
+        ├── UfsTimeoutError (TimeoutError)
+        ├── UfsUnavailableError (ConnectionError)   transient: worth another attempt
+        └── SourceChangedError                the file is not the version that was asked for
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CacheDirectoryError",
+    "DamagedFileError",
+    "NotATableError",
+    "NotSupportedError",
+    "OptionError",
+    "PredicateError",
+    "PysparkLookupError",
+    "SchemaError",
+    "SourceChangedError",
+    "TableBusyError",
+    "TableEmptyError",
+    "TableFormatError",
+    "UfsError",
+    "UfsNotFoundError",
+    "UfsPermissionError",
+    "UfsTimeoutError",
+    "UfsUnavailableError",
+    "VersionGoneError",
+]
+
+
+class PysparkLookupError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class OptionError(PysparkLookupError, ValueError):
+    """An option is unknown, has a bad value, or contradicts another."""
+
+
+class PredicateError(OptionError):
+    """`lookup.where` is not a predicate this table can answer exactly."""
+
+
+class SchemaError(PysparkLookupError, TypeError):
+    """Columns or types do not fit: between files, or between planning and reading."""
+
+
+class NotATableError(PysparkLookupError, ValueError):
+    """What the path holds is not a table of files in a readable state."""
+
+
+class TableFormatError(NotATableError):
+    """The directory belongs to a table format with its own log."""
+
+
+class TableEmptyError(NotATableError):
+    """The directory or glob holds no data file (any more)."""
+
+
+class TableBusyError(NotATableError):
+    """A job is writing the directory, or has not marked it complete."""
+
+
+class VersionGoneError(PysparkLookupError, LookupError):
+    """The version asked for was replaced or removed before it was read."""
+
+
+class DamagedFileError(PysparkLookupError, ValueError):
+    """A data file cannot be parsed: the store's bytes, not the cache's, are bad."""
+
+
+class NotSupportedError(PysparkLookupError, NotImplementedError):
+    """A feature this version does not have; the message says what to use."""
+
+
+class CacheDirectoryError(PysparkLookupError, PermissionError):
+    """The cache directory is foreign, open to others, or no directory."""
+
+
+class UfsError(PysparkLookupError, OSError):
+    """The store failed in a way another attempt will not mend."""
+
+
+class UfsNotFoundError(UfsError, FileNotFoundError):
+    """The path does not exist in the store."""
+
+
+class UfsPermissionError(UfsError, PermissionError):
+    """The store refused: credentials are missing, expired or too weak."""
+
+
+class UfsTimeoutError(UfsError, TimeoutError):
+    """The store did not answer in time, in any attempt."""
+
+
+class UfsUnavailableError(UfsError, ConnectionError):
+    """The store could not be reached or answered 5xx / slow down, in any attempt."""
+
+
+class SourceChangedError(UfsError):
+    """A pinned read found another version of the file, or none."""

@@ -1,0 +1,359 @@
+"""Which version of a table is current, and who says so (Alluxio's `get_meta` switch).
+
+UFS: the store is asked once per query. CACHE: this host's last known version answers while it is
+young enough. Either way the first resolver of an execution records what it found, by exclusive
+create, and every later one of that execution on this host takes it: one version per execution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark_lookup.blocks import BlockCache
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.errors import NotATableError, TableBusyError, UfsNotFoundError
+from pyspark_lookup.formats import format_of
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.options import LookupOptions, MetadataSource, redact
+from pyspark_lookup.table import Kind, Table, TableVersion, data_files, is_glob
+from pyspark_lookup.ufs import FileVersion, Listing, Ufs
+
+__all__ = ["Execution", "Metadata", "Resolution"]
+
+_log = logging.getLogger("pyspark_lookup.metadata")
+_SETTLE_POLLS = 20
+_LOCK_WAIT_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """What must see one version: a Spark execution, or a stream's micro-batch, of one application."""
+
+    application: str
+    id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolution:
+    """A version, and whether this call decided it (False: an earlier resolver's record did)."""
+
+    version: TableVersion
+    decided_here: bool
+
+
+class Metadata:
+    """Resolves versions of one table reference on this host. `disk` None: nothing is remembered."""
+
+    def __init__(
+        self, ufs: Ufs, blocks: BlockCache, disk: Disk | None, metrics: CacheMetricGroup, clock: HostClock
+    ) -> None:
+        self._ufs = ufs
+        self._blocks = blocks
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+
+    # --- planning: what is at this path? ----------------------------------------------------------
+
+    def discover(self, options: LookupOptions) -> tuple[Table, TableVersion]:
+        """The table a path names and its current version: one metadata call (see `Ufs.get_status`).
+
+        In CACHE mode a table this host knows and may still answer for costs none.
+        """
+        url = self._ufs.url_of(options.path)
+        if is_glob(url):
+            kind, status = Kind.GLOB, None
+        else:
+            known = self._known_kind(url, options)
+            if known is not None:
+                return known
+            started_s = self._clock.steady_s()
+            status = self._ufs.get_status(url)
+            kind = Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
+        probe = Table(url, self._ufs.scope, kind, options.format, options.success_file, options.settle_s)
+        if status is None:
+            started_s = self._clock.steady_s()
+            version = self._cached(probe, options) or self._ask(probe, started_s)
+        else:
+            version = self._finish(probe, self._version(probe, status), started_s)
+        table = dataclasses.replace(probe, format=options.format or format_of([file.url for file in version.files]))
+        return table, version
+
+    def _known_kind(self, url: str, options: LookupOptions) -> tuple[Table, TableVersion] | None:
+        """A table of CACHE mode that this host can answer for, of whichever kind it was."""
+        if options.metadata_source is MetadataSource.UFS:
+            return None
+        for kind in (Kind.DIRECTORY, Kind.FILE):
+            probe = Table(url, self._ufs.scope, kind, options.format, options.success_file, options.settle_s)
+            version = self._fresh(probe, options)
+            if version is not None:
+                self._metrics.inc("metadataCacheCount")
+                form = options.format or format_of([file.url for file in version.files])
+                return dataclasses.replace(probe, format=form), version
+        return None
+
+    # --- reading: which version does this execution see? ------------------------------------------
+
+    def resolve(self, table: Table, options: LookupOptions, execution: Execution | None) -> Resolution:
+        """The version of `table` that `execution` reads (None: an execution of its own).
+
+        At most one metadata call, none if the execution has its record or CACHE mode can answer.
+        Raises NotATableError subclasses or UfsError if there is no version to read.
+        """
+        if execution is None or self._disk is None:
+            return Resolution(self._current(table, options), True)
+        key = key_of(execution.application, execution.id, table.id)
+        recorded = self._recorded(table, key)
+        if recorded is not None:
+            self._metrics.inc("resolutionReuseCount")
+            return Resolution(recorded, False)
+        with self._locked("resolve", key):
+            recorded = self._recorded(table, key)
+            if recorded is not None:
+                self._metrics.inc("resolutionReuseCount")
+                return Resolution(recorded, False)
+            version = self._current(table, options)
+            return self._record(table, key, version)
+
+    def _record(self, table: Table, key: str, version: TableVersion) -> Resolution:
+        """Make `version` the execution's, unless the lock was not had in time and another was first."""
+        assert self._disk is not None
+        try:
+            self._remember_files(table, version)  # before its digest: who sees the digest finds the files
+            winner = self._disk.create_record("execution", key, version.digest)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return Resolution(version, True)
+        taken = self._files(table, winner) if winner != version.digest else None
+        return Resolution(taken or version, taken is None)
+
+    @contextlib.contextmanager
+    def _locked(self, kind: str, name: str) -> Iterator[None]:
+        """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
+        lock = None
+        try:
+            if self._disk is not None:
+                lock = self._disk.acquire(kind, name, _LOCK_WAIT_S)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def resolve_again(
+        self, table: Table, options: LookupOptions, execution: Execution | None, gone: TableVersion
+    ) -> TableVersion:
+        """The version that replaces `gone`, asked from the store; the execution's record follows it."""
+        self._metrics.inc("versionGoneCount")
+        _log.warning("version %s of %s is gone; resolving again", gone.digest, redact("path", table.url))
+        if execution is not None and self._disk is not None:
+            key = key_of(execution.application, execution.id, table.id)
+            recorded = self._recorded(table, key)
+            if recorded is not None and recorded.digest != gone.digest:
+                return recorded  # another task noticed first
+            version = self._ask(table, self._clock.steady_s())
+            self._try(lambda disk: self._remember_files(table, version))
+            self._try(lambda disk: disk.replace_record("execution", key, version.digest))
+            return version
+        return self._ask(table, self._clock.steady_s())
+
+    def _recorded(self, table: Table, key: str) -> TableVersion | None:
+        digest = self._disk.get_record("execution", key) if self._disk else None
+        return self._files(table, digest) if isinstance(digest, str) else None
+
+    def _current(self, table: Table, options: LookupOptions) -> TableVersion:
+        if options.metadata_source is MetadataSource.UFS:
+            return self._ask(table, self._clock.steady_s())
+        return self._cached(table, options) or self._ask(table, self._clock.steady_s())
+
+    # --- CACHE mode -------------------------------------------------------------------------------
+
+    def _cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
+        """The version CACHE mode answers with, refreshed if it is too old; None in UFS mode or without a disk."""
+        if options.metadata_source is MetadataSource.UFS or self._disk is None:
+            return None
+        if options.sync_interval_s == 0:
+            return self._refreshed(table)
+        fresh = self._fresh(table, options)
+        if fresh is None:
+            with self._locked("refresh", table.id):
+                fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
+                if fresh is None:
+                    return self._refreshed(table)
+        self._metrics.inc("metadataCacheCount")
+        return fresh
+
+    def _fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
+        """The last known version if it is within the sync interval. Its age counts from when it was learned."""
+        record = self._last(table)
+        interval_s = options.sync_interval_s
+        if record is None or interval_s is None or interval_s == 0:
+            return None
+        age_s = self._clock.steady_s() - record["started_s"]
+        # Another boot's clock says nothing about age.
+        if interval_s > 0 and (record["boot"] != self._clock.boot or age_s > interval_s):
+            return None
+        return self._files(table, record["digest"])
+
+    def _refreshed(self, table: Table) -> TableVersion:
+        try:
+            return self._ask(table, self._clock.steady_s())
+        except (NotATableError, UfsNotFoundError) as problem:
+            record = self._last(table)
+            kept = self._files(table, record["digest"]) if record else None
+            if kept is None:
+                raise
+            self._metrics.inc("keptVersionCount")
+            _log.warning("%s; keeping version %s", problem, kept.digest)
+            return kept
+
+    # --- the store --------------------------------------------------------------------------------
+
+    def _ask(self, table: Table, started_s: float) -> TableVersion:
+        """The store's current version, once it is quiet: one call (more only while it settles)."""
+        for _ in range(_SETTLE_POLLS):
+            status = self._get_status(table)
+            wait_s = self._unsettled_s(table, status)
+            if wait_s <= 0:
+                return self._finish(table, self._version(table, status), started_s)
+            self._clock.sleep(wait_s)
+        raise TableBusyError(
+            f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
+        )
+
+    def _get_status(self, table: Table) -> FileVersion | Listing:
+        if table.kind is Kind.FILE:
+            return self._ufs.get_meta(table.url)
+        return self._ufs.list_status(table.root)
+
+    def _unsettled_s(self, table: Table, status: FileVersion | Listing) -> float:
+        """Seconds until the newest file is as old as `lookup.settle` asks; <= 0: it is."""
+        if table.settle_s is None:
+            return 0.0
+        files = (status,) if isinstance(status, FileVersion) else status.files
+        newest = max((file.modified_at_s for file in files if file.modified_at_s is not None), default=0.0)
+        return min(newest + table.settle_s - self._clock.wall_s(), table.settle_s)
+
+    def _version(self, table: Table, status: FileVersion | Listing) -> TableVersion:
+        if isinstance(status, FileVersion):
+            return TableVersion(table.id, (status,))
+        files = data_files(table.url, table.kind, status, table.success_file)
+        if "_spark_metadata" in status.directories:
+            files = self._committed_by_sink(status, files)
+        return TableVersion(table.id, files)
+
+    def _committed_by_sink(self, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:
+        """The files that a streaming file sink's log (`_spark_metadata`) has committed.
+
+        Log files are `<batch>` or `<batch>.compact`, a version line and one JSON object per file; the
+        last compact one holds all before it.
+        """
+        prefix = f"{listing.url}/_spark_metadata/"
+        logs: dict[int, tuple[bool, FileVersion]] = {}
+        for file in listing.files:
+            name = file.url.removeprefix(prefix)
+            batch = name.removesuffix(".compact")
+            if file.url.startswith(prefix) and batch.isdigit() and file.size > 0:
+                logs[int(batch)] = max(
+                    (name.endswith(".compact"), file), logs.get(int(batch), (False, file)), key=lambda e: e[0]
+                )
+        start = max((batch for batch, (compact, _) in logs.items() if compact), default=0)
+        wanted = [logs[batch][1] for batch in sorted(logs) if batch >= start]
+        locations = [self._blocks.get_blocks_and_locations(file.url, file) for file in wanted]
+        texts = self._blocks.read([(location, [(0, location.file.size)]) for location in locations])
+        committed: set[str] = set()
+        for (data,) in texts:
+            for line in bytes(data).decode().splitlines()[1:]:
+                entry = json.loads(line)
+                name = entry["path"].rsplit("/", 1)[-1]
+                (committed.discard if entry.get("action") == "delete" else committed.add)(name)
+        return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed)
+
+    # --- what this host remembers -----------------------------------------------------------------
+
+    def _finish(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
+        """Record a finished resolution. One that started later and is known already replaces this one.
+
+        So a slow listing cannot take the host back to an older state (monotonic reads).
+        """
+        self._metrics.inc("resolutionCount")
+        if self._disk is None:
+            return version
+        record = self._last(table)
+        if record and record["boot"] == self._clock.boot and record["started_s"] > started_s:
+            newer = self._files(table, record["digest"])
+            if newer is not None:
+                return newer
+        value = {
+            "digest": version.digest,
+            "started_s": started_s,
+            "boot": self._clock.boot,
+            "wall_s": self._clock.wall_s(),
+        }
+
+        def remember(disk: Disk) -> None:
+            self._remember_files(table, version)
+            disk.replace_record("table", table.id, value)
+            if record is None or record["digest"] != version.digest:
+                row = {
+                    "digest": version.digest,
+                    "resolved_at": value["wall_s"],
+                    "files": len(version.files),
+                    "bytes": version.bytes,
+                }
+                disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
+
+        self._try(remember)
+        return version
+
+    def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
+        """The versions of the table at `options.path` that this host has resolved, oldest first.
+
+        Each with `digest`, `resolved_at` (Unix time it was last new), `files` and `bytes`.
+        """
+        if self._disk is None:
+            return []
+        prefix = key_of(self._ufs.scope, self._ufs.url_of(options.path))
+        rows = [row for _, row in self._disk.records("version", f"{prefix}-")]
+        return sorted(rows, key=lambda row: row["resolved_at"])
+
+    def _last(self, table: Table) -> dict[str, Any] | None:
+        record = self._disk.get_record("table", table.id) if self._disk else None
+        return record if isinstance(record, dict) else None
+
+    def _remember_files(self, table: Table, version: TableVersion) -> None:
+        if self._disk is None or self._disk.has_record("files", version.digest):
+            return
+        files = [[f.url, f.size, f.identity, f.modified_at_s] for f in version.files if f.settled]
+        if len(files) == len(version.files):
+            self._disk.replace_record("files", version.digest, files)
+        else:  # too new to be told from the next state: an execution may share it, nobody may keep it
+            unsettled = [[f.url, f.size, f.identity, f.modified_at_s, f.settled] for f in version.files]
+            self._disk.replace_record("unsettled", version.digest, unsettled)
+
+    def _files(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this host has its files on record."""
+        if self._disk is None:
+            return None
+        rows = self._disk.get_record("files", digest) or self._disk.get_record("unsettled", digest)
+        if rows is None:
+            return None
+        version = TableVersion(table.id, tuple(FileVersion(*row) for row in rows))
+        return version if version.digest == digest else None
+
+    def _try(self, write: Callable[[Disk], None]) -> None:
+        """Write to the host's cache directory; a failure costs a later call, not this one."""
+        if self._disk is None:
+            return
+        try:
+            write(self._disk)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")

@@ -1,0 +1,108 @@
+"""Options become a `ReadPlan`: the table behind the path, its columns, the predicate, the tasks.
+
+Everything an option can be wrong about is found here, on the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.options import LookupOptions, VersionAt
+from pyspark_lookup.predicate import And, Predicate
+from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
+from pyspark_lookup.scan import Projection, all_columns, share_of, slices_of
+from pyspark_lookup.schema import check_readable, resolve_names
+from pyspark_lookup.table import Table, TableVersion, select_partitions
+from pyspark_lookup.where import parse_where
+
+__all__ = ["Found", "find", "plan_read", "plan_tasks", "table_columns", "whole_table"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A table as planning found it: with its version and the columns of that version."""
+
+    table: Table
+    version: TableVersion
+    data: pa.Schema
+    partitions: pa.Schema
+
+
+def find(reader: TableReader, options: LookupOptions) -> Found:
+    """The table at `options.path` now: one metadata call, and the data calls its schema needs.
+
+    Raises what `Metadata.discover` and `TableReader.schema` raise.
+    """
+    table, version = reader.metadata.discover(options)
+    data, partitions = reader.schema(table, version)
+    return Found(table, version, data, partitions)
+
+
+def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
+    """The columns a read returns, after checking every option that names a column.
+
+    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit,
+    OptionError for a partition.
+    """
+    everything = all_columns((found.data, found.partitions))
+    if options.keys:
+        resolve_names(options.keys, everything, "lookup.keys")
+    if options.where:
+        parse_where(options.where, everything)
+    select_partitions(found.table, found.version.files, options)
+    if options.columns is None:
+        return everything
+    return pa.schema([everything.field(name) for name in resolve_names(options.columns, everything, "lookup.columns")])
+
+
+def plan_read(
+    found: Found,
+    options: LookupOptions,
+    columns: pa.Schema,
+    clock: HostClock,
+    pushed: Sequence[Predicate] = (),
+) -> ReadPlan:
+    """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
+
+    Raises SchemaError if the table does not have such columns.
+    """
+    everything = all_columns((found.data, found.partitions))
+    spelled = resolve_names(columns.names, everything, "schema")
+    for wanted, name in zip(columns, spelled, strict=True):
+        check_readable(wanted, everything.field(name).type, found.table.url)
+        if wanted.name != name:
+            raise SchemaError(f"column {wanted.name!r} of the given schema is spelled {name!r} in the table")
+    predicates = [*([parse_where(options.where, everything)] if options.where else []), *pushed]
+    predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
+    # A column read in a wider type is planned in that type; others stay as they were found.
+    types = {field.name: field.type for field in columns}
+    data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.data])
+    partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.partitions])
+    projection = Projection(columns, data, partitions, predicate)
+    return ReadPlan(uuid.uuid4().hex, options, found.table, projection, clock.wall_s())
+
+
+def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTask]:
+    """The tasks of a plan: one that resolves at reading for a small table, else shares by bytes."""
+    files = select_partitions(found.table, found.version.files, plan.options)
+    count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
+    splittable = reader.splittable(found.table)
+    if not splittable:
+        count = min(count, max(len(files), 1))
+    at = plan.options.version_at
+    if at is VersionAt.READ or (at is VersionAt.AUTO and count == 1):
+        return [ReadTask(number, count) for number in range(count)]
+    shares = [share_of(files, number, count, splittable) for number in range(count)]
+    kept = [pieces for pieces in shares if pieces] or [()]
+    return [ReadTask(number, len(kept), pieces) for number, pieces in enumerate(kept)]
+
+
+def whole_table(found: Found, plan: ReadPlan) -> ReadTask:
+    """One task for everything, of the version that was just found: no second metadata call."""
+    return ReadTask(0, 1, slices_of(select_partitions(found.table, found.version.files, plan.options)))

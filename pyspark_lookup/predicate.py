@@ -1,0 +1,389 @@
+"""Predicates over columns: evaluated exactly over Arrow columns, and over statistics to prune.
+
+A predicate is a tree of `And` / `Or` over leaves, with every NOT pushed into its leaf. Values follow
+Spark SQL: three-valued logic, NaN equal to itself and above every number, -0.0 equal to 0.0, text
+and binary ordered by bytes. Leaves compare one column, typed as `pyspark_lookup.schema.spark_type`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.errors import PredicateError
+
+__all__ = [
+    "And",
+    "ColumnStats",
+    "Compare",
+    "Constant",
+    "In",
+    "IsNull",
+    "NullSafeEqual",
+    "Or",
+    "Predicate",
+    "StartsWith",
+    "bind_compare",
+    "bind_in",
+    "columns_of",
+    "evaluate",
+    "may_match",
+    "negate",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnStats:
+    """Bounds of one column in a row group or file. `low` / `high` may lie outside the true range.
+
+    `low` or `high` None: unknown. `null_count` None: unknown. NaN is not within the bounds.
+    """
+
+    low: Any
+    high: Any
+    null_count: int | None
+    rows: int
+
+    @property
+    def all_null(self) -> bool:
+        return self.null_count is not None and self.null_count >= self.rows
+
+
+@dataclasses.dataclass(frozen=True)
+class And:
+    parts: tuple[Predicate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Or:
+    parts: tuple[Predicate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """`column op value`; op is one of = <> < <= > >=."""
+
+    column: str
+    op: str
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class In:
+    """`column [NOT] IN values`; `has_null`: the list also held NULL."""
+
+    column: str
+    values: tuple[Any, ...]
+    has_null: bool
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class IsNull:
+    column: str
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NullSafeEqual:
+    """`column <=> value`, never null."""
+
+    column: str
+    value: Any
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StartsWith:
+    """`column [NOT] LIKE 'prefix%'`."""
+
+    column: str
+    prefix: str
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """`value` where `column` is not null, null where it is; without a column, `value` everywhere."""
+
+    value: bool | None
+    column: str | None = None
+
+
+Predicate = And | Or | Compare | In | IsNull | NullSafeEqual | StartsWith | Constant
+
+_NEGATED = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+def negate(node: Predicate) -> Predicate:
+    """NOT `node`, with the NOT moved into the leaves (valid in three-valued logic)."""
+    match node:
+        case And(parts):
+            return Or(tuple(map(negate, parts)))
+        case Or(parts):
+            return And(tuple(map(negate, parts)))
+        case Compare(column, op, value):
+            return Compare(column, _NEGATED[op], value)
+        case Constant(value, column):
+            return Constant(None if value is None else not value, column)
+        case _:
+            return dataclasses.replace(node, negated=not node.negated)
+
+
+def columns_of(node: Predicate) -> frozenset[str]:
+    """Names of the columns that a predicate looks at."""
+    if isinstance(node, (And, Or)):
+        return frozenset().union(*map(columns_of, node.parts))
+    return frozenset() if node.column is None else frozenset({node.column})
+
+
+# --- binding: a literal against a column's type ---------------------------------------------------
+
+
+def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
+    """`field op value` with the literal in the column's own domain, as Spark's coercion decides.
+
+    Raises PredicateError naming the column and both types if Spark would compare through a cast that
+    depends on the session, or not at all.
+    """
+    if value is None:
+        return Constant(None)
+    kind = field.type
+    scale = _exact_scale(kind)
+    if scale is not None and isinstance(value, float):
+        return Compare(field.name, op, value)  # Spark compares both as double
+    if scale is not None and isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool):
+        return _bind_exact(field, op, decimal.Decimal(value), scale)
+    return Compare(field.name, op, _coerce(field, value))
+
+
+def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
+    """`field IN values`, where values outside the column's domain match nothing."""
+    bound = [bind_compare(field, "=", value) for value in values if value is not None]
+    kept = tuple(dict.fromkeys(leaf.value for leaf in bound if isinstance(leaf, Compare)))
+    return In(field.name, kept, has_null=any(value is None for value in values))
+
+
+def _exact_scale(kind: pa.DataType) -> int | None:
+    """Fractional digits of an exact numeric type; None for others."""
+    if pa.types.is_integer(kind):
+        return 0
+    return int(kind.scale) if pa.types.is_decimal(kind) else None
+
+
+def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) -> Predicate:
+    """Compare an integer or decimal column with any number, without rounding or overflow."""
+    with decimal.localcontext(decimal.Context(prec=200)):
+        scaled = value.scaleb(scale)
+        floor = scaled.to_integral_value(decimal.ROUND_FLOOR)
+        if scaled != floor:  # between two values of the column: no row equals it
+            if op in ("=", "<>"):
+                return Constant(op == "<>", field.name)
+            op = "<=" if op in ("<", "<=") else ">"
+        digits = field.type.precision if pa.types.is_decimal(field.type) else None
+        limit = decimal.Decimal(10) ** digits - 1 if digits else decimal.Decimal(2) ** (field.type.bit_width - 1) - 1
+        low = -limit if digits else -limit - 1
+        if floor > limit:
+            return Constant(op in ("<", "<=", "<>"), field.name)
+        if floor < low:
+            return Constant(op in (">", ">=", "<>"), field.name)
+        exact = floor.scaleb(-scale)
+    return Compare(field.name, op, exact if digits else int(floor))
+
+
+def _coerce(field: pa.Field, value: Any) -> Any:
+    """`value` as a Python value of the column's type; PredicateError if that is not Spark's meaning."""
+    kind = field.type
+    if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+        return float(value)
+    if pa.types.is_string(kind) and isinstance(value, str):
+        return value
+    if pa.types.is_binary(kind) and isinstance(value, bytes):
+        return value
+    if pa.types.is_boolean(kind) and isinstance(value, bool):
+        return value
+    if pa.types.is_date(kind):
+        if isinstance(value, str):
+            value = _parsed(datetime.date.fromisoformat, value, field)
+        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            return value
+    if pa.types.is_timestamp(kind):
+        return _coerce_timestamp(field, value)
+    raise PredicateError(
+        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {value!r}"
+        + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
+    )
+
+
+def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
+    zoned = field.type.tz is not None
+    if isinstance(value, str):
+        value = _parsed(datetime.datetime.fromisoformat, value.replace("Z", "+00:00"), field)
+    elif isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        value = datetime.datetime.combine(value, datetime.time())
+    if isinstance(value, datetime.datetime) and zoned == (value.tzinfo is not None):
+        return value.astimezone(datetime.timezone.utc) if zoned else value
+    need = "with its zone, e.g. '2024-01-31 12:00:00+00:00'" if zoned else "without a zone, e.g. '2024-01-31 12:00:00'"
+    raise PredicateError(f"option lookup.where: give {value!r} for column {field.name!r} as a timestamp {need}")
+
+
+def _parsed(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
+    try:
+        return parse(text.strip())
+    except ValueError:
+        raise PredicateError(
+            f"option lookup.where: {text!r} is no {field.type} value for column {field.name!r} (write ISO-8601)"
+        ) from None
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
+    """True / false / null per row: a boolean array of length `rows`. No loop per row."""
+    match node:
+        case And(parts):
+            return _folded(pc.and_kleene, parts, columns, rows)
+        case Or(parts):
+            return _folded(pc.or_kleene, parts, columns, rows)
+        case Compare(column, op, value):
+            return _compare(columns[column], op, value)
+        case In(column, values, has_null, negated):
+            return _is_in(columns[column], values, has_null, negated)
+        case IsNull(column, negated):
+            array = columns[column]
+            return pc.is_valid(array) if negated else pc.is_null(array)
+        case NullSafeEqual(column, value, negated):
+            equal = pc.fill_null(_compare(columns[column], "=", value), False)
+            return pc.invert(equal) if negated else equal
+        case StartsWith(column, prefix, negated):
+            starts = pc.starts_with(columns[column], prefix)
+            return pc.invert(starts) if negated else starts
+        case Constant(value, None):
+            return pa.nulls(rows, pa.bool_()) if value is None else pa.repeat(pa.scalar(value), rows)
+        case Constant(value, column):
+            same = pa.repeat(pa.scalar(value, pa.bool_()), rows)
+            return pc.if_else(pc.is_valid(columns[str(column)]), same, pa.scalar(None, pa.bool_()))
+
+
+def _folded(
+    combine: Callable[[pa.Array, pa.Array], pa.Array],
+    parts: tuple[Predicate, ...],
+    columns: Mapping[str, pa.Array],
+    rows: int,
+) -> pa.Array:
+    result = evaluate(parts[0], columns, rows)
+    for part in parts[1:]:
+        result = combine(result, evaluate(part, columns, rows))
+    return result
+
+
+_KERNEL = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+def _compare(array: pa.Array, op: str, value: Any) -> pa.Array:
+    if pa.types.is_floating(array.type) or isinstance(value, float):
+        return _compare_doubles(pc.cast(array, pa.float64(), safe=False), op, float(value))
+    if pa.types.is_boolean(array.type):
+        array, value = array.cast(pa.int8()), int(value)
+    return _KERNEL[op](array, pa.scalar(value, array.type))
+
+
+def _compare_doubles(array: pa.Array, op: str, value: float) -> pa.Array:
+    """IEEE comparison, mended to Spark's order in which NaN = NaN is above all else."""
+    if op in ("<>", ">=", "<="):
+        return pc.invert(_compare_doubles(array, _NEGATED[op], value))
+    is_nan = pc.is_nan(array)  # null where the value is null
+    if math.isnan(value):
+        return {"=": is_nan, "<": pc.invert(is_nan), ">": pc.and_(is_nan, pc.invert(is_nan))}[op]
+    plain = _KERNEL[op](array, pa.scalar(value))
+    return pc.or_(plain, is_nan) if op == ">" else plain
+
+
+def _is_in(array: pa.Array, values: tuple[Any, ...], has_null: bool, negated: bool) -> pa.Array:
+    if pa.types.is_floating(array.type) or any(isinstance(value, float) for value in values):
+        found = pa.repeat(pa.scalar(False), len(array))
+        for value in values:
+            found = pc.or_(found, pc.fill_null(_compare(array, "=", value), False))
+    else:
+        found = pc.is_in(array, value_set=pa.array(list(values), array.type))
+    unknown = pc.is_null(array)
+    if has_null:
+        unknown = pc.or_(unknown, pc.invert(found))
+    result = pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)
+    return pc.invert(result) if negated else result
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bool:
+    """Whether any row can make the predicate true, by the bounds of its columns; True if unsure."""
+    match node:
+        case And(parts):
+            return all(may_match(part, stats) for part in parts)
+        case Or(parts):
+            return any(may_match(part, stats) for part in parts)
+        case Constant(value, None):
+            return value is True
+    bounds = stats(str(node.column))
+    if bounds is None:
+        return not (isinstance(node, Constant) and node.value is not True)
+    if isinstance(node, IsNull):
+        return not bounds.all_null if node.negated else bounds.null_count != 0
+    if isinstance(node, NullSafeEqual) and node.negated:
+        return True
+    if bounds.all_null:
+        return False
+    match node:
+        case Constant(value, _):
+            return value is True
+        case Compare(_, op, value):
+            return _within(bounds, op, value)
+        case NullSafeEqual(_, value, _):
+            return _within(bounds, "=", value)
+        case In(_, values, _, negated=False):
+            return any(_within(bounds, "=", value) for value in values)
+        case StartsWith(_, prefix, negated=False):
+            low, high = bounds.low, bounds.high
+            return not (
+                (isinstance(high, str) and high[: len(prefix)] < prefix)
+                or (isinstance(low, str) and low[: len(prefix)] > prefix)
+            )
+        case _:
+            return True
+
+
+def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
+    """Whether a value in [low, high] (or NaN, for doubles) can satisfy `op value`."""
+    low, high = bounds.low, bounds.high
+    if low is None or high is None or op == "<>":
+        return True
+    if isinstance(value, float) and not isinstance(low, float):
+        return True  # an exact column against a double: Spark rounds, bounds do not
+    if (isinstance(value, float) and math.isnan(value)) or (
+        isinstance(low, float) and (math.isnan(low) or math.isnan(high))
+    ):
+        return True
+    if op == "=":
+        return bool(low <= value <= high)
+    if op == "<":
+        return bool(low < value)
+    if op == "<=":
+        return bool(low <= value)
+    # NaN is above every number and not within the bounds.
+    return isinstance(low, float) or bool(high > value if op == ">" else high >= value)

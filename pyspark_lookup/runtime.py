@@ -1,0 +1,152 @@
+"""The composition root: builds a reader for a table reference out of this process's parts.
+
+The one global of the package. It is rebuilt when the process id changes, because nothing opened
+before a fork (a store's connections, a lock) may be used after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import threading
+from typing import Any
+
+from pyspark_lookup.blocks import BlockCache
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk, key_of, memory_backed
+from pyspark_lookup.errors import CacheDirectoryError
+from pyspark_lookup.metadata import Metadata
+from pyspark_lookup.metrics import COUNTERS, CacheMetricGroup, add_metrics
+from pyspark_lookup.options import LookupOptions, conf_file_secrets
+from pyspark_lookup.reader import TableReader
+from pyspark_lookup.stores import Store, open_store
+from pyspark_lookup.ufs import Ufs
+
+__all__ = ["Engine", "Runtime", "runtime"]
+
+_log = logging.getLogger("pyspark_lookup.runtime")
+_BLOCK_WAIT_S = 60.0
+_FOLD_ABOVE = 64
+
+
+class Engine:
+    """One table reference's parts in this process, and its counters here and on the host."""
+
+    def __init__(self, reader: TableReader, disk: Disk | None, metrics: CacheMetricGroup, label: str, url: str) -> None:
+        self.reader = reader
+        self.disk = disk
+        self.url = url
+        self._metrics = metrics
+        self._label = label
+        self._process = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        self._published: dict[str, int] = {}
+        self._base: dict[str, int] = {}
+
+    def publish_metrics(self) -> None:
+        """Put this process's counters where others of the host find them."""
+        if self.disk is None:
+            return
+        key = f"{self._label}-{self._process}"
+        # Folded into the host's total while this process was idle: go on counting from there.
+        if self._published and not self.disk.has_record("metrics", key):
+            self._base = dict(self._published)
+        snapshot = self._metrics.snapshot()
+        value = {
+            name: amount - (self._base.get(name, 0) if name in COUNTERS else 0) for name, amount in snapshot.items()
+        }
+        try:
+            self.disk.replace_record("metrics", key, {"url": self.url, "values": value})
+            self.disk.fold_records("metrics", self._label, _FOLD_ABOVE, self._folded)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return
+        self._published = snapshot
+
+    def _folded(self, values: list[Any]) -> Any:
+        return {"url": self.url, "values": add_metrics([value["values"] for value in values])}
+
+    def host_metrics(self) -> dict[str, int]:
+        """The table's counters summed over all processes of this host, this one's included."""
+        if self.disk is None:
+            return self._metrics.snapshot()
+        self.publish_metrics()
+        return add_metrics([value["values"] for _, value in self.disk.records("metrics", self._label)])
+
+
+class Runtime:
+    """Stores, cache directories and engines of one process, each opened once, when first needed."""
+
+    def __init__(self, clock: HostClock, rng: random.Random) -> None:
+        self.pid = os.getpid()
+        self.clock = clock
+        self._rng = rng
+        self._lock = threading.Lock()
+        self._stores: dict[str, Store] = {}
+        self._disks: dict[str, Disk | None] = {}
+        self._engines: dict[str, Engine] = {}
+        self._metrics: dict[str, CacheMetricGroup] = {}
+
+    def engine(self, options: LookupOptions) -> Engine:
+        """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
+        with self._lock:
+            key = key_of(options.path, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size)  # fmt: skip
+            if key not in self._engines:
+                self._engines[key] = self._build(options)
+            return self._engines[key]
+
+    def _build(self, options: LookupOptions) -> Engine:
+        store = self._store(options)
+        url = store.url_of(options.path)
+        label = key_of(store.scope, url)
+        metrics = self._metrics.setdefault(label, CacheMetricGroup())
+        ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
+        disk = self._disk(options, metrics)
+        blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
+        metadata = Metadata(ufs, blocks, disk, metrics, self.clock)
+        reader = TableReader(metadata, blocks, disk, metrics, self.clock, options.block_size)
+        return Engine(reader, disk, metrics, label, url)
+
+    def _store(self, options: LookupOptions) -> Store:
+        protocol = options.path.split("://", 1)[0] if "://" in options.path else "file"
+        # Other protocols may carry a host in the URL, so a store is kept per place, not per protocol.
+        place = options.path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a") else ""
+        secrets = conf_file_secrets() if protocol != "file" else {}
+        storage = {**secrets, **options.storage_options()}
+        key = key_of(protocol, place, sorted(storage.items()))
+        if key not in self._stores:
+            self._stores[key] = open_store(options.path, storage, self.clock.wall_s)
+        return self._stores[key]
+
+    def _disk(self, options: LookupOptions, metrics: CacheMetricGroup) -> Disk | None:
+        directory = options.cache_directory()
+        key = key_of(directory, options.cache_max_bytes)
+        if key not in self._disks:
+            try:
+                disk = Disk(directory, options.cache_max_bytes, metrics, self.clock.wall_s, self._rng)
+                disk.sweep()
+                self._disks[key] = disk
+                if memory_backed(directory):
+                    _log.warning(
+                        "cache directory %s lies in memory (tmpfs): set lookup.cache.dir to a local disk", directory
+                    )
+            except (CacheDirectoryError, OSError) as problem:
+                _log.warning("going on without a cache, each read asks the store: %s", problem)
+                self._disks[key] = None
+        if self._disks[key] is None:
+            metrics.inc("cacheFailureCount")
+            return None
+        # One directory, counted per table: each engine writes its own counters.
+        return self._disks[key].counting(metrics)  # type: ignore[union-attr]
+
+
+_current: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """This process's runtime; a new one in a new process, also after a fork."""
+    global _current
+    if _current is None or _current.pid != os.getpid():
+        _current = Runtime(HostClock(), random.Random())
+    return _current

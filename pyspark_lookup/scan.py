@@ -1,0 +1,372 @@
+"""Rows of a `TableVersion` as Arrow batches: prune, read through the block cache, filter.
+
+`Scan.prepare` does all I/O of a task before its first batch, so that a version which vanishes
+meanwhile is noticed while nothing has been handed out. The prepared task only decodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, may_match
+from pyspark_lookup.schema import cast_column, check_readable, merge_schemas
+from pyspark_lookup.table import Table, partition_fields, partition_value, partition_values
+from pyspark_lookup.ufs import FileVersion, Range
+
+__all__ = ["Prepared", "Projection", "Scan", "Slice", "all_columns", "share_of", "slices_of"]
+
+Data = bytes | memoryview
+
+# A scan that looks into so few units decodes its predicate's columns first and fetches the others
+# only where rows match; above, a second round of requests costs more than it saves.
+_TWO_PHASE_UNITS = 8
+_TWO_PHASE_BYTES = 256 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Bytes [start, end) of one file version: the units whose middle lies there."""
+
+    file: FileVersion
+    start: int
+    end: int
+
+    @property
+    def whole(self) -> bool:
+        return self.start == 0 and self.end == self.file.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """What a scan returns: `columns` (names and types as planned, in order) of rows where `predicate` holds.
+
+    `data` is the planned schema of all columns in the files, `partitions` of those in directories.
+    """
+
+    columns: pa.Schema
+    data: pa.Schema
+    partitions: pa.Schema
+    predicate: Predicate | None = None
+
+
+def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
+    """Whole files as slices."""
+    return tuple(Slice(file, 0, file.size) for file in files)
+
+
+def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
+    """The `number`-th of `count` shares of the files, equal in bytes; a pure function, so tasks agree.
+
+    The shares are disjoint and cover every file; a file that cannot be split goes to one of them whole.
+    """
+    total = sum(file.size for file in files)
+    low, high = total * number // count, total * (number + 1) // count
+    pieces: list[Slice] = []
+    start = 0
+    for file in files:
+        end = start + file.size
+        if not splittable:
+            if low <= start + file.size // 2 < high:
+                pieces.append(Slice(file, 0, file.size))
+        elif low < end and start < high:
+            pieces.append(Slice(file, max(low - start, 0), min(high - start, file.size)))
+        start = end
+    return tuple(pieces)
+
+
+@dataclasses.dataclass
+class _OpenFile:
+    piece: Slice
+    location: BlocksAndLocations
+    index: FileIndex
+    data: dict[Range, Data]
+    names: dict[str, str]  # planned column -> this file's spelling, for those it has
+    partition: Mapping[str, object]
+    units: list[Unit] = dataclasses.field(default_factory=list)
+
+    def spelled(self, columns: frozenset[str]) -> list[str]:
+        """This file's names of those columns that it has."""
+        return [self.names[name] for name in sorted(columns) if name in self.names]
+
+
+class Scan:
+    """Reads of one table through one block cache."""
+
+    def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int) -> None:
+        self._blocks = blocks
+        self._metrics = metrics
+        self._block_size = block_size
+
+    # --- schema -----------------------------------------------------------------------------------
+
+    def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, columns in the directories), typed as Spark takes them.
+
+        Reads what tells each file's schema (a footer; all of a CSV or JSON file), through the cache.
+        A column in both counts as the directory's. Raises SchemaError naming both files if they disagree.
+        """
+        opened = self._open(table, slices_of(files), None)
+        data = merge_schemas((file.piece.file.url, file.index.schema) for file in opened)
+        partitions = partition_fields(table, files)
+        folded = {name.casefold() for name in partitions.names}
+        return pa.schema([field for field in data if field.name.casefold() not in folded]), partitions
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def prepare(self, table: Table, pieces: Sequence[Slice], projection: Projection, complete: bool) -> Prepared:
+        """Everything a task needs, in memory: no store call follows.
+
+        `complete`: the pieces are all of the version, so a planned column that no file has is lost.
+        Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit
+        the projection.
+        """
+        kept = self._prune_files(table, pieces, projection)
+        opened = self._open(table, kept, projection)
+        self._check_schema(opened, projection, complete and len(kept) == len(pieces))
+        for file in opened:
+            inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
+            file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
+            self._metrics.inc("rowGroupsPrunedCount", len(inside) - len(file.units))
+        self._load(opened, projection)
+        return Prepared(opened, projection, self._blocks, self._metrics)
+
+    def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
+        if projection.predicate is None or not projection.partitions.names:
+            return list(pieces)
+        kept = []
+        for piece in pieces:
+            values = _partition_of(table, piece.file, projection.partitions)
+
+            def stats(name: str, values: Mapping[str, object] = values) -> ColumnStats | None:
+                if name not in values:
+                    return None
+                value = values[name]
+                return ColumnStats(value, value, int(value is None), 1)
+
+            if may_match(projection.predicate, stats):
+                kept.append(piece)
+        self._metrics.inc("filesPrunedCount", len(pieces) - len(kept))
+        return kept
+
+    def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[_OpenFile]:
+        """Open every file's index, all files at once: one round of requests where a tail suffices."""
+        assert table.format is not None
+        form = open_format(table.format, self._block_size)
+        locations = [self._blocks.get_blocks_and_locations(piece.file.url, piece.file) for piece in pieces]
+        data: list[dict[Range, Data]] = [{} for _ in pieces]
+        indexes: dict[int, FileIndex] = {}
+        asked = {number: form.first_ranges(piece.file) for number, piece in enumerate(pieces)}
+        planned = projection.data if projection else None
+        while asked:
+            answers = self._blocks.read([(locations[number], ranges) for number, ranges in asked.items()])
+            for (number, ranges), parts in zip(asked.items(), answers, strict=True):
+                data[number].update(zip(ranges, parts, strict=True))
+            following: dict[int, list[Range]] = {}
+            for number in asked:
+                result = form.open_index(pieces[number].file, data[number], planned)
+                if isinstance(result, list):
+                    following[number] = result
+                else:
+                    indexes[number] = result
+            asked = following
+        partitions = projection.partitions if projection else pa.schema([])
+        return [
+            _OpenFile(
+                piece,
+                locations[number],
+                indexes[number],
+                data[number],
+                _spellings(planned, indexes[number].schema) if planned is not None else {},
+                _partition_of(table, piece.file, partitions),
+            )
+            for number, piece in enumerate(pieces)
+        ]
+
+    def _check_schema(self, opened: list[_OpenFile], projection: Projection, complete: bool) -> None:
+        needed = _needed(projection)
+        for file in opened:
+            for name in needed & file.names.keys():
+                found = file.index.schema.field(file.names[name]).type
+                check_readable(projection.data.field(name), found, file.piece.file.url)
+        if complete and opened:
+            lost = sorted(name for name in needed if not any(name in file.names for file in opened))
+            if lost:
+                raise SchemaError(
+                    f"column {lost[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
+                    "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+                )
+
+    def _may_match(self, file: _OpenFile, unit: Unit, projection: Projection) -> bool:
+        if projection.predicate is None:
+            return True
+
+        def stats(name: str) -> ColumnStats | None:
+            if name in file.partition:
+                return ColumnStats(file.partition[name], file.partition[name], int(file.partition[name] is None), 1)
+            if name not in file.names:
+                return ColumnStats(None, None, 1, 1)  # the file lacks the column: null in every row
+            return file.index.stats(unit, file.names[name])
+
+        return may_match(projection.predicate, stats)
+
+    def _load(self, opened: list[_OpenFile], projection: Projection) -> None:
+        """Bring the bytes of all units into memory, those that no matching row needs left out if it pays."""
+        tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
+        units = sum(len(file.units) for file in opened)
+        rest = sum(
+            length
+            for file in opened
+            for unit in file.units
+            for _, length in file.index.ranges(unit, file.spelled(_needed(projection) - tested))
+        )
+        if tested and units <= _TWO_PHASE_UNITS and rest > _TWO_PHASE_BYTES:
+            self._fetch(opened, tested)
+            for file in opened:
+                matching = []
+                for unit in file.units:
+                    batches = _decoded(file, unit, sorted(tested), projection, self._blocks)
+                    if any(_mask(projection.predicate, batch).true_count for batch in batches):
+                        matching.append(unit)
+                file.units = matching
+        self._fetch(opened, _needed(projection))
+
+    def _fetch(self, opened: list[_OpenFile], columns: frozenset[str]) -> None:
+        wanted = []
+        for file in opened:
+            ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spelled(columns))]
+            missing = [part for part in dict.fromkeys(ranges) if part[1] and not _covered(part, file.data)]
+            wanted.append((file, missing))
+        answers = self._blocks.read([(file.location, ranges) for file, ranges in wanted])
+        for (file, ranges), parts in zip(wanted, answers, strict=True):
+            file.data.update(zip(ranges, parts, strict=True))
+
+
+class Prepared:
+    """A task whose bytes are in memory."""
+
+    def __init__(
+        self, opened: list[_OpenFile], projection: Projection, blocks: BlockCache, metrics: CacheMetricGroup
+    ) -> None:
+        self._opened = opened
+        self._projection = projection
+        self._blocks = blocks
+        self._metrics = metrics
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in file order, in batches of about 64k; the schema is the projection's exactly."""
+        schema = self._projection.columns
+        waiting: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in self._filtered():
+            self._metrics.inc("rowsReadCount", batch.num_rows)
+            if rows and rows + batch.num_rows > BATCH_ROWS:
+                yield _joined(waiting, schema)
+                waiting, rows = [], 0
+            waiting.append(batch)
+            rows += batch.num_rows
+        if waiting:
+            yield _joined(waiting, schema)
+
+    def _filtered(self) -> Iterator[pa.RecordBatch]:
+        predicate, names = self._projection.predicate, self._projection.columns.names
+        needed = list(dict.fromkeys([*names, *(sorted(columns_of(predicate)) if predicate is not None else ())]))
+        for file in self._opened:
+            for unit in file.units:
+                self._metrics.inc("rowGroupsReadCount")
+                for batch in _decoded(file, unit, needed, self._projection, self._blocks):
+                    if predicate is not None:
+                        mask = _mask(predicate, batch)
+                        if mask.true_count == 0:
+                            continue
+                        if mask.true_count < batch.num_rows or mask.null_count:
+                            batch = batch.filter(mask)
+                    yield batch.select(names)
+            file.data.clear()
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _mask(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.BooleanArray:
+    assert predicate is not None
+    return evaluate(predicate, dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
+
+
+def _decoded(
+    file: _OpenFile, unit: Unit, columns: Sequence[str], projection: Projection, blocks: BlockCache
+) -> Iterator[pa.RecordBatch]:
+    """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
+    url = file.piece.file.url
+    stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
+
+    def fetch(part: Range) -> Data:
+        return blocks.read([(file.location, [part])])[0][0]
+
+    source = RangesFile(file.piece.file.size, file.data, fetch)
+    for batch in file.index.batches(unit, stored, source):
+        rows = batch.num_rows
+        arrays, fields = [], []
+        for name in columns:
+            if name in file.partition:
+                field = projection.partitions.field(name)
+                array = pa.repeat(pa.scalar(file.partition[name], field.type), rows)
+            else:
+                field = projection.data.field(name)
+                if name in file.names:
+                    array = cast_column(batch.column(file.names[name]), field.type, name, url)
+                else:
+                    array = pa.nulls(rows, field.type)
+            arrays.append(array)
+            fields.append(field)
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _needed(projection: Projection) -> frozenset[str]:
+    """Columns of the files that the scan returns or tests."""
+    tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
+    return (frozenset(projection.columns.names) | tested) - frozenset(projection.partitions.names)
+
+
+def _spellings(planned: pa.Schema, found: pa.Schema) -> dict[str, str]:
+    folded = {name.casefold(): name for name in found.names}
+    return {name: folded[name.casefold()] for name in planned.names if name.casefold() in folded}
+
+
+def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
+    if not fields.names:
+        return {}
+    values = dict(partition_values(table.root, file.url))
+    typed: dict[str, object] = {}
+    for field in fields:
+        if field.name not in values:
+            raise SchemaError(
+                f"{file.url} lies in no {field.name}=… directory, which the table was planned with: plan again"
+            )
+        try:
+            typed[field.name] = partition_value(values[field.name], field.type)
+        except ValueError:
+            raise SchemaError(
+                f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
+                "not: plan again"
+            ) from None
+    return typed
+
+
+def _covered(part: Range, data: Mapping[Range, Data]) -> bool:
+    offset, length = part
+    return any(start <= offset and offset + length <= start + size for start, size in data)
+
+
+def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
+    """Columns of the files, then of the directories: the order in which a table shows them."""
+    data, partitions = version_schema
+    return pa.schema([*data, *partitions])

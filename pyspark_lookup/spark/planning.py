@@ -1,0 +1,160 @@
+"""Planning on the driver: Spark's options and schemas to the engine's plan, and back.
+
+CREATE TABLE hands its options to `schema()` only; the catalog keeps the metadata of fields. So they
+are written into the first field's metadata, and read back under the options of the read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql.datasource import Filter
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pyspark_lookup import planner
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options import FilterPushdown, LookupOptions, View, conf_file_options
+from pyspark_lookup.planner import Found
+from pyspark_lookup.predicate import Predicate
+from pyspark_lookup.reader import ReadPlan, ReadTask
+from pyspark_lookup.runtime import Engine, runtime
+from pyspark_lookup.spark.filters import predicate_of
+from pyspark_lookup.views import ViewTask, view_schema
+
+__all__ = ["OPTIONS_METADATA", "Planning", "prunes_by_pushed_filters", "schema_of", "table_options"]
+
+OPTIONS_METADATA = "lookupcache.options"
+# What Spark's session catalog adds to a table's own options.
+_CATALOG_KEYS = frozenset({"owner", "provider", "location", "comment", "external", "is_managed_location", "collation"})
+
+
+def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
+    """The schema Spark asked for, and what finding it taught (None for a view of the table)."""
+    creating = "provider" in options
+    own = _own_options(options) if creating else _single_path(options)
+    parsed = LookupOptions.parse(own, conf=conf_file_options())
+    if parsed.view is not View.DATA:
+        return _with_options(view_schema(parsed.view), own if creating else None), None
+    engine = runtime().engine(parsed)
+    try:
+        found = planner.find(engine.reader, parsed)
+        columns = planner.table_columns(found, parsed)
+    finally:
+        engine.publish_metrics()
+    return _with_options(columns, own if creating else None), found
+
+
+def _own_options(options: Mapping[str, str]) -> dict[str, str]:
+    """A table's options without the catalog's: each also arrives as `option.<key>`, properties do not."""
+    own = {key: value for key, value in options.items() if key not in _CATALOG_KEYS and not key.startswith("option.")}
+    if "path" not in own:
+        raise OptionError(
+            "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
+        )
+    if "://" not in own["path"] and not own["path"].startswith("file:"):
+        own["path"] = os.path.abspath(own["path"])  # readers run in other directories
+    return own
+
+
+def _single_path(options: Mapping[str, str]) -> dict[str, str]:
+    """Options of a load(); several paths come as a JSON list."""
+    own = dict(options)
+    paths = own.pop("paths", None)
+    if paths is not None:
+        several = json.loads(paths)
+        if len(several) != 1:
+            raise OptionError(
+                f"option path: {len(several)} paths given; give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
+            )
+        own.setdefault("path", several[0])
+    return own
+
+
+def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> StructType:
+    schema = from_arrow_schema(columns)
+    if options is not None:
+        schema[0].metadata = {OPTIONS_METADATA: json.dumps(dict(options), sort_keys=True)}
+    return schema
+
+
+def table_options(schema: StructType) -> dict[str, str]:
+    """The options a catalog table was created with, from its schema; {} if it carries none."""
+    for field in schema:
+        text = (field.metadata or {}).get(OPTIONS_METADATA)
+        if text is not None:
+            return dict(json.loads(text))
+    return {}
+
+
+class Planning:
+    """One read being planned in this process."""
+
+    def __init__(self, options: LookupOptions, columns: pa.Schema, found: Found | None) -> None:
+        self.options = options
+        self._columns = columns
+        self._found = found
+        self._pushed: list[Predicate] = []
+
+    @classmethod
+    def of(cls, read: Mapping[str, str], schema: StructType, found: Found | None) -> Planning:
+        """The plan of a read with these options of a table whose schema Spark knows already."""
+        own = _single_path(read)
+        # A read that names its path is no read of the catalog table its schema may have come from.
+        stored = {} if "path" in own else table_options(schema)
+        if "path" not in own and not stored:
+            raise OptionError(
+                "this table's options are lost: Spark passes them on only for a table created without a column list and "
+                "not by CREATE TABLE AS SELECT. Create it as CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim')"
+            )
+        options = LookupOptions.parse(own, stored, conf_file_options())
+        for fixed in ("lookup.columns", "lookup.view"):
+            if stored and fixed in own:
+                raise OptionError(
+                    f"option {fixed} cannot change the columns of a catalog table in one read: use SELECT, or load(path)"
+                )
+        columns = to_arrow_schema(schema, timezone="UTC")
+        if options.columns is not None and list(options.columns) != columns.names and found is None and not stored:
+            raise OptionError("option lookup.columns contradicts the given schema: give one of them")
+        return cls(options, columns, found)
+
+    def push(self, filters: list[Filter]) -> None:
+        """Prune by those filters that mean the same here as in Spark."""
+        fields = {field.name: field for field in self._columns}
+        self._pushed = [p for f in filters if (p := predicate_of(f, fields)) is not None]
+
+    def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
+        """Each task with the plan it belongs to."""
+        if self.options.view is not View.DATA:
+            return [(self.options, ViewTask(self.options.view))]
+        engine = runtime().engine(self.options)
+        try:
+            return self._data_tasks(engine)
+        finally:
+            engine.publish_metrics()
+
+    def _data_tasks(self, engine: Engine) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
+        found = self._found or planner.find(engine.reader, self.options)
+        planner.table_columns(found, self.options)
+        plan = planner.plan_read(found, self.options, self._columns, runtime().clock, self._pushed)
+        return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
+
+
+def prunes_by_pushed_filters(plan: Planning) -> bool:
+    """Whether to hand out a reader with `pushFilters`: only where Spark is about to call it.
+
+    Spark 4.1 to 4.3 lets what one scan pushed leak into every other scan of the same relation
+    (fixed in 5.0, SPARK-58551), so there it takes `lookup.filter-pushdown=true` to prune.
+    """
+    wanted = plan.options.filter_pushdown
+    scoped = int(pyspark.__version__.split(".")[0]) >= 5
+    if plan.options.view is not View.DATA or wanted is FilterPushdown.FALSE:
+        return False
+    if wanted is FilterPushdown.AUTO and not scoped:
+        return False
+    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules

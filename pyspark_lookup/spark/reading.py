@@ -1,0 +1,61 @@
+"""Reading in an executor's worker: which execution this is, and the batches of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from pyspark_lookup.metadata import Execution
+from pyspark_lookup.options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
+from pyspark_lookup.reader import ReadPlan, ReadTask
+from pyspark_lookup.runtime import runtime
+from pyspark_lookup.views import ViewTask, view_batches
+
+__all__ = ["current_execution", "read"]
+
+
+def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[pa.RecordBatch]:
+    """The batches of a task. Everything is read from the store before the first one."""
+    context = TaskContext.get()
+    options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(_session_options(context))
+    engine = runtime().engine(options)
+    try:
+        if isinstance(plan, LookupOptions):
+            assert isinstance(task, ViewTask)
+            batches = view_batches(engine, task, options)
+        else:
+            assert isinstance(task, ReadTask)
+            batches = engine.reader.read(plan, task, current_execution(context))
+        # Now: a query with a LIMIT stops its workers after the first batch.
+        engine.publish_metrics()
+        yield from batches
+    finally:
+        engine.publish_metrics()
+
+
+def _session_options(context: TaskContext | None) -> dict[str, str]:
+    """Host options that the session sets as `spark.lookupcache.*` at run time."""
+    if context is None:
+        return {}
+    found = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
+    return {key: value for key, value in found.items() if value}
+
+
+def current_execution(context: TaskContext | None) -> Execution | None:
+    """What this task's rows must agree with: a stream's micro-batch, or a query with all its parts.
+
+    None outside Spark, or where Spark does not say: the task then resolves for itself.
+    """
+    if context is None:
+        return None
+    application = "/".join(context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.app.startTime"))
+    stream, batch = (context.getLocalProperty(key) for key in ("sql.streaming.queryId", "streaming.sql.batchId"))
+    if stream and batch:
+        return Execution(application, f"stream {stream} batch {batch}")
+    for key in ("spark.sql.execution.root.id", "spark.sql.execution.id"):
+        execution = context.getLocalProperty(key)
+        if execution:
+            return Execution(application, f"execution {execution}")
+    return None

@@ -1,0 +1,25 @@
+"""`configure(spark)`: the session settings that serve lookupcache best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+__all__ = ["RECOMMENDED", "configure"]
+
+# Kept equal to conf/spark-defaults.conf, which says why for each; a test compares them.
+RECOMMENDED: Mapping[str, str] = {
+    "spark.sql.pyspark.worker.logging.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+}
+
+
+def configure(spark: SparkSession) -> SparkSession:
+    """Set the recommended run-time confs on a session that does not have them yet; returns it.
+
+    `lookupcache` works without: these make its logs queryable and its batches larger.
+    """
+    for key, value in RECOMMENDED.items():
+        spark.conf.set(key, value)
+    return spark

@@ -1,0 +1,110 @@
+"""The `lookupcache` format: what Spark calls, in short-lived planner and reader processes.
+
+Spark imports this module to list formats, so it stays light: the engine is imported inside the
+methods, the one place in this package where imports are not at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pyspark_lookup.planner import Found
+    from pyspark_lookup.spark.planning import Planning
+
+__all__ = ["LookupCacheDataSource", "LookupPartition", "LookupReader", "PushdownReader"]
+
+
+class LookupCacheDataSource(DataSource):
+    """A table of files, read through this host's cache, always in its current version.
+
+    Options: see `pyspark_lookup.options`. Instances are pickled between Spark's planner processes;
+    what `schema()` found travels to `reader()` with them, so that one load() makes one metadata call.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = dict(options)
+        self._found: Found | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "lookupcache"
+
+    def schema(self) -> StructType:
+        """The table's columns now; for CREATE TABLE also its options, as metadata of the first one."""
+        from pyspark_lookup.spark import planning
+
+        schema, self._found = planning.schema_of(self.options)
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from pyspark_lookup.spark import planning
+
+        plan = planning.Planning.of(self.options, schema, self._found)
+        # Spark refuses a reader with pushFilters unless it is about to call it.
+        return PushdownReader(plan) if planning.prunes_by_pushed_filters(plan) else LookupReader(plan)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        _not_yet(
+            "writing is not supported yet: write the files with df.write.parquet(path) (or csv, json, orc) and read them "
+            "with format('lookupcache'); queries see them at their next execution"
+        )
+
+    def streamReader(self, schema: StructType) -> NoReturn:
+        _not_yet(
+            "a change stream is not supported yet: read the table with spark.read and join it to the stream, each "
+            "micro-batch then sees its current version"
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        _not_yet("streaming writes are not supported yet: write files from foreachBatch with df.write.parquet(path)")
+
+
+def _not_yet(message: str) -> NoReturn:
+    from pyspark_lookup.errors import NotSupportedError
+
+    raise NotSupportedError(f"format 'lookupcache': {message}")
+
+
+class LookupPartition(InputPartition):
+    """One task of a read; carries its whole plan, because nothing else reaches the reading process."""
+
+    def __init__(self, plan: Any, task: Any) -> None:
+        super().__init__(None)
+        self.plan = plan
+        self.task = task
+
+
+class LookupReader(DataSourceReader):
+    """Plans tasks and reads them. Its state is not needed after `partitions()`."""
+
+    def __init__(self, plan: Planning) -> None:
+        self._plan: Planning | None = plan
+
+    def partitions(self) -> list[InputPartition]:
+        assert self._plan is not None
+        return [LookupPartition(plan, task) for plan, task in self._plan.tasks()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from pyspark_lookup.spark import reading
+
+        assert isinstance(partition, LookupPartition)
+        return reading.read(partition.plan, partition.task)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plan": None}  # what a task needs is in its partition
+
+
+class PushdownReader(LookupReader):
+    """A reader that prunes by the filters Spark pushes; Spark still applies all of them itself."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        assert self._plan is not None
+        self._plan.push(filters)
+        yield from filters

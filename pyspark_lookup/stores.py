@@ -1,0 +1,532 @@
+"""What each kind of store offers: an identity per file, a listing, reads pinned to a version.
+
+`LocalStore` speaks to the operating system (fsspec rounds mtime_ns to a float), `S3Store` to s3fs's
+client (its own `info` and `cat_ranges` trust listings and do not pin), `FsspecStore` to any other
+fsspec filesystem. This is the only module that imports fsspec. Instances belong to one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol, TypeVar, cast
+
+import fsspec
+from fsspec.core import split_protocol
+from fsspec.implementations.local import make_path_posix
+
+from pyspark_lookup.errors import (
+    OptionError,
+    PysparkLookupError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsPermissionError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+)
+from pyspark_lookup.options import redact
+
+__all__ = ["FileVersion", "FsspecStore", "Listing", "LocalStore", "Range", "S3Store", "Store", "open_store"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Range = tuple[int, int]
+"""(offset, length) in bytes."""
+Count = Callable[[str], None]
+"""Told "head", "list" or "get" before each call to the store."""
+
+# An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
+# older kernel for local files, the whole seconds of HTTP and the slack of others.
+_LOCAL_GRANULE_S = 0.02
+_REMOTE_GRANULE_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileVersion:
+    """One state of one file: its URL, size in bytes and identity, compared by equality only.
+
+    `identity` is the store's strongest token; "" means it has none and the bytes are not kept.
+    `modified_at_s` (Unix time of the store's clock, None if unknown) and `settled` (False: so new
+    that the identity may yet stand for other bytes) describe the observation, not the state.
+    """
+
+    url: str
+    size: int
+    identity: str
+    modified_at_s: float | None = dataclasses.field(default=None, compare=False)
+    settled: bool = dataclasses.field(default=True, compare=False)
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether bytes read under this version may be kept."""
+        return bool(self.identity) and self.settled
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listing:
+    """What lies below a directory: `files` by URL, and `directories` that were seen (relative paths)."""
+
+    url: str
+    files: tuple[FileVersion, ...]
+    directories: frozenset[str]
+
+
+class Store(Protocol):
+    """One storage system with one set of options. `pins`: reads refuse another version themselves."""
+
+    scope: str
+    pins: bool
+
+    def url_of(self, path: str) -> str: ...
+    def get_meta(self, path: str, count: Count) -> FileVersion: ...
+    def list_status(self, path: str, count: Count) -> Listing: ...
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing: ...
+    def pinned(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]: ...
+
+
+def open_store(path: str, storage_options: Mapping[str, Any], now_s: Callable[[], float] = time.time) -> Store:
+    """The store a path or URL names. Raises OptionError for a protocol fsspec does not know."""
+    protocol, _ = split_protocol(path)
+    if protocol in (None, "file", "local") or path.startswith("file:"):
+        if storage_options:
+            raise OptionError(
+                f"option lookup.storage.{next(iter(storage_options))}: local paths take no storage options"
+            )
+        return LocalStore(now_s)
+    if protocol in ("s3", "s3a", "s3n"):
+        return S3Store(storage_options)
+    return FsspecStore(path, str(protocol), storage_options, now_s)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether Spark and Hive skip a file or directory of this name (`_…`, `.…`, but not `_k=v`)."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _entered(name: str) -> bool:
+    return not is_hidden(name) or name == "_spark_metadata"
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def _translated(operation: F) -> F:
+    """Let only our errors out of a store's method; its second argument names the file."""
+
+    @functools.wraps(operation)
+    def call(self: Store, subject: Any, *args: Any) -> Any:
+        try:
+            return operation(self, subject, *args)
+        except Exception as error:
+            raise _our_error(error, str(getattr(subject, "url", subject))) from error
+
+    return cast(F, call)
+
+
+def _our_error(error: BaseException, url: str) -> BaseException:
+    """The error of ours that says what a foreign one means; ours pass unchanged."""
+    if isinstance(error, PysparkLookupError):
+        return error
+    url = redact("path", url)
+    chain = [error, error.__cause__ or error]
+    status = next((s for e in chain if (s := _http_status(e)) is not None), None)
+    names = {base.__name__ for e in chain for base in type(e).__mro__}
+    text = f"{url}: {redact('path', error)}"
+    if status in (412, 304) or (isinstance(error, FileNotFoundError) and "FileExpired" in names):
+        return SourceChangedError(f"{url} changed while it was read")
+    if status in (404, 410) or isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return UfsNotFoundError(f"{url} does not exist")
+    if status in (401, 403) or isinstance(error, PermissionError) or "NoCredentialsError" in names:
+        return UfsPermissionError(f"{text} (check the credentials in the environment or the conf file)")
+    if isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names):
+        return UfsTimeoutError(text)
+    transient = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError", "IncompleteRead"}
+    if status == 429 or (status or 0) >= 500 or names & transient or _error_code(error) in _TRANSIENT_CODES:
+        return UfsUnavailableError(text)
+    return UfsError(text)
+
+
+_TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted"}
+
+
+def _http_status(error: BaseException) -> int | None:
+    """The HTTP status of a botocore ClientError or an aiohttp ClientResponseError."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else None
+
+
+def _error_code(error: BaseException) -> str | None:
+    response = getattr(error.__cause__ or error, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+
+
+# --- local files ----------------------------------------------------------------------------------
+
+
+class LocalStore:
+    """Files of this machine (or mounted on it), identified by (mtime_ns, ctime_ns, inode)."""
+
+    scope = "file"
+    pins = True
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+
+    def url_of(self, path: str) -> str:
+        """`file:///absolute/path` of any spelling, without resolving links."""
+        return "file://" + os.path.abspath(self._path(path))
+
+    @staticmethod
+    def _path(path: str) -> str:
+        if path.startswith("file:") and not path.startswith("file://"):
+            path = path.removeprefix("file:")
+        return str(make_path_posix(path.removeprefix("file://").removeprefix("local://")))
+
+    def _version(self, path: str, stat: os.stat_result) -> FileVersion:
+        changed_s = max(stat.st_mtime, stat.st_ctime)
+        return FileVersion(
+            self.url_of(path),
+            stat.st_size,
+            f"{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_ino}",
+            stat.st_mtime,
+            # A change time ahead of the clock proves nothing, so it counts as too new.
+            settled=self._now_s() - changed_s > _LOCAL_GRANULE_S,
+        )
+
+    @_translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        local = self._path(path)
+        stat = os.stat(local)
+        if os.path.isdir(local):
+            raise UfsNotFoundError(f"{path} is a directory, not a file")
+        return self._version(local, stat)
+
+    @_translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        root = os.path.abspath(self._path(path))
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        pending, entered = [root], set()
+        while pending:
+            directory = pending.pop()
+            stat = os.stat(directory)
+            if (stat.st_dev, stat.st_ino) in entered:
+                continue  # a link back into the tree
+            entered.add((stat.st_dev, stat.st_ino))
+            count("list")
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        directories.add(os.path.relpath(entry.path, root))
+                        if _entered(entry.name):
+                            pending.append(entry.path)
+                        continue
+                    with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                        files.append(self._version(entry.path, entry.stat()))
+        return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @_translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        if os.path.isdir(self._path(path)):
+            return self.list_status(path, count)
+        return self.get_meta(path, count)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        """Reads through one descriptor, which must be `file` before the first and after the last."""
+        try:
+            descriptor = os.open(self._path(file.url), os.O_RDONLY)
+        except OSError as error:
+            ours = _our_error(error, file.url)
+            if isinstance(ours, UfsNotFoundError):
+                ours = SourceChangedError(f"{file.url} was removed")
+            raise ours from error
+        try:
+            self._check(descriptor, file)
+
+            def read(offset: int, length: int) -> bytes:
+                parts = []
+                while length > 0:
+                    part = os.pread(descriptor, length, offset)
+                    if not part:
+                        break
+                    parts.append(part)
+                    offset, length = offset + len(part), length - len(part)
+                if length:  # shorter than its version says: it is being rewritten in place
+                    raise SourceChangedError(f"{file.url} changed while it was read")
+                return b"".join(parts) if len(parts) != 1 else parts[0]
+
+            yield read
+            self._check(descriptor, file)
+        finally:
+            os.close(descriptor)
+
+    def _check(self, descriptor: int, file: FileVersion) -> None:
+        if self._version(self._path(file.url), os.fstat(descriptor)) != file:
+            raise SourceChangedError(f"{file.url} changed since its version was resolved")
+
+
+# --- S3 -------------------------------------------------------------------------------------------
+
+
+class S3Store:
+    """S3 and compatible stores, identified by ETag (equal from HEAD and LIST), pinned by If-Match."""
+
+    pins = True
+
+    def __init__(self, storage_options: Mapping[str, Any]) -> None:
+        options = dict(storage_options)
+        # One attempt each: `Ufs` retries, so that every attempt is counted and bounded by one option.
+        config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **options.pop("config_kwargs", {})}
+        self._fs = fsspec.filesystem(
+            "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config, **options
+        )
+        self._fs.retries = 1
+        endpoint = options.get("endpoint_url") or (options.get("client_kwargs") or {}).get("endpoint_url")
+        self.scope = "s3" + json.dumps(
+            endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        )
+
+    def url_of(self, path: str) -> str:
+        return "s3://" + str(path.split("://", 1)[1]).rstrip("/")
+
+    @staticmethod
+    def _bucket_key(url: str) -> tuple[str, str]:
+        bucket, _, key = url.split("://", 1)[1].partition("/")
+        return bucket, key
+
+    @_translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        bucket, key = self._bucket_key(path)
+        if not key:
+            raise UfsNotFoundError(f"{path} is a bucket, not a file")
+        count("head")
+        found = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return self._version(bucket, key, found["ContentLength"], found.get("ETag"), found.get("LastModified"))
+
+    @staticmethod
+    def _version(bucket: str, key: str, size: int, etag: str | None, modified: datetime | None) -> FileVersion:
+        identity = "etag:" + etag.strip('"') if etag else ""
+        return FileVersion(f"s3://{bucket}/{key}", size, identity, modified.timestamp() if modified else None)
+
+    def _pages(self, bucket: str, prefix: str, count: Count) -> Iterator[dict[str, Any]]:
+        token: dict[str, str] = {}
+        while True:
+            count("list")
+            page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **token)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _listing(self, bucket: str, directory: str, objects: list[dict[str, Any]]) -> Listing:
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        for found in objects:
+            relative = found["Key"][len(directory) :]
+            parents = relative.split("/")[:-1]
+            directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
+            if relative and not relative.endswith("/") and all(map(_entered, parents)):
+                files.append(
+                    self._version(bucket, found["Key"], found["Size"], found.get("ETag"), found.get("LastModified"))
+                )
+        url = f"s3://{bucket}/{directory}".rstrip("/")
+        return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @_translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        bucket, key = self._bucket_key(path)
+        directory = key.rstrip("/") + "/" if key else ""
+        objects = [found for page in self._pages(bucket, directory, count) for found in page.get("Contents", [])]
+        if not objects:
+            raise UfsNotFoundError(f"{path} does not exist")
+        return self._listing(bucket, directory, objects)
+
+    @_translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        """One LIST of the name as a prefix: the object itself, if there is one, sorts first."""
+        bucket, key = self._bucket_key(path)
+        if not key or key.endswith("/"):
+            return self.list_status(path, count)
+        directory = key + "/"
+        objects: list[dict[str, Any]] = []
+        for page in self._pages(bucket, key, count):
+            contents = page.get("Contents", [])
+            if not objects and contents and contents[0]["Key"] == key:
+                found = contents[0]
+                return self._version(bucket, key, found["Size"], found.get("ETag"), found.get("LastModified"))
+            objects += [found for found in contents if found["Key"].startswith(directory)]
+            if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
+                break  # sorted past it: the other keys share the name's beginning only
+            if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
+                return cast(Listing, self.list_status(path, count))  # a crowd of siblings: ask for it alone
+        if not objects:
+            raise UfsNotFoundError(f"{path} does not exist")
+        return self._listing(bucket, directory, objects)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        bucket, key = self._bucket_key(file.url)
+        etag = file.identity.removeprefix("etag:")
+        match = {"IfMatch": f'"{etag}"'} if etag else {}
+
+        async def get(offset: int, length: int) -> bytes:
+            reply = await self._fs._call_s3(
+                "get_object", Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}", **match
+            )
+            async with reply["Body"] as body:
+                return cast(bytes, await body.read())
+
+        def read(offset: int, length: int) -> bytes:
+            try:
+                return cast(bytes, fsspec.asyn.sync(self._fs.loop, get, offset, length))
+            except Exception as error:
+                ours = _our_error(error, file.url)
+                # A range past the end of the object is another version as well.
+                if isinstance(ours, UfsNotFoundError) or _http_status(error.__cause__ or error) == 416:
+                    ours = SourceChangedError(f"{file.url} was replaced or removed")
+                raise ours from error
+
+        yield read
+
+
+# --- any other fsspec filesystem ------------------------------------------------------------------
+
+
+class FsspecStore:
+    """Any other fsspec filesystem; unpinned, so `Ufs` compares the version after each read."""
+
+    pins = False
+
+    def __init__(
+        self, path: str, protocol: str, storage_options: Mapping[str, Any], now_s: Callable[[], float]
+    ) -> None:
+        try:
+            kind = fsspec.get_filesystem_class(protocol)
+        except (ValueError, ImportError) as error:
+            raise OptionError(f"option path = {redact('path', path)!r}: {error}") from error
+        from_url = kind._get_kwargs_from_urls(path)
+        self._fs = kind(**{**from_url, **storage_options, "skip_instance_cache": True, "use_listings_cache": False})
+        self._protocol = protocol
+        self._web = protocol in ("http", "https")
+        self._now_s = now_s
+        place = {
+            k: v
+            for k, v in {**from_url, **storage_options}.items()
+            if k in ("host", "port", "endpoint_url", "account_name")
+        }
+        self.scope = protocol + json.dumps(place, sort_keys=True, default=str)
+
+    def url_of(self, path: str) -> str:
+        return path if self._web else str(self._fs.unstrip_protocol(self._fs._strip_protocol(path)))
+
+    def _version(self, name: str, info: Mapping[str, Any]) -> FileVersion:
+        url = self.url_of(name)
+        if info.get("size") is None:
+            raise UfsError(f"{redact('path', url)}: the server does not say its size")
+        modified = _instant(info)
+        token = next((f"{key}:{info[key]}" for key in _STRONG if info.get(key)), "")
+        if self._web or not token:
+            # Web servers often build ETags from whole seconds, so the time stands beside it.
+            times = [f"{key}:{info[key]}" for key in _WEAK if info.get(key) is not None]
+            token = ";".join([token, *times] if token else times)
+        strong = (token.startswith(_STRONG) and not self._web) or modified is None or self._protocol == "memory"
+        settled = strong or self._now_s() - cast(float, modified) > _REMOTE_GRANULE_S
+        return FileVersion(url, int(info["size"]), token, modified, settled)
+
+    @_translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        info = self._info(path)
+        if info["type"] == "directory":
+            raise UfsNotFoundError(f"{path} is a directory, not a file")
+        return self._version(path, info)
+
+    def _info(self, path: str) -> dict[str, Any]:
+        info = dict(self._fs.info(path))
+        if self._protocol == "memory" and info["type"] == "file":
+            info["modified"] = self._fs.modified(path)  # not in info, and equal sizes are common
+        return info
+
+    @_translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        root = self._fs._strip_protocol(path).rstrip("/")
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        pending = [root]
+        while pending:
+            directory = pending.pop()
+            count("list")
+            for info in self._fs.ls(directory, detail=True):
+                name = info["name"].rstrip("/")
+                if info["type"] == "directory":
+                    directories.add(name[len(root) + 1 :])
+                    if _entered(name.rsplit("/", 1)[-1]):
+                        pending.append(name)
+                elif name == root:
+                    raise UfsNotFoundError(f"{path} is a file, not a directory")
+                else:
+                    if self._protocol == "memory":
+                        info = self._info(name)
+                    files.append(self._version(name, info))
+        return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @_translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        """A name with an extension is tried as a file first, another as a directory first."""
+        looks_file = self._web or ("." in path.rstrip("/").rsplit("/", 1)[-1] and not path.endswith("/"))
+        first, second = (self.get_meta, self.list_status) if looks_file else (self.list_status, self.get_meta)
+        try:
+            return first(path, count)
+        except UfsNotFoundError:
+            if self._web:
+                raise
+            return second(path, count)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        def read(offset: int, length: int) -> bytes:
+            try:
+                data = cast(
+                    bytes, self._fs.cat_file(self._fs._strip_protocol(file.url), start=offset, end=offset + length)
+                )
+            except Exception as error:
+                ours = _our_error(error, file.url)
+                if isinstance(ours, UfsNotFoundError):
+                    ours = SourceChangedError(f"{file.url} was removed")
+                raise ours from error
+            # A web server without range support sends the whole file.
+            return data[offset : offset + length] if self._web and len(data) == file.size != length else data
+
+        yield read
+
+
+_STRONG = ("generation", "ETag", "etag", "Content-MD5", "md5")
+_WEAK = ("modified", "mtime", "last_modified", "LastModified", "Last-Modified", "created", "updated")
+
+
+def _instant(info: Mapping[str, Any]) -> float | None:
+    """The file's modification time as Unix seconds, of whatever form a filesystem gives it."""
+    for key in _WEAK:
+        value = info.get(key)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return parsedate_to_datetime(value).timestamp()
+            with contextlib.suppress(ValueError):
+                return datetime.fromisoformat(value).timestamp()
+    return None

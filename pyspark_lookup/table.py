@@ -1,0 +1,269 @@
+"""`Table` and `TableVersion`: what a path means, and which state of it.
+
+Pure functions of a listing: which files are data, which partition values their directories say,
+and whether the listing is a version at all (a table format's directory, a job in progress and a
+directory that lost its files are not).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import fnmatch
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
+from pyspark_lookup.options import FileFormatName, LookupOptions
+from pyspark_lookup.ufs import FileVersion, Listing
+
+__all__ = ["Kind", "PartitionValue", "Table", "TableVersion", "data_files", "partition_fields", "select_partitions"]
+
+PartitionValue = str | None
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_GLOB = re.compile(r"[*?\[{]")
+
+
+class Kind(enum.Enum):
+    """What a path is; learned at planning, so that an execution needs one call."""
+
+    FILE = "FILE"
+    DIRECTORY = "DIRECTORY"
+    GLOB = "GLOB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of files: where it is, in which store, and how its files are read.
+
+    `url` is the canonical path; `format` is None only until the files are known.
+    """
+
+    url: str
+    scope: str
+    kind: Kind
+    format: FileFormatName | None
+    success_file: bool = False
+    settle_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        """32 hex digits, equal for references that must agree on the current version."""
+        return key_of(self.scope, self.url, self.kind.value, self.success_file, self.settle_s)
+
+    @property
+    def root(self) -> str:
+        """The directory below which partition directories count."""
+        return glob_root(self.url) if self.kind is Kind.GLOB else self.url
+
+
+@dataclasses.dataclass(frozen=True)
+class TableVersion:
+    """One state of a table: its data files' versions, by URL. `digest` (32 hex digits) names it."""
+
+    table_id: str
+    files: tuple[FileVersion, ...]
+
+    @property
+    def digest(self) -> str:
+        parts = (part for file in self.files for part in (file.url, file.size, file.identity))
+        return key_of(self.table_id, *parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def is_glob(path: str) -> bool:
+    """Whether a path has wildcards (`*`, `?`, `[…]`, `{a,b}`). A web URL's `?` starts its query."""
+    return not path.startswith(("http://", "https://")) and _GLOB.search(path) is not None
+
+
+def glob_root(url: str) -> str:
+    """The directory above the first component with a wildcard."""
+    return re.split(_GLOB, url, maxsplit=1)[0].rpartition("/")[0]
+
+
+def _glob_matches(url: str, pattern: str) -> bool:
+    """Whether a file, or a directory above it, matches the pattern component by component."""
+    wanted, found = pattern.split("/"), url.split("/")
+    if len(found) < len(wanted):
+        return False
+    return all(_component_matches(name, part) for name, part in zip(found, wanted, strict=False))
+
+
+def _component_matches(name: str, pattern: str) -> bool:
+    alternatives = [pattern]
+    while any("{" in p for p in alternatives):
+        expanded: list[str] = []
+        for p in alternatives:
+            braces = re.search(r"\{([^{}]*)\}", p)
+            if braces is None:
+                return fnmatch.fnmatchcase(name, pattern)
+            expanded += [p[: braces.start()] + choice + p[braces.end() :] for choice in braces[1].split(",")]
+        alternatives = expanded
+    return any(fnmatch.fnmatchcase(name, p) for p in alternatives)
+
+
+def data_files(table_url: str, kind: Kind, listing: Listing, success_file: bool = False) -> tuple[FileVersion, ...]:
+    """The data files of a listing, by URL: no empty ones, none in or named `_…` or `.…`.
+
+    Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
+    """
+    _refuse_table_formats(listing)
+    busy = sorted(d for d in listing.directories if _is_job_directory(d.rsplit("/", 1)[-1]))
+    if busy:
+        raise TableBusyError(
+            f"{listing.url} holds {busy[0]}: a job is writing it, or died doing so. Read it when the job is done, "
+            "remove the directory if no job runs, or use lookup.metadata.source=CACHE to keep the last version meanwhile"
+        )
+    names = {file.url: file.url[len(listing.url) :].lstrip("/") for file in listing.files}
+    if success_file and "_SUCCESS" not in names.values():
+        raise TableBusyError(f"{listing.url} has no _SUCCESS file, which lookup.success-file=true requires")
+    files = tuple(
+        file
+        for file in listing.files
+        if file.size > 0
+        and not any(_skipped(part) for part in names[file.url].split("/"))
+        and (kind is not Kind.GLOB or _glob_matches(file.url, table_url))
+    )
+    if not files:
+        what = (
+            "no file matches the glob" if kind is Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
+        )
+        raise TableEmptyError(f"{table_url} is no table now: {what}")
+    return files
+
+
+def _skipped(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _is_job_directory(name: str) -> bool:
+    return name in ("_temporary", "__magic") or name.startswith((".spark-staging-", ".hive-staging", "_spark_staging"))
+
+
+def _refuse_table_formats(listing: Listing) -> None:
+    found = {d.rsplit("/", 1)[-1]: d for d in listing.directories}
+    for marker, name in (("_delta_log", "Delta"), (".hoodie", "Hudi")):
+        if marker in found:
+            raise TableFormatError(
+                f"{listing.url} holds {found[marker]}, so it is a {name} table: its files alone are not a version of it. "
+                f"Read it with format('{name.lower()}'), or export the current version as plain files"
+            )
+    for file in listing.files:
+        if file.url.endswith(".metadata.json") and file.url.rsplit("/", 2)[-2] == "metadata":
+            raise TableFormatError(
+                f"{listing.url} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table: its files alone are not "
+                "a version of it. Read it through its catalog, or export the current version as plain files"
+            )
+
+
+# --- Hive-style partitions ------------------------------------------------------------------------
+
+
+def partition_values(root: str, url: str) -> tuple[tuple[str, PartitionValue], ...]:
+    """(column, raw value) of the `k=v` directories between the root and a file."""
+    parts = url[len(root) :].strip("/").split("/")[:-1]
+    pairs = (part.partition("=") for part in parts if "=" in part)
+    return tuple((unquote(k), None if v == _NULL_PARTITION else unquote(v)) for k, _, v in pairs if k)
+
+
+def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
+    """The partition columns of a version and their types, inferred from all values as Spark does.
+
+    Integers become int32 or int64, ISO dates date32, other numbers float64, the rest string.
+    Raises NotATableError naming two files whose directories do not agree on the columns.
+    """
+    if table.kind is Kind.FILE:
+        return pa.schema([])
+    columns: dict[str, list[PartitionValue]] = {}
+    first: tuple[str, ...] | None = None
+    for file in files:
+        pairs = partition_values(table.root, file.url)
+        names = tuple(name for name, _ in pairs)
+        if first is None:
+            first = names
+        if names != first:
+            raise NotATableError(
+                f"{file.url} has partition columns {list(names)} but {files[0].url} has {list(first)}: "
+                "give the directory or glob of one table"
+            )
+        for name, value in pairs:
+            columns.setdefault(name, []).append(value)
+    return pa.schema([pa.field(name, _partition_type(values)) for name, values in columns.items()])
+
+
+def _partition_type(values: list[PartitionValue]) -> pa.DataType:
+    known = {value for value in values if value is not None}
+    if known and all(re.fullmatch(r"[+-]?\d{1,18}", value) for value in known):
+        return pa.int32() if all(-(2**31) <= int(value) < 2**31 for value in known) else pa.int64()
+    if known and all(_is_date(value) for value in known):
+        return pa.date32()
+    if known and all(re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value) for value in known):
+        return pa.float64()
+    return pa.string()
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return re.fullmatch(r"\d{4}-\d\d-\d\d", value) is not None and bool(datetime.date.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def partition_value(value: PartitionValue, kind: pa.DataType) -> object:
+    """A raw partition value as a Python value of its column's type. Raises ValueError if it is none."""
+    if value is None:
+        return None
+    if pa.types.is_integer(kind):
+        return int(value)
+    if pa.types.is_date(kind):
+        return datetime.date.fromisoformat(value)
+    return float(value) if pa.types.is_floating(kind) else value
+
+
+def select_partitions(table: Table, files: Sequence[FileVersion], options: LookupOptions) -> tuple[FileVersion, ...]:
+    """The files that `lookup.partition` leaves: those of the latest partition, or of given values.
+
+    `max_pt()` is the largest value of the first partition column, then of the second among those, …;
+    a null value is the smallest. Raises OptionError for a table or column without partitions.
+    """
+    if options.partition is None:
+        return tuple(files)
+    fields = partition_fields(table, files)
+    if not fields.names:
+        raise OptionError(f"option lookup.partition = {options.partition!r}: {table.url} has no k=v directories")
+    typed = {
+        file: {
+            name: partition_value(value, fields.field(name).type)
+            for name, value in partition_values(table.root, file.url)
+        }
+        for file in files
+    }
+    if options.partition.replace(" ", "").lower() == "max_pt()":
+        chosen = list(files)
+        for name in fields.names:
+            known = [value for file in chosen if (value := typed[file][name]) is not None]
+            latest = max(known) if known else None  # type: ignore[type-var]
+            chosen = [file for file in chosen if typed[file][name] == latest]
+        return tuple(chosen)
+    wanted: dict[str, object] = {}
+    for pair in options.partition.split(","):
+        name, separator, value = (part.strip() for part in pair.partition("="))
+        if not separator or name not in fields.names:
+            raise OptionError(
+                f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
+            )
+        try:
+            wanted[name] = partition_value(unquote(value), fields.field(name).type)
+        except ValueError:
+            raise OptionError(
+                f"option lookup.partition = {options.partition!r}: {value!r} is no {fields.field(name).type} for column {name}"
+            ) from None
+    return tuple(file for file in files if all(typed[file][name] == value for name, value in wanted.items()))

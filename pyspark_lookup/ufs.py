@@ -1,0 +1,123 @@
+"""The only door to remote storage: `get_meta`, `list_status`, `read_ranges` over any fsspec URL.
+
+Every attempt is counted by kind and by bytes here, transient errors are tried again, and foreign
+errors leave as ours. Nothing is cached: no listing cache is on, an answer is the store's answer now.
+Reads are pinned to a `FileVersion`: bytes of another version are never returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import tenacity
+
+from pyspark_lookup.errors import SourceChangedError, UfsTimeoutError, UfsUnavailableError
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.stores import FileVersion, Listing, Range, Store
+
+__all__ = ["FileVersion", "Listing", "Range", "Ufs"]
+
+T = TypeVar("T")
+
+_CONCURRENT_GETS = 16
+_KIND_COUNTERS = {"head": "ufsHeadCount", "list": "ufsListCount", "get": "ufsGetCount"}
+
+
+class Ufs:
+    """A store as one table's reads see it: counted, retried, pinned.
+
+    `max_retries` (>= 0) attempts follow the first one, on transient errors only; `sleep` takes the
+    seconds between them. One instance belongs to one process.
+    """
+
+    def __init__(
+        self, store: Store, metrics: CacheMetricGroup, max_retries: int, sleep: Callable[[float], None]
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._retry = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(max_retries + 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            retry=tenacity.retry_if_exception_type((UfsUnavailableError, UfsTimeoutError)),
+            before_sleep=lambda state: metrics.inc("ufsRetryCount"),
+            sleep=sleep,
+            reraise=True,
+        )
+
+    @property
+    def scope(self) -> str:
+        """What tells two stores with equal paths apart: protocol, endpoint, host."""
+        return self._store.scope
+
+    def url_of(self, path: str) -> str:
+        """The one spelling of a path in this store (`s3a://b/x` -> `s3://b/x`); no call is made."""
+        return self._store.url_of(path)
+
+    def get_meta(self, path: str) -> FileVersion:
+        """Identity and size of one file, asked from the store now (one call).
+
+        Raises UfsNotFoundError if absent, another UfsError otherwise.
+        """
+        return self._retry(self._store.get_meta, path, self._count)
+
+    def list_status(self, path: str) -> Listing:
+        """Every file below a directory, in order of its URL (one call per directory or page).
+
+        Directories named `.…` or `_…` are reported but not entered, `_spark_metadata` is.
+        Raises UfsNotFoundError if nothing is there, another UfsError otherwise.
+        """
+        return self._retry(self._store.list_status, path, self._count)
+
+    def get_status(self, path: str) -> FileVersion | Listing:
+        """What a path of unknown kind is: `get_meta` of a file or `list_status` of a directory.
+
+        One call where the store or the name tells which; two otherwise.
+        """
+        return self._retry(self._store.get_status, path, self._count)
+
+    def read_ranges(self, file: FileVersion, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of each range, all of them of exactly this version (one call per range).
+
+        Raises SourceChangedError if the file is no longer `file` (replaced or removed), another
+        UfsError otherwise.
+        """
+        if not ranges:
+            return []
+        with self._store.pinned(file) as read:
+
+            def get(part: Range) -> bytes:
+                return self._retry(self._read, read, part)
+
+            if len(ranges) == 1:
+                parts = [get(ranges[0])]
+            else:
+                # Threads live for this call only: nothing may be left that a fork would tear.
+                with ThreadPoolExecutor(min(_CONCURRENT_GETS, len(ranges))) as pool:
+                    parts = list(pool.map(get, ranges))
+        # A store that cannot pin is asked again after the bytes: an identity never returns once it
+        # has changed, so equal before and after means equal in between.
+        if not self._store.pins and self.get_meta(file.url) != file:
+            raise SourceChangedError(f"{file.url} changed while it was read")
+        return parts
+
+    def read_many(self, wanted: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
+        """`read_ranges` of several files at once, in the order given."""
+        jobs = list(wanted)
+        if len(jobs) <= 1:
+            return [self.read_ranges(file, ranges) for file, ranges in jobs]
+        with ThreadPoolExecutor(min(_CONCURRENT_GETS, len(jobs))) as pool:
+            return list(pool.map(lambda job: self.read_ranges(*job), jobs))
+
+    def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
+        offset, length = part
+        self._count("get", 0)
+        data = read(offset, length)
+        self._metrics.inc("ufsGetBytes", len(data))
+        if len(data) != length:
+            raise UfsUnavailableError(f"short read: {len(data)} of {length} bytes at {offset}")
+        return data
+
+    def _count(self, kind: str, amount: int = 1) -> None:
+        self._metrics.inc(_KIND_COUNTERS[kind], max(amount, 1))

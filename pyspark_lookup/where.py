@@ -1,0 +1,199 @@
+"""`lookup.where`: a Spark SQL predicate's text becomes a `Predicate` over a table's columns.
+
+The text is parsed by sqlglot in its Spark dialect. What cannot be answered exactly as Spark would
+(functions, column against column, patterns, session-dependent casts) is refused with its text.
+"""
+
+from __future__ import annotations
+
+import decimal
+import struct
+from typing import Any, cast
+
+import pyarrow as pa
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from pyspark_lookup.errors import PredicateError, SchemaError
+from pyspark_lookup.predicate import (
+    And,
+    Compare,
+    Constant,
+    IsNull,
+    NullSafeEqual,
+    Or,
+    Predicate,
+    StartsWith,
+    bind_compare,
+    bind_in,
+    negate,
+)
+from pyspark_lookup.schema import resolve_names
+
+__all__ = ["parse_where"]
+
+_COMPARE = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_SUPPORTED = (
+    "=, <>, <, <=, >, >=, <=>, IN, BETWEEN, LIKE 'prefix%', IS [NOT] NULL, AND, OR and NOT over a column and literals"
+)
+
+
+def parse_where(text: str, schema: pa.Schema) -> Predicate:
+    """The predicate a text means over columns of `schema`.
+
+    Raises PredicateError showing the part that is not understood or not supported.
+    """
+    try:
+        statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({text}\n)", dialect="spark")
+    except SqlglotError as problem:
+        raise PredicateError(f"option lookup.where = {text!r} does not parse: {str(problem).splitlines()[0]}") from None
+    select = statements[0] if len(statements) == 1 else None
+    where = select.args.get("where") if isinstance(select, exp.Select) else None
+    extra = {k for k, v in (select.args if select else {}).items() if v} - {
+        "expressions",
+        "from",
+        "from_",
+        "where",
+        "kind",
+    }
+    if where is None or extra or not isinstance(where.this, exp.Paren):
+        raise PredicateError(f"option lookup.where = {text!r}: expected one predicate, without the word WHERE")
+    return _Binder(schema).predicate(where.this.this)
+
+
+class _Binder:
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def predicate(self, node: exp.Expression) -> Predicate:
+        if isinstance(node, exp.Paren):
+            return self.predicate(node.this)
+        if isinstance(node, (exp.And, exp.Or)):
+            parts = tuple(self.predicate(cast(exp.Expression, part)) for part in node.flatten())
+            return And(parts) if isinstance(node, exp.And) else Or(parts)
+        if isinstance(node, exp.Not):
+            return negate(self.predicate(node.this))
+        if isinstance(node, exp.Boolean):
+            return Constant(bool(node.this))
+        if isinstance(node, exp.Null):
+            return Constant(None)
+        if isinstance(node, exp.Column):
+            field = self.column(node)
+            return bind_compare(field, "=", True)
+        if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+            return IsNull(self.column(node.this).name)
+        if isinstance(node, exp.NullSafeEQ):
+            return self._null_safe(node)
+        if (op := next((op for kind, op in _COMPARE.items() if type(node) is kind), None)) is not None:
+            field, op, value = self._sides(node, op)
+            return bind_compare(field, op, value)
+        if isinstance(node, exp.Between):
+            field = self.column(node.this)
+            low, high = self.value(node.args["low"]), self.value(node.args["high"])
+            return And((bind_compare(field, ">=", low), bind_compare(field, "<=", high)))
+        if isinstance(node, exp.In) and node.expressions:
+            return bind_in(self.column(node.this), [self.value(item) for item in node.expressions])
+        if isinstance(node, exp.Like):
+            return self._like(node)
+        raise self._unsupported(node)
+
+    def _sides(self, node: exp.Expression, op: str) -> tuple[pa.Field, str, Any]:
+        left, right = node.this, node.expression
+        if isinstance(_bare(left), exp.Column):
+            return self.column(left), op, self.value(right)
+        if isinstance(_bare(right), exp.Column):
+            return self.column(right), _FLIPPED[op], self.value(left)
+        raise self._unsupported(node)
+
+    def _null_safe(self, node: exp.Expression) -> Predicate:
+        field, _, value = self._sides(node, "=")
+        if value is None:
+            return IsNull(field.name)
+        bound = bind_compare(field, "=", value)
+        if isinstance(bound, Compare):
+            return NullSafeEqual(field.name, bound.value)
+        return Constant(False)  # a value outside the column's domain equals no row, null rows included
+
+    def _like(self, node: exp.Expression) -> Predicate:
+        field, pattern = self.column(node.this), self.value(node.expression)
+        if not pa.types.is_string(field.type):
+            raise self._unsupported(node)
+        if pattern is None:
+            return Constant(None)
+        prefix = pattern[:-1] if isinstance(pattern, str) and pattern.endswith("%") else None
+        if prefix is None or set(prefix) & set("%_\\"):
+            raise PredicateError(
+                f"option lookup.where: {node.sql('spark')!r}: LIKE takes a prefix only, such as 'abc%'; "
+                "filter the rest in Spark"
+            )
+        return StartsWith(field.name, prefix)
+
+    def column(self, node: exp.Expression) -> pa.Field:
+        node = _bare(node)
+        if not isinstance(node, exp.Column) or len(node.parts) != 1:
+            raise self._unsupported(node)
+        try:
+            name = resolve_names([node.name], self._schema, "lookup.where")[0]
+        except SchemaError as problem:
+            raise PredicateError(str(problem)) from None
+        return self._schema.field(name)
+
+    def value(self, node: exp.Expression) -> Any:
+        """A literal's Python value: int, Decimal, float (DOUBLE), str, bytes, bool, None."""
+        node = _bare(node)
+        if isinstance(node, exp.Null):
+            return None
+        if isinstance(node, exp.Boolean):
+            return bool(node.this)
+        if isinstance(node, exp.Neg):
+            value = self.value(node.this)
+            if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+                return -value
+        if isinstance(node, exp.Literal):
+            return str(node.this) if node.is_string else _number(str(node.this))
+        if isinstance(node, exp.HexString):
+            return bytes.fromhex(node.name if len(node.name) % 2 == 0 else "0" + node.name)
+        if isinstance(node, exp.Cast):
+            return self._cast(node)
+        raise self._unsupported(node)
+
+    def _cast(self, node: exp.Expression) -> Any:
+        """`DATE '…'`, `TIMESTAMP '…'` (checked against the column later), `5L`, `CAST('NaN' AS DOUBLE)`."""
+        value, kind = self.value(node.this), node.args["to"].this
+        if value is None:
+            return None
+        try:
+            if kind in exp.DataType.INTEGER_TYPES and isinstance(value, (int, str)):
+                return int(value)
+            if kind in (exp.DataType.Type.DOUBLE, exp.DataType.Type.FLOAT):
+                number = float(value)
+                single = kind == exp.DataType.Type.FLOAT
+                return struct.unpack("f", struct.pack("f", number))[0] if single else number
+            if kind == exp.DataType.Type.DECIMAL and not node.args["to"].expressions:
+                return decimal.Decimal(str(value))
+        except (ValueError, ArithmeticError, OverflowError):
+            raise self._unsupported(node) from None
+        times = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
+        if kind in times and isinstance(value, str):
+            return value
+        raise self._unsupported(node)
+
+    def _unsupported(self, node: exp.Expression) -> PredicateError:
+        return PredicateError(
+            f"option lookup.where: {node.sql('spark')!r} is not supported; supported are {_SUPPORTED}"
+        )
+
+
+def _bare(node: exp.Expression) -> exp.Expression:
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node
+
+
+def _number(text: str) -> int | float | decimal.Decimal:
+    """As Spark types it: an integer, a DECIMAL with a point, a DOUBLE with an exponent."""
+    if "e" in text.lower():
+        return float(text)
+    return decimal.Decimal(text) if "." in text else int(text)
