@@ -370,7 +370,7 @@ class S3Store:
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
                 break  # sorted past it: the other keys share the name's beginning only
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
-                return cast(Listing, self.list_status(path, count))  # a crowd of siblings: ask for it alone
+                return self.list_status(path, count)  # a crowd of siblings: ask for it alone
         if not objects:
             raise UfsNotFoundError(f"{path} does not exist")
         return self._listing(bucket, directory, objects)

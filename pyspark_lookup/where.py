@@ -33,7 +33,7 @@ from pyspark_lookup.schema import resolve_names
 
 __all__ = ["parse_where"]
 
-_COMPARE = {exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
+_COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SUPPORTED = (
     "=, <>, <, <=, >, >=, <=>, IN, BETWEEN, LIKE 'prefix%', IS [NOT] NULL, AND, OR and NOT over a column and literals"
@@ -86,8 +86,8 @@ class _Binder:
             return IsNull(self.column(node.this).name)
         if isinstance(node, exp.NullSafeEQ):
             return self._null_safe(node)
-        if (op := next((op for kind, op in _COMPARE.items() if type(node) is kind), None)) is not None:
-            field, op, value = self._sides(node, op)
+        if (comparison := _COMPARE.get(node.key)) is not None:
+            field, op, value = self._sides(node, comparison)
             return bind_compare(field, op, value)
         if isinstance(node, exp.Between):
             field = self.column(node.this)

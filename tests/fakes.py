@@ -1,0 +1,127 @@
+"""Clocks and stores for tests: time that only moves when told, storage that fails when told."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pyspark_lookup.blocks import BlockCache
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk
+from pyspark_lookup.metadata import Metadata
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.reader import TableReader
+from pyspark_lookup.stores import Count, FileVersion, Listing, Store, open_store
+from pyspark_lookup.ufs import Ufs
+
+
+class FakeClock:
+    """A host's clocks under a test's hand; sleeping moves them. `at_wall_s` starts far from any file's time."""
+
+    def __init__(self, wall_s: float = 4_000_000_000.0) -> None:
+        self.wall_s = wall_s
+        self.steady_s = 1000.0
+        self.slept: list[float] = []
+
+    def tick(self, seconds: float) -> None:
+        """Let time pass on both clocks."""
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.tick(seconds)
+
+    def host(self, boot: str = "boot-1") -> HostClock:
+        return HostClock(lambda: self.wall_s, lambda: self.steady_s, self.sleep, boot)
+
+
+class FaultyStore:
+    """A store that lists each call as (kind, subject) and runs `before(kind, subject)` ahead of it.
+
+    `before` may raise what the store would raise, or change the files underneath. A "get" is listed
+    per range, as (kind, (url, offset, length)).
+    """
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.scope, self.pins = inner.scope, inner.pins
+        self.calls: list[tuple[str, object]] = []
+        self.before: Callable[[str, object], None] = lambda kind, subject: None
+
+    def url_of(self, path: str) -> str:
+        return self._inner.url_of(path)
+
+    def _note(self, kind: str, subject: object) -> None:
+        self.calls.append((kind, subject))
+        self.before(kind, subject)
+
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        self._note("head", path)
+        return self._inner.get_meta(path, count)
+
+    def list_status(self, path: str, count: Count) -> Listing:
+        self._note("list", path)
+        return self._inner.list_status(path, count)
+
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        self._note("status", path)
+        return self._inner.get_status(path, count)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        with self._inner.pinned(file) as read:
+
+            def noted(offset: int, length: int) -> bytes:
+                self._note("get", (file.url, offset, length))
+                return read(offset, length)
+
+            yield noted
+
+    def kinds(self) -> list[str]:
+        """The kinds of calls so far, in order."""
+        return [kind for kind, _ in self.calls]
+
+
+@dataclasses.dataclass
+class Host:
+    """One process's engine over a `FaultyStore` and a cache directory, with its clock and counters."""
+
+    store: FaultyStore
+    ufs: Ufs
+    disk: Disk | None
+    blocks: BlockCache
+    metadata: Metadata
+    reader: TableReader
+    metrics: CacheMetricGroup
+    clock: FakeClock
+
+
+def make_host(
+    path: str,
+    cache_dir: Path | None,
+    clock: FakeClock | None = None,
+    *,
+    max_bytes: int = 2**30,
+    max_retries: int = 0,
+    block_size: int = 64 * 1024,
+    wait_s: float = 5.0,
+    boot: str = "boot-1",
+    storage: dict[str, object] | None = None,
+) -> Host:
+    """The engine as the runtime composes it, with its parts at hand. `cache_dir` None: no cache."""
+    clock = clock or FakeClock()
+    metrics = CacheMetricGroup()
+    store = FaultyStore(open_store(path, storage or {}, lambda: clock.wall_s))
+    ufs = Ufs(store, metrics, max_retries, clock.sleep)
+    disk = None
+    if cache_dir is not None:
+        disk = Disk(cache_dir, max_bytes, metrics, lambda: clock.wall_s, random.Random(7))
+    blocks = BlockCache(ufs, disk, metrics, wait_s)
+    host = clock.host(boot)
+    metadata = Metadata(ufs, blocks, disk, metrics, host)
+    reader = TableReader(metadata, blocks, disk, metrics, host, block_size)
+    return Host(store, ufs, disk, blocks, metadata, reader, metrics, clock)

@@ -1,0 +1,67 @@
+"""An S3 server on loopback (moto) that logs every request and lets a test act between two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import boto3
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request as the server saw it: `sent` are the body bytes it answered with."""
+
+    method: str
+    path: str
+    query: str
+    sent: int
+
+    @property
+    def kind(self) -> str:
+        """head, list, get, or the method's name."""
+        if self.method == "GET":
+            return "list" if "list-type" in self.query else "get"
+        return self.method.lower()
+
+
+class S3Server:
+    """moto behind a log. `before` is called with (method, path) ahead of each request; it may raise or write."""
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self.log: list[Request] = []
+        self.before: Callable[[str, str], int | None] | None = None
+        self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.client: Any = boto3.client("s3", endpoint_url=self.endpoint)
+
+    def _serve(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if self.before is not None:
+            status = self.before(method, path)
+            if status is not None:  # fail this request with that HTTP status
+                start_response(f"{status} injected", [("Content-Length", "0")])
+                self.log.append(Request(method, path, environ["QUERY_STRING"], 0))
+                return [b""]
+        body = b"".join(self._app(environ, start_response))
+        sent = 0 if method == "HEAD" else len(body)
+        self.log.append(Request(method, path, environ["QUERY_STRING"], sent))
+        return [body]
+
+    def count(self) -> dict[str, int]:
+        """Requests so far by kind, and "bytes" of object data sent."""
+        counts = {kind: sum(r.kind == kind for r in self.log) for kind in ("head", "list", "get")}
+        return {**counts, "bytes": sum(r.sent for r in self.log if r.kind == "get")}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
