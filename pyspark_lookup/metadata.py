@@ -77,7 +77,7 @@ class Metadata:
             status = self._ufs.get_status(url)
             kind = Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
         probe = Table(url, self._ufs.scope, kind, options.format, options.success_file, options.settle_s)
-        if status is None:
+        if status is None or self._unsettled_s(probe, status) > 0:
             started_s = self._clock.steady_s()
             version = self._cached(probe, options) or self._ask(probe, started_s)
         else:

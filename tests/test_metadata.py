@@ -1,0 +1,360 @@
+"""Versions: who says which one is current, what it costs, and what this host remembers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.metadata import Execution
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.table import Table, TableVersion
+from tests.fakes import FakeClock, Host, make_host
+
+_serial = itertools.count()
+
+
+def write(path: Path, text: str = "") -> Path:
+    """A small parquet file; each has another size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": [1], "text": [text + "x" * next(_serial)]}), path)
+    return path
+
+
+def options(path: Path) -> LookupOptions:
+    return LookupOptions.parse({"path": str(path)})
+
+
+def cached(path: Path, interval: str) -> LookupOptions:
+    return LookupOptions.parse(
+        {"path": str(path), "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": interval}
+    )
+
+
+def resolve(host: Host, table: Table, opts: LookupOptions, execution: Execution | None = None) -> TableVersion:
+    return host.metadata.resolve(table, opts, execution).version
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A table of three files."""
+    for name in "abc":
+        write(tmp_path / "dim" / f"{name}.parquet")
+    return tmp_path / "dim"
+
+
+def test_a_file_costs_one_head_and_a_directory_one_list(tmp_path: Path, cache_dir: Path) -> None:
+    """Planning makes one metadata call, each execution one more: a HEAD of a file, a LIST of a directory."""
+    single = write(tmp_path / "one.parquet")
+    write(tmp_path / "dim" / "a.parquet")
+    write(tmp_path / "dim" / "b.parquet")
+    for path, kind, counter in ((single, "head", "ufsHeadCount"), (tmp_path / "dim", "list", "ufsListCount")):
+        host = make_host(str(path), cache_dir)
+        opts = options(path)
+        table, planned = host.metadata.discover(opts)
+        assert host.store.kinds() == ["status"]
+        assert host.metrics.snapshot()[counter] == 1
+        assert resolve(host, table, opts) == planned
+        assert host.store.kinds() == ["status", kind]
+        assert host.metrics.snapshot()[counter] == 2
+        assert host.metrics.snapshot()["ufsGetCount"] == 0
+
+
+def test_digest_changes_with_any_file_and_only_then(directory: Path, cache_dir: Path) -> None:
+    """Equal digests mean equal files: adding, replacing, removing and restoring a file each show."""
+    host = make_host(str(directory), cache_dir)
+    opts = options(directory)
+    seen = [host.metadata.discover(opts)[1].digest]
+
+    def step(change: Callable[[], object]) -> str:
+        change()
+        seen.append(host.metadata.discover(opts)[1].digest)
+        return seen[-1]
+
+    assert step(lambda: None) == seen[0]
+    kept = directory.parent / "kept"
+    step(lambda: write(directory / "d.parquet"))
+    step(lambda: os.replace(directory / "d.parquet", kept))
+    assert seen[-1] == seen[0]
+    step(lambda: write(directory / "a.parquet"))
+    step(lambda: (directory / "b.parquet").unlink())
+    step(lambda: os.replace(kept, directory / "b.parquet"))
+    assert len(set(seen[3:])) == len(seen[3:])
+    assert all(len(digest) == 32 for digest in seen)
+
+
+def test_one_execution_sees_one_version_and_asks_once(directory: Path, cache_dir: Path) -> None:
+    """The first resolver of an execution records its version; later ones take it, whatever changed since."""
+    first, second = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
+    opts = options(directory)
+    table, _ = first.metadata.discover(opts)
+    execution = Execution("app", "execution 1")
+    one = first.metadata.resolve(table, opts, execution)
+    write(directory / "a.parquet")
+    again = second.metadata.resolve(table, opts, execution)
+    assert again.version == one.version
+    assert one.decided_here
+    assert not again.decided_here
+    assert second.store.calls == []
+    assert second.metrics.snapshot()["resolutionReuseCount"] == 1
+    assert resolve(second, table, opts, Execution("app", "execution 2")) != one.version
+    assert resolve(second, table, opts, Execution("other app", "execution 1")) != one.version
+
+
+def test_concurrent_resolvers_of_an_execution_make_one_call(directory: Path, cache_dir: Path) -> None:
+    """Eight tasks that start together resolve once per execution and host."""
+    hosts = [make_host(str(directory), cache_dir) for _ in range(8)]
+    opts = options(directory)
+    table, _ = hosts[0].metadata.discover(opts)
+    hosts[0].store.calls.clear()
+    start = threading.Barrier(8)
+    versions: list[TableVersion] = []
+
+    def task(host: Host) -> None:
+        start.wait(10)
+        versions.append(resolve(host, table, opts, Execution("app", "e")))
+
+    threads = [threading.Thread(target=task, args=(host,)) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(versions) == 8
+    assert len(set(versions)) == 1
+    assert sum(len(host.store.calls) for host in hosts) == 1
+
+
+def test_cache_mode_makes_no_call_within_its_interval(directory: Path, cache_dir: Path) -> None:
+    """`>0`: at most that old, counted from when it was learned, never from its last use."""
+    clock = FakeClock()
+    host = make_host(str(directory), cache_dir, clock)
+    opts = cached(directory, "10 s")
+    table, first = host.metadata.discover(opts)
+    write(directory / "a.parquet")
+    for _ in range(4):
+        clock.tick(2.5)
+        assert resolve(host, table, opts) == first
+        assert host.metadata.discover(opts)[1] == first
+    assert host.store.kinds() == ["status"]
+    clock.tick(0.1)
+    second = resolve(host, table, opts)
+    assert second != first
+    assert host.store.kinds() == ["status", "list"]
+    assert host.metrics.snapshot()["metadataCacheCount"] == 8
+
+
+def test_sync_interval_minus_one_never_asks_and_zero_always_does(directory: Path, cache_dir: Path) -> None:
+    """`-1` keeps the first version for ever, `0` asks at every query."""
+    host = make_host(str(directory), cache_dir)
+    never, always = cached(directory, "-1"), cached(directory, "0")
+    table, first = host.metadata.discover(never)
+    write(directory / "a.parquet")
+    host.clock.tick(1e9)
+    assert resolve(host, table, never) == first
+    assert host.store.kinds() == ["status"]
+    assert resolve(host, table, always) != first
+    resolve(host, table, always)
+    assert host.store.kinds() == ["status", "list", "list"]
+
+
+def test_a_stepped_wall_clock_does_not_extend_the_interval(directory: Path, cache_dir: Path) -> None:
+    """Wall clock stepped by an hour either way: neither stale beyond the bound nor asked too early."""
+    clock = FakeClock()
+    host = make_host(str(directory), cache_dir, clock)
+    opts = cached(directory, "10 s")
+    table, first = host.metadata.discover(opts)
+    for step in (-3600.0, 7200.0):
+        clock.wall_s += step
+        assert resolve(host, table, opts) == first
+    assert len(host.store.calls) == 1
+    write(directory / "a.parquet")
+    clock.wall_s -= 3600.0
+    clock.steady_s += 10.1
+    assert resolve(host, table, opts) != first
+
+
+def test_another_boot_is_not_trusted_for_an_age(directory: Path, cache_dir: Path) -> None:
+    """After a reboot the steady clock starts anew, so a known version's age is unknown: the store is asked."""
+    opts = cached(directory, "1 h")
+    table, first = make_host(str(directory), cache_dir).metadata.discover(opts)
+    write(directory / "a.parquet")
+    rebooted = make_host(str(directory), cache_dir, boot="boot-2")
+    assert resolve(rebooted, table, opts) != first
+
+
+def test_cache_mode_keeps_the_last_version_through_states_that_are_none(directory: Path, cache_dir: Path) -> None:
+    """A job in progress or an emptied directory: UFS mode raises, CACHE mode keeps the last version and counts it."""
+    host = make_host(str(directory), cache_dir)
+    kept, current = cached(directory, "0"), options(directory)
+    table, first = host.metadata.discover(kept)
+    (directory / "_temporary").mkdir()
+    with pytest.raises(TableBusyError, match="_temporary"):
+        resolve(host, table, current)
+    assert resolve(host, table, kept) == first
+    (directory / "_temporary").rmdir()
+    moved = directory.with_name("moved")
+    shutil.move(directory, moved)
+    with pytest.raises(UfsNotFoundError):
+        resolve(host, table, current)
+    assert resolve(host, table, kept) == first
+    directory.mkdir()
+    with pytest.raises(TableEmptyError):
+        resolve(host, table, current)
+    assert resolve(host, table, kept) == first
+    assert host.metrics.snapshot()["keptVersionCount"] == 3
+
+
+def test_cache_mode_does_not_hide_a_failing_store(directory: Path, cache_dir: Path) -> None:
+    """An expired version whose refresh fails at the store is an error, not an older answer."""
+    host = make_host(str(directory), cache_dir)
+    opts = cached(directory, "10 s")
+    table, _ = host.metadata.discover(opts)
+    host.clock.tick(11)
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("down")
+
+    host.store.before = fail
+    with pytest.raises(UfsUnavailableError):
+        resolve(host, table, opts)
+
+
+def test_a_slow_listing_cannot_take_the_host_back(directory: Path, cache_dir: Path) -> None:
+    """Monotonic reads: of two overlapping resolutions the one that started later wins, whatever finishes last."""
+    clock = FakeClock()
+    slow, fast = make_host(str(directory), cache_dir, clock), make_host(str(directory), cache_dir, clock)
+    opts = options(directory)
+    table, _ = slow.metadata.discover(opts)
+    answers: list[TableVersion] = []
+    listed = slow.store._inner.list_status
+
+    def interleave(path: str, count: Callable[[str], None]) -> object:
+        listing = listed(path, count)  # the old state …
+        write(directory / "a.parquet")
+        clock.tick(1)
+        answers.append(resolve(fast, table, opts))  # … and meanwhile another query saw the new one
+        return listing
+
+    slow.store._inner.list_status = interleave  # type: ignore[method-assign,assignment]
+    assert resolve(slow, table, opts) == answers[0]
+    assert resolve(fast, table, cached(directory, "-1")) == answers[0]
+
+
+def test_settle_waits_for_quiet_without_sleeping_too_long(directory: Path, cache_dir: Path) -> None:
+    """`lookup.settle`: a version whose newest file is younger waits until it is not; busy for long is an error."""
+    newest = max(file.stat().st_mtime for file in directory.iterdir())
+    clock = FakeClock(wall_s=newest + 4)
+    host = make_host(str(directory), cache_dir, clock)
+    opts = LookupOptions.parse({"path": str(directory), "lookup.settle": "10 s"})
+    table, _ = host.metadata.discover(opts)
+    assert clock.slept == pytest.approx([6.0], abs=0.01)
+    clock.wall_s = newest + 100
+    resolve(host, table, opts)
+    assert len(clock.slept) == 1
+
+    def write_on(kind: str, subject: object) -> None:
+        os.utime(directory / "a.parquet", (clock.wall_s, clock.wall_s))
+
+    host.store.before = write_on
+    with pytest.raises(TableBusyError, match=r"lookup\.settle"):
+        resolve(host, table, opts)
+
+
+def test_success_file_is_required_when_asked_for(directory: Path, cache_dir: Path) -> None:
+    """`lookup.success-file=true` refuses a directory without `_SUCCESS`."""
+    host = make_host(str(directory), cache_dir)
+    opts = LookupOptions.parse({"path": str(directory), "lookup.success-file": "true"})
+    with pytest.raises(TableBusyError, match="_SUCCESS"):
+        host.metadata.discover(opts)
+    (directory / "_SUCCESS").touch()
+    assert len(host.metadata.discover(opts)[1].files) == 3
+
+
+def test_a_streaming_sinks_log_decides_which_files_count(directory: Path, cache_dir: Path) -> None:
+    """`_spark_metadata` is honoured: uncommitted files are not read, a compact log stands for all before it."""
+    log = directory / "_spark_metadata"
+    log.mkdir()
+
+    def entries(*names: str) -> str:
+        lines = [json.dumps({"path": f"file://{directory}/{name}", "size": 1, "action": "add"}) for name in names]
+        return "\n".join(["v1", *lines])
+
+    (log / "0").write_text(entries("a.parquet"))
+    host = make_host(str(directory), cache_dir)
+    opts = options(directory)
+    table, version = host.metadata.discover(opts)
+    assert [Path(file.url).name for file in version.files] == ["a.parquet"]
+    (log / "1.compact").write_text(entries("a.parquet", "b.parquet"))
+    (log / "2").write_text(entries("c.parquet"))
+    assert [Path(file.url).name for file in resolve(host, table, opts).files] == [f"{n}.parquet" for n in "abc"]
+    host.store.calls.clear()
+    resolve(host, table, opts)
+    assert host.store.kinds() == ["list"]
+
+
+def test_a_broken_cache_directory_costs_calls_not_answers(directory: Path, cache_dir: Path) -> None:
+    """With the cache directory removed, or none at all, every resolution asks the store and is right."""
+    host = make_host(str(directory), cache_dir)
+    opts = options(directory)
+    table, _ = host.metadata.discover(opts)
+    shutil.rmtree(cache_dir)
+    write(directory / "a.parquet")
+    version = resolve(host, table, opts, Execution("app", "e"))
+    assert version == make_host(str(directory), None).metadata.discover(opts)[1]
+    assert host.metrics.snapshot()["cacheFailureCount"] > 0
+    uncached = make_host(str(directory), None)
+    assert resolve(uncached, table, cached(directory, "-1")) == version
+
+
+def test_damaged_records_are_forgotten(directory: Path, cache_dir: Path) -> None:
+    """A flipped byte in any record costs a call, never a wrong version."""
+    host = make_host(str(directory), cache_dir)
+    opts = cached(directory, "-1")
+    table, first = host.metadata.discover(opts)
+    for record in (cache_dir / "v1" / "records").glob("*/*"):
+        data = bytearray(record.read_bytes())
+        data[-1] ^= 1
+        record.write_bytes(data)
+    assert resolve(host, table, opts, Execution("app", "e")) == first
+    assert host.store.kinds() == ["status", "list"]
+
+
+def test_known_versions_are_those_this_host_resolved(directory: Path, cache_dir: Path) -> None:
+    """`known_versions`: one row per version in the order of resolution, with its files and bytes."""
+    host = make_host(str(directory), cache_dir)
+    opts = options(directory)
+    first = host.metadata.discover(opts)[1]
+    host.clock.tick(5)
+    write(directory / "d.parquet")
+    second = host.metadata.discover(opts)[1]
+    rows = host.metadata.known_versions(opts)
+    assert [row["digest"] for row in rows] == [first.digest, second.digest]
+    assert rows[1]["files"] == 4
+    assert rows[1]["bytes"] == second.bytes
+
+
+def test_proposals_three_cases_in_calls(directory: Path, cache_dir: Path) -> None:
+    """Alluxio's table: an action that asks the status n times costs n get_meta and 1 get_blocks_and_locations;
+    a listing costs 1 call to the store and none to the cache; our own query costs 1 + 1."""
+    file = str(directory / "a.parquet")
+    for asked in (2, 3):  # `fs head`, and `head` through fuse
+        host = make_host(file, cache_dir)
+        for _ in range(asked):
+            version = host.ufs.get_meta(file)
+        location = host.blocks.get_blocks_and_locations(version.url, version)
+        host.blocks.read([(location, [(0, 16)])])
+        counts = host.metrics.snapshot()
+        assert (counts["ufsHeadCount"], counts["getBlocksAndLocationsCount"]) == (asked, 1)
+    host = make_host(file, cache_dir)
+    host.ufs.list_status(str(directory))
+    counts = host.metrics.snapshot()
+    assert (counts["ufsListCount"], counts["ufsHeadCount"], counts["getBlocksAndLocationsCount"]) == (1, 0, 0)
