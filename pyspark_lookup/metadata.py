@@ -67,36 +67,30 @@ class Metadata:
         In CACHE mode a table this host knows and may still answer for costs none.
         """
         url = self._ufs.url_of(options.path)
-        if is_glob(url):
-            kind, status = Kind.GLOB, None
-        else:
-            known = self._known_kind(url, options)
-            if known is not None:
-                return known
-            started_s = self._clock.steady_s()
+        status: FileVersion | Listing | None = None
+        kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
+        started_s = self._clock.steady_s()
+        if kind is None:
             status = self._ufs.get_status(url)
             kind = Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
         probe = Table(url, self._ufs.scope, kind, options.format, options.success_file, options.settle_s)
         if status is None or self._unsettled_s(probe, status) > 0:
-            started_s = self._clock.steady_s()
             version = self._cached(probe, options) or self._ask(probe, started_s)
         else:
             version = self._finish(probe, self._version(probe, status), started_s)
         table = dataclasses.replace(probe, format=options.format or format_of([file.url for file in version.files]))
         return table, version
 
-    def _known_kind(self, url: str, options: LookupOptions) -> tuple[Table, TableVersion] | None:
-        """A table of CACHE mode that this host can answer for, of whichever kind it was."""
+    def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
+        """What the path was when this host last learned of it, for CACHE mode to answer or to keep."""
         if options.metadata_source is MetadataSource.UFS:
             return None
+        learned: dict[float, Kind] = {}
         for kind in (Kind.DIRECTORY, Kind.FILE):
-            probe = Table(url, self._ufs.scope, kind, options.format, options.success_file, options.settle_s)
-            version = self._fresh(probe, options)
-            if version is not None:
-                self._metrics.inc("metadataCacheCount")
-                form = options.format or format_of([file.url for file in version.files])
-                return dataclasses.replace(probe, format=form), version
-        return None
+            record = self._last(Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s))
+            if record is not None:
+                learned[record["wall_s"]] = kind
+        return learned[max(learned)] if learned else None
 
     # --- reading: which version does this execution see? ------------------------------------------
 

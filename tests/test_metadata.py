@@ -210,7 +210,8 @@ def test_cache_mode_keeps_the_last_version_through_states_that_are_none(director
     with pytest.raises(TableEmptyError):
         resolve(host, table, current)
     assert resolve(host, table, kept) == first
-    assert host.metrics.snapshot()["keptVersionCount"] == 3
+    assert host.metadata.discover(kept)[1] == first
+    assert host.metrics.snapshot()["keptVersionCount"] == 4
 
 
 def test_cache_mode_does_not_hide_a_failing_store(directory: Path, cache_dir: Path) -> None:
