@@ -62,22 +62,22 @@ def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
 
 
 def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
-    """The `number`-th of `count` shares of the files, equal in bytes; a pure function, so tasks agree.
+    """The `number`-th of `count` shares of the files, about equal in bytes; a pure function, so tasks agree.
 
-    The shares are disjoint and cover every file; a file that cannot be split goes to one of them whole.
+    The shares are disjoint and cover every file. Only a file larger than a share is cut: a whole one
+    can be read anew if it is replaced, and its footer is opened once.
     """
     total = sum(file.size for file in files)
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
     start = 0
     for file in files:
-        end = start + file.size
-        if not splittable:
-            if low <= start + file.size // 2 < high:
-                pieces.append(Slice(file, 0, file.size))
-        elif low < end and start < high:
-            pieces.append(Slice(file, max(low - start, 0), min(high - start, file.size)))
-        start = end
+        cuts = max(-(-file.size * count // max(total, 1)), 1) if splittable else 1
+        for cut in range(cuts):
+            piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
+            if low <= start + (piece.start + piece.end) // 2 < high:
+                pieces.append(piece)
+        start += file.size
     return tuple(pieces)
 
 

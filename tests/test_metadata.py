@@ -86,7 +86,7 @@ def test_digest_changes_with_any_file_and_only_then(directory: Path, cache_dir: 
     step(lambda: os.replace(directory / "d.parquet", kept))
     assert seen[-1] == seen[0]
     step(lambda: write(directory / "a.parquet"))
-    step(lambda: (directory / "b.parquet").unlink())
+    step((directory / "b.parquet").unlink)
     step(lambda: os.replace(kept, directory / "b.parquet"))
     assert len(set(seen[3:])) == len(seen[3:])
     assert all(len(digest) == 32 for digest in seen)
