@@ -64,7 +64,7 @@ def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
 def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: bool) -> tuple[Slice, ...]:
     """The `number`-th of `count` shares of the files, about equal in bytes; a pure function, so tasks agree.
 
-    The shares are disjoint and cover every file. Only a file larger than a share is cut: a whole one
+    The shares are disjoint and cover every file. Only a file of 1.5 shares or more is cut: a whole one
     can be read anew if it is replaced, and its footer is opened once.
     """
     total = sum(file.size for file in files)
@@ -72,7 +72,7 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
     pieces: list[Slice] = []
     start = 0
     for file in files:
-        cuts = max(-(-file.size * count // max(total, 1)), 1) if splittable else 1
+        cuts = max(round(file.size * count / max(total, 1)), 1) if splittable else 1
         for cut in range(cuts):
             piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
             if low <= start + (piece.start + piece.end) // 2 < high:
