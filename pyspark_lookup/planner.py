@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.options import LookupOptions, VersionAt
+from pyspark_lookup.errors import SchemaError, SourceChangedError, VersionGoneError
+from pyspark_lookup.options import LookupOptions, VersionAt, redact
 from pyspark_lookup.predicate import And, Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.scan import Projection, all_columns, share_of, slices_of
@@ -22,6 +22,8 @@ from pyspark_lookup.table import Table, TableVersion, select_partitions
 from pyspark_lookup.where import parse_where
 
 __all__ = ["Found", "find", "plan_read", "plan_tasks", "table_columns", "whole_table"]
+
+_STARTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +39,18 @@ class Found:
 def find(reader: TableReader, options: LookupOptions) -> Found:
     """The table at `options.path` now: one metadata call, and the data calls its schema needs.
 
-    Raises what `Metadata.discover` and `TableReader.schema` raise.
+    A file that is replaced before its schema was read makes planning start over. Raises what
+    `Metadata.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
     table, version = reader.metadata.discover(options)
-    data, partitions = reader.schema(table, version)
-    return Found(table, version, data, partitions)
+    for _ in range(_STARTS):
+        try:
+            data, partitions = reader.schema(table, version)
+        except SourceChangedError:
+            version = reader.metadata.resolve_again(table, options, None, version)
+        else:
+            return Found(table, version, data, partitions)
+    raise VersionGoneError(f"{redact('path', table.url)} changed under {_STARTS} attempts to read its schema in a row")
 
 
 def table_columns(found: Found, options: LookupOptions) -> pa.Schema:

@@ -19,60 +19,71 @@ from pyspark_lookup.disk import Disk, key_of, memory_backed
 from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import COUNTERS, CacheMetricGroup, add_metrics
-from pyspark_lookup.options import LookupOptions, conf_file_secrets
+from pyspark_lookup.options import LookupOptions, conf_file_secrets, redact
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
 from pyspark_lookup.ufs import Ufs
 
-__all__ = ["Engine", "Runtime", "runtime"]
+__all__ = ["Engine", "Publisher", "Runtime", "runtime"]
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
 _FOLD_ABOVE = 64
 
 
-class Engine:
-    """One table reference's parts in this process, and its counters here and on the host."""
+class Publisher:
+    """One table's counters in this process, and how they reach the other processes of the host."""
 
-    def __init__(self, reader: TableReader, disk: Disk | None, metrics: CacheMetricGroup, label: str, url: str) -> None:
-        self.reader = reader
-        self.disk = disk
-        self.url = url
-        self._metrics = metrics
+    def __init__(self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str) -> None:
+        self.metrics = metrics
+        self._disk = disk
         self._label = label
-        self._process = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+        self._url = url
+        self._key = f"{label}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self._published: dict[str, int] = {}
         self._base: dict[str, int] = {}
 
-    def publish_metrics(self) -> None:
+    def publish(self) -> None:
         """Put this process's counters where others of the host find them."""
-        if self.disk is None:
+        if self._disk is None:
             return
-        key = f"{self._label}-{self._process}"
         # Folded into the host's total while this process was idle: go on counting from there.
-        if self._published and not self.disk.has_record("metrics", key):
+        if self._published and not self._disk.has_record("metrics", self._key):
             self._base = dict(self._published)
-        snapshot = self._metrics.snapshot()
-        value = {
+        snapshot = self.metrics.snapshot()
+        values = {
             name: amount - (self._base.get(name, 0) if name in COUNTERS else 0) for name, amount in snapshot.items()
         }
         try:
-            self.disk.replace_record("metrics", key, {"url": self.url, "values": value})
-            self.disk.fold_records("metrics", self._label, _FOLD_ABOVE, self._folded)
+            self._disk.replace_record("metrics", self._key, self._record(values))
+            self._disk.fold_records("metrics", self._label, _FOLD_ABOVE, self._fold)
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self.metrics.inc("cacheFailureCount")
             return
         self._published = snapshot
 
-    def _folded(self, values: list[Any]) -> Any:
-        return {"url": self.url, "values": add_metrics([value["values"] for value in values])}
+    def host_total(self) -> dict[str, int]:
+        """The counters summed over all processes of this host that have published, this one included."""
+        if self._disk is None:
+            return self.metrics.snapshot()
+        self.publish()
+        return add_metrics([record["values"] for _, record in self._disk.records("metrics", self._label)])
 
-    def host_metrics(self) -> dict[str, int]:
-        """The table's counters summed over all processes of this host, this one's included."""
-        if self.disk is None:
-            return self._metrics.snapshot()
-        self.publish_metrics()
-        return add_metrics([value["values"] for _, value in self.disk.records("metrics", self._label)])
+    def _record(self, values: dict[str, int]) -> dict[str, Any]:
+        return {"url": self._url, "values": values}
+
+    def _fold(self, records: list[Any]) -> dict[str, Any]:
+        return self._record(add_metrics([record["values"] for record in records]))
+
+
+class Engine:
+    """One table reference's parts in this process."""
+
+    def __init__(self, reader: TableReader, disk: Disk | None, publisher: Publisher) -> None:
+        self.reader = reader
+        self.disk = disk
+        self.publish_metrics = publisher.publish
+        self.host_metrics = publisher.host_total
 
 
 class Runtime:
@@ -86,7 +97,7 @@ class Runtime:
         self._stores: dict[str, Store] = {}
         self._disks: dict[str, Disk | None] = {}
         self._engines: dict[str, Engine] = {}
-        self._metrics: dict[str, CacheMetricGroup] = {}
+        self._publishers: dict[str, Publisher] = {}
 
     def engine(self, options: LookupOptions) -> Engine:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
@@ -100,13 +111,18 @@ class Runtime:
         store = self._store(options)
         url = store.url_of(options.path)
         label = key_of(store.scope, url)
-        metrics = self._metrics.setdefault(label, CacheMetricGroup())
+        # References to one table with other options count together, and are published once.
+        place = key_of(label, options.cache_directory())
+        known = self._publishers.get(place)
+        metrics = known.metrics if known else CacheMetricGroup()
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
         disk = self._disk(options, metrics)
+        if known is None:
+            known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url))
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
         metadata = Metadata(ufs, blocks, disk, metrics, self.clock)
         reader = TableReader(metadata, blocks, disk, metrics, self.clock, options.block_size)
-        return Engine(reader, disk, metrics, label, url)
+        return Engine(reader, disk, known)
 
     def _store(self, options: LookupOptions) -> Store:
         protocol = options.path.split("://", 1)[0] if "://" in options.path else "file"

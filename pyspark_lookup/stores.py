@@ -34,7 +34,17 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.options import redact
 
-__all__ = ["FileVersion", "FsspecStore", "Listing", "LocalStore", "Range", "S3Store", "Store", "open_store"]
+__all__ = [
+    "LOCAL_GRANULE_S",
+    "FileVersion",
+    "FsspecStore",
+    "Listing",
+    "LocalStore",
+    "Range",
+    "S3Store",
+    "Store",
+    "open_store",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Range = tuple[int, int]
@@ -44,7 +54,7 @@ Count = Callable[[str], None]
 
 # An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
 # older kernel for local files, the whole seconds of HTTP and the slack of others.
-_LOCAL_GRANULE_S = 0.02
+LOCAL_GRANULE_S = 0.02
 _REMOTE_GRANULE_S = 2.0
 
 
@@ -200,7 +210,7 @@ class LocalStore:
             f"{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_ino}",
             stat.st_mtime,
             # A change time ahead of the clock proves nothing, so it counts as too new.
-            settled=self._now_s() - changed_s > _LOCAL_GRANULE_S,
+            settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
         )
 
     @_translated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +15,14 @@ from pyspark_lookup.disk import Disk
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.reader import TableReader
-from pyspark_lookup.stores import Count, FileVersion, Listing, Store, open_store
+from pyspark_lookup.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
 from pyspark_lookup.ufs import Ufs
+
+
+def wait_until_settled(path: Path) -> None:
+    """Return once the file is older than the clock's granule: from then on its bytes are kept."""
+    while time.time() - path.stat().st_ctime <= 2 * LOCAL_GRANULE_S:
+        pass
 
 
 class FakeClock:

@@ -31,12 +31,14 @@ class Request:
 
 
 class S3Server:
-    """moto behind a log. `before` is called with (method, path) ahead of each request; it may raise or write."""
+    """moto behind a log. `before` is called with (method, path) ahead of each request and may answer it with
+    a status, `after` with each request once it is served, ahead of its answer; both may write to the store."""
 
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
         self.log: list[Request] = []
         self.before: Callable[[str, str], int | None] | None = None
+        self.after: Callable[[Request], None] | None = None
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -53,7 +55,10 @@ class S3Server:
                 return [b""]
         body = b"".join(self._app(environ, start_response))
         sent = 0 if method == "HEAD" else len(body)
-        self.log.append(Request(method, path, environ["QUERY_STRING"], sent))
+        request = Request(method, path, environ["QUERY_STRING"], sent)
+        self.log.append(request)
+        if self.after is not None:
+            self.after(request)
         return [body]
 
     def count(self) -> dict[str, int]:

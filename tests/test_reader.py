@@ -100,6 +100,24 @@ def test_later_batches_need_no_store(tmp_path: Path) -> None:
     assert len(host.store.calls) == calls
 
 
+def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
+    """A file replaced between planning's metadata call and its footer read: the plan is the new version's."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0)
+    host = make_host(str(path), None)
+
+    def replace(kind: str, subject: object) -> None:
+        if len(host.store.calls) == 2:
+            pq.write_table(pa.table({"other": [1]}), path)
+
+    host.store.before = replace
+    made, _ = plan(host, path)
+    assert made.projection.columns.names == ["other"]
+    host.store.before = lambda kind, subject: publish(path, 1) if kind == "get" else None
+    with pytest.raises(VersionGoneError, match="in a row"):
+        plan(host, path)
+
+
 def test_a_table_that_never_rests_is_an_error(tmp_path: Path) -> None:
     """A file replaced under every attempt ends in VersionGoneError, not in a hang."""
     path = tmp_path / "dim.parquet"
