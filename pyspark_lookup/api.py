@@ -10,7 +10,9 @@ import pyarrow as pa
 from pyspark_lookup import planner
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import LookupOptions, conf_file_options
-from pyspark_lookup.runtime import runtime
+from pyspark_lookup.planner import Found
+from pyspark_lookup.runtime import Engine, runtime
+from pyspark_lookup.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +34,7 @@ class LookupTable:
         given = {key: _option_text(value) for key, value in (options or {}).items()}
         self._options = LookupOptions.parse({**given, "path": path}, conf=conf_file_options())
         self._closed = False
+        self._table: Table | None = None
 
     @classmethod
     def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
@@ -65,7 +68,7 @@ class LookupTable:
         options = self._options.overridden(overrides)
         engine = runtime().engine(options)
         try:
-            found = planner.find(engine.reader, options)
+            found = self._find(engine, options)
             plan = planner.plan_read(found, options, planner.table_columns(found, options), runtime().clock)
             task = planner.whole_table(found, plan)
             return pa.Table.from_batches(list(engine.reader.read(plan, task, None)), plan.projection.columns)
@@ -79,8 +82,7 @@ class LookupTable:
         One metadata call in UFS mode.
         """
         self._check_open()
-        engine = runtime().engine(self._options)
-        return engine.reader.metadata.discover(self._options)[1].digest
+        return self._find(runtime().engine(self._options), self._options).version.digest
 
     def metrics(self) -> dict[str, int]:
         """This table's counters and gauges on this host, over all its processes. See `pyspark_lookup.metrics`."""
@@ -90,8 +92,7 @@ class LookupTable:
     def describe(self) -> dict[str, Any]:
         """The table as this host sees it: path, format, columns, version, files, bytes, options."""
         self._check_open()
-        engine = runtime().engine(self._options)
-        found = planner.find(engine.reader, self._options)
+        found = self._find(runtime().engine(self._options), self._options)
         return {
             "path": found.table.url,
             "kind": found.table.kind.value,
@@ -108,6 +109,11 @@ class LookupTable:
         if not self._closed:
             runtime().engine(self._options).publish_metrics()
         self._closed = True
+
+    def _find(self, engine: Engine, options: LookupOptions) -> Found:
+        found = planner.find(engine.reader, options, self._table)
+        self._table = found.table
+        return found
 
     def _check_open(self) -> None:
         if self._closed:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import SchemaError, SourceChangedError, VersionGoneError
+from pyspark_lookup.errors import SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.formats import format_of
 from pyspark_lookup.options import LookupOptions, VersionAt, redact
 from pyspark_lookup.predicate import And, Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
@@ -36,13 +37,14 @@ class Found:
     partitions: pa.Schema
 
 
-def find(reader: TableReader, options: LookupOptions) -> Found:
+def find(reader: TableReader, options: LookupOptions, known: Table | None = None) -> Found:
     """The table at `options.path` now: one metadata call, and the data calls its schema needs.
 
+    `known`: what the path was last time, so that a file costs a HEAD instead of a LIST.
     A file that is replaced before its schema was read makes planning start over. Raises what
     `Metadata.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
-    table, version = reader.metadata.discover(options)
+    table, version = _known_or_discovered(reader, options, known)
     for _ in range(_STARTS):
         try:
             data, partitions = reader.schema(table, version)
@@ -51,6 +53,20 @@ def find(reader: TableReader, options: LookupOptions) -> Found:
         else:
             return Found(table, version, data, partitions)
     raise VersionGoneError(f"{redact('path', table.url)} changed under {_STARTS} attempts to read its schema in a row")
+
+
+def _known_or_discovered(
+    reader: TableReader, options: LookupOptions, known: Table | None
+) -> tuple[Table, TableVersion]:
+    if known is not None:
+        try:
+            version = reader.metadata.resolve(known, options, None).version
+        except UfsNotFoundError:
+            pass  # a file may have become a directory, or the other way round
+        else:
+            form = options.format or format_of([file.url for file in version.files])
+            return dataclasses.replace(known, format=form), version
+    return reader.metadata.discover(options)
 
 
 def table_columns(found: Found, options: LookupOptions) -> pa.Schema:

@@ -1,0 +1,97 @@
+"""What takes a Spark application of its own: a metastore that outlives it, and Spark Connect."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_HIVE = """
+import sys
+from pyspark.sql import SparkSession
+warehouse, step = sys.argv[1:]
+spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").enableHiveSupport()
+    .config("spark.sql.warehouse.dir", warehouse + "/warehouse")
+    .config("spark.hadoop.javax.jdo.option.ConnectionURL", f"jdbc:derby:;databaseName={warehouse}/metastore;create=true")
+    .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={warehouse}").getOrCreate())
+"""
+
+_CONNECT = """
+import sys
+from pyspark.sql import SparkSession
+path, replacement = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+"""
+
+
+def run(tmp_path: Path, script: str, *arguments: object) -> str:
+    """The output of a Python program of its own; its failure fails the test with that output."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_table_survives_in_a_hive_metastore(tmp_path: Path) -> None:
+    """A table created in the Hive (Derby) catalog is read by another application, with its options."""
+    path = tmp_path / "dim.parquet"
+    pq.write_table(pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]}), path)
+    create = f"""
+spark.sql("CREATE TABLE dim USING lookupcache OPTIONS (path '{path}', 'lookup.keys' 'id', 'lookup.where' 'id > 1')")
+print("ROWS", sorted(row.name for row in spark.table("dim").collect()))
+"""
+    assert "ROWS ['b', 'c']" in run(tmp_path, _HIVE + create, tmp_path, "create")
+    pq.write_table(pa.table({"id": [1, 2, 3, 4], "name": ["a", "b", "c", "new"]}), path)
+    read = """
+print("ROWS", sorted(row.name for row in spark.sql("SELECT * FROM dim").collect()))
+print("ONE", spark.sql("SELECT * FROM dim WITH (`lookup.where` = 'id = 1')").collect()[0].name)
+spark.sql("DROP TABLE dim")
+"""
+    output = run(tmp_path, _HIVE + read, tmp_path, "read")
+    assert "ROWS ['b', 'c', 'new']" in output
+    assert "ONE a" in output
+    assert path.exists()
+
+
+def test_spark_connect(tmp_path: Path) -> None:
+    """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere."""
+    path, replacement = tmp_path / "dim.parquet", tmp_path / "new.parquet"
+    pq.write_table(pa.table({"id": [1, 2], "name": ["a", "b"]}), path)
+    pq.write_table(pa.table({"id": [1, 2], "name": ["c", "d"]}), replacement)
+    script = """
+import os
+df = spark.read.format("lookupcache").load(path)
+print("FIRST", sorted(row.name for row in df.collect()))
+spark.sql(f"CREATE TABLE dim USING lookupcache OPTIONS (path '{path}')")
+os.replace(replacement, path)
+print("SECOND", sorted(row.name for row in df.collect()), df.filter("id = 1").count(), df.count())
+print("TABLE", sorted(row.name for row in spark.sql("SELECT name FROM dim").collect()))
+from pyspark_lookup import LookupTable
+print("NAMED", LookupTable.for_name(spark, "dim").scan(["name"]).num_rows)
+try:
+    spark.read.format("lookupcache").option("lookup.cahe", "NONE").load(path).schema
+except Exception as problem:
+    print("ERROR", "did you mean lookup.cache" in str(problem))
+spark.sql("DROP TABLE dim")
+spark.stop()
+"""
+    output = run(tmp_path, _CONNECT + script, path, replacement)
+    assert "FIRST ['a', 'b']" in output
+    assert "SECOND ['c', 'd'] 1 2" in output
+    assert "TABLE ['c', 'd']" in output
+    assert "NAMED 2" in output
+    assert "ERROR True" in output
