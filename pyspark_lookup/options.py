@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 from pyspark_lookup.errors import OptionError
 
 __all__ = [
+    "HOST_KEYS",
+    "SPARK_CONF_PREFIX",
     "CacheMode",
     "FileFormatName",
     "FilterPushdown",
@@ -111,7 +113,8 @@ _DURATION_UNIT_S = {
 }  # fmt: skip
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE)
-_BYTES = re.compile(r"(\d+)\s*(?:([kmgt])i?)?b?")
+_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,`\s](?:[^,`]*[^,`\s])?))\s*(?=,|\Z)")
+_BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
 
 
 def parse_duration_s(text: str) -> float:
@@ -155,7 +158,7 @@ def _bounded_bytes(low: int, high: int) -> Callable[[str], int]:
 
 
 def _count(text: str) -> int:
-    if not re.fullmatch(r"\d+", text.strip()):
+    if not re.fullmatch(r"\d{1,9}", text.strip()):
         raise ValueError("a whole number, 0 or more")
     return int(text)
 
@@ -169,11 +172,17 @@ def _boolean(text: str) -> bool:
 
 def _names(text: str) -> tuple[str, ...]:
     """Comma-separated column names; a name with a comma goes in backquotes, as in Spark SQL."""
-    parts = re.findall(r"\s*(`(?:[^`]|``)+`|[^,`]+?)\s*(?:,|$)", text)
-    names = tuple(p[1:-1].replace("``", "`") if p.startswith("`") else p for p in parts)
-    if not names or len(set(names)) != len(names):
+    names: list[str] = []
+    end = -1  # of the name before, where its comma stands
+    while end < len(text):
+        match = _NAME.match(text, end + 1)
+        if match is None:
+            break
+        names.append(match[1].replace("``", "`") if match[1] else match[2])
+        end = match.end()
+    if end != len(text) or len(set(names)) != len(names):
         raise ValueError("column names separated by commas, none twice")
-    return names
+    return tuple(names)
 
 
 def _text(text: str) -> str:
@@ -199,17 +208,18 @@ def _choice(kind: type[enum.Enum]) -> Callable[[str], Any]:
     return parse
 
 
-def _option(key: str, kind: str, parse: Callable[[str], Any], default: Any, doc: str, shown: str = "") -> Any:
+def _option(
+    key: str, kind: str, parse: Callable[[str], Any], default: Any, doc: str, shown: str = "", hashed: bool = True
+) -> Any:
     """A field of `LookupOptions` with the key, type label and meaning that users see."""
     if not shown:
         shown = "" if default is None else str(getattr(default, "value", default))
-    return dataclasses.field(
-        default=default, metadata={"key": key, "kind": kind, "parse": parse, "doc": doc, "shown": shown}
-    )
+    metadata = {"key": key, "kind": kind, "parse": parse, "doc": doc, "shown": shown}
+    return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
 
 
-MIB = 1024 * 1024
-GIB = 1024 * MIB
+_MIB = 1024 * 1024
+_GIB = 1024 * _MIB
 _STORAGE = "lookup.storage."
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
@@ -237,12 +247,12 @@ class LookupOptions:
     on_version_gone: OnVersionGone = _option("lookup.on-version-gone", "NEWER, FAIL", _choice(OnVersionGone), OnVersionGone.NEWER, "When a file was replaced after the version was resolved: read the newer one, or fail.")  # fmt: skip
     cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", _choice(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221). This release has NONE: the blocks of the files.")  # fmt: skip
     cache_dir: str | None = _option("lookup.cache.dir", "path", _text, None, "Directory of this host's cache, mode 0700, on a local disk.", "`lookupcache-<uid>` in the system's temporary directory")  # fmt: skip
-    cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", _bounded_bytes(MIB, 2**60), 10 * GIB, "Disk budget of this host's blocks.", "10 GiB")  # fmt: skip
-    block_size: int = _option("lookup.block.size", "size", _bounded_bytes(64 * 1024, GIB), 4 * MIB, "Block of a format without natural blocks (CSV, JSON, ORC).", "4 MiB")  # fmt: skip
+    cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", _bounded_bytes(_MIB, 2**60), 10 * _GIB, "Disk budget of this host's blocks.", "10 GiB")  # fmt: skip
+    block_size: int = _option("lookup.block.size", "size", _bounded_bytes(64 * 1024, _GIB), 4 * _MIB, "Block of a format without natural blocks (CSV, JSON, ORC).", "4 MiB")  # fmt: skip
     max_retries: int = _option("lookup.max-retries", "integer", _count, 3, "Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", _choice(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
-    split_size: int = _option("lookup.scan.split-size", "size", _bounded_bytes(MIB, 2**60), 128 * MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
-    storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.")  # fmt: skip
+    split_size: int = _option("lookup.scan.split-size", "size", _bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
+    storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
@@ -265,9 +275,9 @@ class LookupOptions:
             for raw_key, text in layer.items():
                 key = raw_key.lower()
                 _refuse_secret(key, text, allowed=layer is conf)
-                if key.startswith(_STORAGE):
+                if key.startswith(_STORAGE) and key.removeprefix(_STORAGE).isidentifier():
                     # A conf file's credentials stay on their host: see `conf_file_secrets`.
-                    if not looks_secret(key):
+                    if not _holds_secret(key, text):
                         storage[key.removeprefix(_STORAGE)] = _storage_value(text)
                     continue
                 field = _field_of(key, text)
@@ -355,11 +365,12 @@ class LookupOptions:
         return dict(self.storage)
 
     def __repr__(self) -> str:
-        shown = {
+        set_here = {
             field.metadata["key"]: getattr(self, field.name)
             for field in _FIELDS.values()
             if field.name != "storage" and getattr(self, field.name) != field.default
         }
+        shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
         shown |= {_STORAGE + key: redact(key, value) for key, value in self.storage}
         return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
@@ -379,49 +390,55 @@ def looks_secret(key: str) -> bool:
 
 
 def redact(key: str, value: object) -> str:
-    """`value` as text fit for a message: hidden if the key looks secret, without URL credentials."""
-    if looks_secret(key):
+    """`value` as text fit for a message: hidden if it is or holds a credential, without those in URLs."""
+    if _holds_secret(key, value):
         return "[redacted]"
-    text = re.sub(r"(\w+://)[^/@\s]+@", r"\1[redacted]@", str(value))
-    return re.sub(r"(?i)([?&][^=&\s]*(?:signature|token|secret|sig|credential)[^=&\s]*=)[^&\s]+", r"\1[redacted]", text)
+    text = re.sub(r"(\w+://)[^/?#\s]+@", r"\1[redacted]@", str(value))
+    return re.sub(
+        r"(?i)([?&][^=&\s]*(?:signature|token|secret|sig|credential|passw|key)[^=&\s]*=)[^&\s]+", r"\1[redacted]", text
+    )
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
-    if allowed or not key.startswith("lookup."):
-        return
-    if looks_secret(key) or (isinstance(text, str) and _SECRET.search("".join(_json_keys(text)))):
+    if not allowed and key.startswith(_STORAGE) and _holds_secret(key, text):
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
             "environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
         )
 
 
-def _json_keys(text: str) -> list[str]:
-    """Keys of a JSON object given as text, each preceded by a separator."""
-    value = _storage_value(text)
-    found: list[str] = []
-    stack = [value]
+def _holds_secret(key: str, value: object) -> bool:
+    """Whether an option is a credential, or a JSON value (or its text) with one somewhere inside."""
+    if looks_secret(key):
+        return True
+    stack = [value if isinstance(value, (dict, list)) else _storage_value(value)]
     while stack:
         item = stack.pop()
         if isinstance(item, dict):
-            found += [f".{key.lower()}" for key in item if looks_secret(str(key))]
+            if any(map(looks_secret, item)):
+                return True
             stack += item.values()
         elif isinstance(item, list):
             stack += item
-    return found
+    return False
 
 
 def _storage_value(text: object) -> Any:
     """`true`, `5` and JSON become values, as fsspec expects; anything else stays text."""
     try:
         return json.loads(str(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return str(text)
 
 
 def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
     field = _FIELDS.get(key)
-    if field is None or key == "lookup.storage.*":
+    if key.startswith(_STORAGE):
+        raise OptionError(
+            f"unknown option {key} = {redact(key, text)!r}: {_STORAGE}… takes the name of one parameter of the fsspec "
+            f"filesystem, and JSON for a nested one, e.g. {_STORAGE}client_kwargs = '{{\"verify\": false}}'"
+        )
+    if field is None:
         near = difflib.get_close_matches(key, _FIELDS, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_FIELDS)}"
         raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")
@@ -431,32 +448,47 @@ def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
 def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Defaults of `$LOOKUPCACHE_CONF`, else of `$SPARK_CONF_DIR/lookupcache.conf`; {} without either.
 
-    Lines are `key = value`; `#` starts a comment. Raises OptionError for a file that was named but
-    cannot be read or parsed.
+    Lines are `key = value`, or begin with `#`. Raises OptionError for a file that was named but cannot
+    be read or parsed; the message shows no line, for it may hold a credential.
     """
     named = environ.get("LOOKUPCACHE_CONF")
     spark_conf = environ.get("SPARK_CONF_DIR")
-    if named:
-        path = Path(named)
-    elif spark_conf and (Path(spark_conf) / "lookupcache.conf").exists():
-        path = Path(spark_conf) / "lookupcache.conf"
-    else:
+    if not named and not spark_conf:
         return {}
+    path = Path(named) if named else Path(spark_conf or "") / "lookupcache.conf"
     parser = configparser.ConfigParser(delimiters=("=",), comment_prefixes=("#",), interpolation=None)
     try:
-        parser.read_string("[conf]\n" + path.read_text(encoding="utf-8"), source=str(path))
-    except (OSError, UnicodeDecodeError, configparser.Error) as problem:
+        lines = path.read_text(encoding="utf-8")
+    except FileNotFoundError as problem:
+        if not named:
+            return {}
+        raise OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist") from problem
+    except (OSError, UnicodeDecodeError) as problem:
         raise OptionError(f"conf file {path} cannot be read: {problem}") from problem
+    try:
+        parser.read_string("[conf]\n" + lines)
+    except configparser.DuplicateOptionError as problem:
+        raise OptionError(
+            f"conf file {path}, line {(problem.lineno or 1) - 1}: {problem.option} is there twice"
+        ) from None
+    except configparser.ParsingError as problem:
+        raise OptionError(f"conf file {path}, line {problem.errors[0][0] - 1}: expected key = value") from None
+    except configparser.Error:
+        raise OptionError(f"conf file {path}: expected lines of key = value without [sections]") from None
+    if parser.sections() != ["conf"] or parser.defaults():
+        raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
     return dict(parser["conf"])
 
 
 def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The credentials among a conf file's `lookup.storage.*`: used on this host, never put into a plan."""
-    return {
-        key.removeprefix(_STORAGE): _storage_value(text)
-        for key, text in conf_file_options(environ).items()
-        if key.startswith(_STORAGE) and looks_secret(key)
-    }
+    found: dict[str, Any] = {}
+    for key, text in conf_file_options(environ).items():
+        if key.startswith(_STORAGE) and _holds_secret(key, text):
+            value = _storage_value(text)
+            # A password of digits is no number.
+            found[key.removeprefix(_STORAGE)] = value if isinstance(value, (dict, list)) else text
+    return found
 
 
 def options_table() -> str:
