@@ -1,0 +1,113 @@
+# What scripts/test and scripts/demo share. Source it from bash with `root` set to the checkout.
+#
+#   use_venv   sets `python`: this checkout's own virtual environment, with the package and its extras
+#   use_java   a Java that Spark 4 runs on: JAVA_HOME, PATH, the system's packages, or an exact message
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+    printf 'error: %s\n' "$@" >&2
+    exit 1
+}
+
+# Whether the system's packages may be installed without asking anybody.
+may_install() { [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v apt-get >/dev/null; }
+
+# Installs the first of the packages that can be; no stdin, so that it never waits for an answer.
+install_one_of() {
+    local package
+    apt-get update -qq </dev/null >/dev/null || say "apt-get update failed; going on with the known packages"
+    for package in "$@"; do
+        say "Installing $package"
+        if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" </dev/null >/dev/null 2>&1; then
+            return 0
+        fi
+    done
+    return 1
+}
+
+# --- Python ----------------------------------------------------------------------------------------
+
+# Prints the newest suitable python. Debian ships one that cannot make environments, hence ensurepip.
+find_python() {
+    local name
+    for name in python3.13 python3.12 python3.11 python3 python3.10; do
+        if "$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' </dev/null >/dev/null 2>&1; then
+            command -v "$name"
+            return 0
+        fi
+    done
+    return 1
+}
+
+use_venv() {
+    local base venv="$root/.venv" stamp="$root/.venv/installed-from"
+    python="$venv/bin/python"
+    if ! "$python" -c '' </dev/null >/dev/null 2>&1; then
+        base=$(find_python) || base=
+        if [ -z "$base" ] && may_install; then
+            install_one_of python3-venv || true
+            base=$(find_python) || base=
+        fi
+        [ -n "$base" ] || die "no Python 3.10 or newer with the venv module was found" \
+            "install one: 'apt-get install python3-venv' (Debian, Ubuntu), 'dnf install python3.12' (Fedora, RHEL)" \
+            "or 'brew install python@3.13' (macOS), then run this again"
+        say "Making .venv with $base"
+        "$base" -m venv --clear "$venv" </dev/null || die "$base could not make $venv; see above"
+    fi
+    # An editable install follows the sources, so only these three can make it outdated.
+    if ! installed_from | cmp -s - "$stamp"; then
+        say "Installing the package, Spark and the tools into .venv (once, some minutes)"
+        rm -f "$stamp"
+        (cd "$root" && "$python" -m pip install --quiet --disable-pip-version-check -e '.[spark,test,examples]' </dev/null) ||
+            die "pip could not install the package; see above (it needs PyPI or a mirror of it, e.g. PIP_INDEX_URL)"
+        installed_from >"$stamp"
+    fi
+    # Spark starts its workers by this; its default is the first python3 on PATH.
+    export PYSPARK_PYTHON="$python" PYSPARK_DRIVER_PYTHON="$python"
+}
+
+installed_from() {
+    printf '%s\n' "$root"
+    cat "$root/setup.cfg" "$root/pyproject.toml"
+}
+
+# --- Java ------------------------------------------------------------------------------------------
+
+# Whether a java binary runs and is 17 or newer (8 calls itself 1.8).
+java_is_new() {
+    local major
+    major=$("$1" -version 2>&1 </dev/null | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1)
+    [ "${major:-0}" -ge 17 ]
+}
+
+# Points JAVA_HOME at a suitable Java; unset, Spark takes the one on PATH. False if there is none.
+find_java() {
+    local home
+    if [ -n "${JAVA_HOME:-}" ] && java_is_new "$JAVA_HOME/bin/java"; then
+        return 0
+    fi
+    if java_is_new java; then
+        unset JAVA_HOME
+        return 0
+    fi
+    for home in /usr/lib/jvm/*; do
+        if java_is_new "$home/bin/java"; then
+            export JAVA_HOME="$home"
+            return 0
+        fi
+    done
+    return 1
+}
+
+use_java() {
+    find_java && return
+    if may_install; then
+        say "No Java 17 or newer found"
+        install_one_of openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless || true
+        find_java && return
+    fi
+    die "Spark 4 needs Java 17 or newer, and none was found in JAVA_HOME, on PATH or in /usr/lib/jvm" \
+        "install one: 'apt-get install openjdk-17-jre-headless' (Debian, Ubuntu), 'dnf install java-17-openjdk-headless'" \
+        "(Fedora, RHEL) or 'brew install openjdk@17' (macOS; then export JAVA_HOME=\$(brew --prefix openjdk@17))"
+}
