@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import decimal
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ __all__ = [
     "evaluate",
     "may_match",
     "negate",
+    "parse_date",
+    "parse_timestamp",
 ]
 
 
@@ -166,9 +169,15 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
 
 def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
     """`field IN values`, where values outside the column's domain match nothing."""
-    bound = [bind_compare(field, "=", value) for value in values if value is not None]
+    known = [value for value in values if value is not None]
+    if any(isinstance(value, float) for value in known):  # one DOUBLE makes all of the list doubles
+        known = [float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in known]
+    bound = [bind_compare(field, "=", value) for value in known]
     kept = tuple(dict.fromkeys(leaf.value for leaf in bound if isinstance(leaf, Compare)))
     return In(field.name, kept, has_null=any(value is None for value in values))
+
+
+_SPARK_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}  # DecimalType.forType
 
 
 def _exact_scale(kind: pa.DataType) -> int | None:
@@ -181,6 +190,11 @@ def _exact_scale(kind: pa.DataType) -> int | None:
 def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) -> Predicate:
     """Compare an integer or decimal column with any number, without rounding or overflow."""
     with decimal.localcontext(decimal.Context(prec=200)):
+        if _rounded_by_spark(field.type, scale, value):
+            raise PredicateError(
+                f"option lookup.where: {value} has more digits than Spark compares column {field.name!r} of type "
+                f"{field.type} with: it would round one of them"
+            )
         scaled = value.scaleb(scale)
         floor = scaled.to_integral_value(decimal.ROUND_FLOOR)
         if scaled != floor:  # between two values of the column: no row equals it
@@ -198,6 +212,14 @@ def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) ->
     return Compare(field.name, op, exact if digits else int(floor))
 
 
+def _rounded_by_spark(kind: pa.DataType, scale: int, value: decimal.Decimal) -> bool:
+    """Whether the decimal type that holds both sides would need more than Spark's 38 digits."""
+    whole = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind]
+    exponent = value.normalize().as_tuple().exponent
+    assert isinstance(exponent, int)  # a literal is finite
+    return max(whole, value.adjusted() + 1) + max(scale, -exponent) > 38
+
+
 def _coerce(field: pa.Field, value: Any) -> Any:
     """`value` as a Python value of the column's type; PredicateError if that is not Spark's meaning."""
     kind = field.type
@@ -211,32 +233,63 @@ def _coerce(field: pa.Field, value: Any) -> Any:
         return value
     if pa.types.is_date(kind):
         if isinstance(value, str):
-            value = _parsed(datetime.date.fromisoformat, value, field)
+            value = _parsed(parse_date, value, field)
         if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
             return value
     if pa.types.is_timestamp(kind):
         return _coerce_timestamp(field, value)
     raise PredicateError(
-        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {value!r}"
+        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_shown(value)}"
         + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
     )
+
+
+def _shown(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, datetime.date) else repr(value)
 
 
 def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
     zoned = field.type.tz is not None
     if isinstance(value, str):
-        value = _parsed(datetime.datetime.fromisoformat, value.replace("Z", "+00:00"), field)
+        value = _parsed(parse_timestamp, value, field)
     elif isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         value = datetime.datetime.combine(value, datetime.time())
     if isinstance(value, datetime.datetime) and zoned == (value.tzinfo is not None):
-        return value.astimezone(datetime.timezone.utc) if zoned else value
+        try:
+            return value.astimezone(datetime.timezone.utc) if zoned else value
+        except OverflowError:  # year 0 or 10000 in UTC
+            pass
     need = "with its zone, e.g. '2024-01-31 12:00:00+00:00'" if zoned else "without a zone, e.g. '2024-01-31 12:00:00'"
-    raise PredicateError(f"option lookup.where: give {value!r} for column {field.name!r} as a timestamp {need}")
+    raise PredicateError(f"option lookup.where: give {_shown(value)} for column {field.name!r} as a timestamp {need}")
+
+
+# What Spark and every Python read alike; Spark takes more spellings, other ones Python would.
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIMESTAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)? ?(Z|UTC|[+-]\d\d:\d\d)?)?", re.ASCII
+)
+
+
+def parse_date(text: str) -> datetime.date:
+    """The date of `2024-01-31`; ValueError for any other spelling."""
+    if not _DATE.fullmatch(text.strip()):
+        raise ValueError(text)
+    return datetime.date.fromisoformat(text.strip())
+
+
+def parse_timestamp(text: str) -> datetime.datetime:
+    """The timestamp of `2024-01-31 12:00:00.5 +01:00`, of which all but the date may be left out; ValueError for others."""
+    match = _TIMESTAMP.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    day, minutes, seconds, fraction, zone = match.groups(default="")
+    zone = "+00:00" if zone in ("Z", "UTC") else zone
+    return datetime.datetime.fromisoformat(f"{day}T{minutes or '00:00'}:{seconds or '00'}.{fraction:0<6}{zone}")
 
 
 def _parsed(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
     try:
-        return parse(text.strip())
+        return parse(text)
     except ValueError:
         raise PredicateError(
             f"option lookup.where: {text!r} is no {field.type} value for column {field.name!r} (write ISO-8601)"
@@ -297,6 +350,8 @@ _KERNEL = {
 
 def _compare(array: pa.Array, op: str, value: Any) -> pa.Array:
     if pa.types.is_floating(array.type) or isinstance(value, float):
+        if pa.types.is_decimal(array.type):
+            array = array.cast(pa.string())  # Arrow's direct cast is off by a last digit now and then
         return _compare_doubles(pc.cast(array, pa.float64(), safe=False), op, float(value))
     if pa.types.is_boolean(array.type):
         array, value = array.cast(pa.int8()), int(value)

@@ -7,7 +7,10 @@ The text is parsed by sqlglot in its Spark dialect. What cannot be answered exac
 from __future__ import annotations
 
 import decimal
+import math
+import re
 import struct
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -28,6 +31,8 @@ from pyspark_lookup.predicate import (
     bind_compare,
     bind_in,
     negate,
+    parse_date,
+    parse_timestamp,
 )
 from pyspark_lookup.schema import resolve_names
 
@@ -35,6 +40,13 @@ __all__ = ["parse_where"]
 
 _COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_PLAIN = frozenset({"this", "expression", "expressions", "low", "high", "to", "is_string"})
+_INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
+_TIMESTAMPS = ("TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPLTZ", "TIMESTAMPNTZ")
+_NUMBERS = (int, float, decimal.Decimal)
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_EXACT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_FLOATING = re.compile(rf"{_EXACT.pattern}|[+-]?inf(inity)?|nan", re.ASCII | re.IGNORECASE)
 _SUPPORTED = (
     "=, <>, <, <=, >, >=, <=>, IN, BETWEEN, LIKE 'prefix%', IS [NOT] NULL, AND, OR and NOT over a column and literals"
 )
@@ -45,6 +57,13 @@ def parse_where(text: str, schema: pa.Schema) -> Predicate:
 
     Raises PredicateError showing the part that is not understood or not supported.
     """
+    try:
+        return _parsed_where(text, schema)
+    except RecursionError:
+        raise PredicateError(f"option lookup.where is nested too deeply: {text[:100]!r}…") from None
+
+
+def _parsed_where(text: str, schema: pa.Schema) -> Predicate:
     try:
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({text}\n)", dialect="spark")
     except SqlglotError as problem:
@@ -68,6 +87,11 @@ class _Binder:
         self._schema = schema
 
     def predicate(self, node: exp.Expression) -> Predicate:
+        meant = self._predicate(node)
+        return negate(meant) if node.args.get("negate") else meant  # NOT LIKE, in sqlglot since 28
+
+    def _predicate(self, node: exp.Expression) -> Predicate:
+        self._check_plain(node, _PLAIN | {"negate"})
         if isinstance(node, exp.Paren):
             return self.predicate(node.this)
         if isinstance(node, (exp.And, exp.Or)):
@@ -141,8 +165,9 @@ class _Binder:
         return self._schema.field(name)
 
     def value(self, node: exp.Expression) -> Any:
-        """A literal's Python value: int, Decimal, float (DOUBLE), str, bytes, bool, None."""
+        """A literal's Python value: int, Decimal, float (DOUBLE), str, bytes, bool, date, datetime, None."""
         node = _bare(node)
+        self._check_plain(node, _PLAIN)
         if isinstance(node, exp.Null):
             return None
         if isinstance(node, exp.Boolean):
@@ -152,7 +177,10 @@ class _Binder:
             if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
                 return -value
         if isinstance(node, exp.Literal):
-            return str(node.this) if node.is_string else _number(str(node.this))
+            if node.is_string:
+                return str(node.this)
+            if (number := _number(str(node.this))) is not None:
+                return number
         if isinstance(node, exp.HexString):
             return bytes.fromhex(node.name if len(node.name) % 2 == 0 else "0" + node.name)
         if isinstance(node, exp.Cast):
@@ -160,25 +188,38 @@ class _Binder:
         raise self._unsupported(node)
 
     def _cast(self, node: exp.Expression) -> Any:
-        """`DATE '…'`, `TIMESTAMP '…'` (checked against the column later), `5L`, `CAST('NaN' AS DOUBLE)`."""
-        value, kind = self.value(node.this), node.args["to"].this
+        """`5L`, `1.5BD`, `DATE '…'`, `TIMESTAMP '…'`, `CAST('NaN' AS DOUBLE)`: casts that Spark makes without loss."""
+        value, target = self.value(node.this), node.args["to"]
+        kind = getattr(target.this, "name", "")
         if value is None:
             return None
         try:
-            if kind in exp.DataType.INTEGER_TYPES and isinstance(value, (int, str)):
-                return int(value)
-            if kind in (exp.DataType.Type.DOUBLE, exp.DataType.Type.FLOAT):
-                number = float(value)
-                single = kind == exp.DataType.Type.FLOAT
-                return struct.unpack("f", struct.pack("f", number))[0] if single else number
-            if kind == exp.DataType.Type.DECIMAL and not node.args["to"].expressions:
-                return decimal.Decimal(str(value))
-        except (ValueError, ArithmeticError, OverflowError):
-            raise self._unsupported(node) from None
-        times = (exp.DataType.Type.DATE, *exp.DataType.TEMPORAL_TYPES)
-        if kind in times and isinstance(value, str):
-            return value
+            if kind in _INTEGER_BITS and (isinstance(value, int) or _matches(_INTEGER, value)):
+                number = int(value)
+                if (
+                    not isinstance(value, bool)
+                    and -(1 << _INTEGER_BITS[kind] - 1) <= number < 1 << _INTEGER_BITS[kind] - 1
+                ):
+                    return number
+            if kind in ("DOUBLE", "FLOAT") and (isinstance(value, _NUMBERS) or _matches(_FLOATING, value)):
+                double = float(value)
+                return struct.unpack("f", struct.pack("f", double))[0] if kind == "FLOAT" else double
+            if kind == "DECIMAL" and (isinstance(value, (int, decimal.Decimal)) or _matches(_EXACT, value)):
+                exact = decimal.Decimal(value)
+                if _fits(exact, [int(part.name) for part in target.expressions]):
+                    return exact
+            if kind == "DATE" and isinstance(value, str):
+                return parse_date(value)
+            if kind in _TIMESTAMPS and isinstance(value, str):
+                return parse_timestamp(value)
+        except (ValueError, ArithmeticError):
+            pass
         raise self._unsupported(node)
+
+    def _check_plain(self, node: exp.Expression, known: frozenset[str]) -> None:
+        """Refuse what this module does not look at, such as BETWEEN's SYMMETRIC: it would be dropped silently."""
+        if any(value for name, value in node.args.items() if name not in known):
+            raise self._unsupported(node)
 
     def _unsupported(self, node: exp.Expression) -> PredicateError:
         return PredicateError(
@@ -192,8 +233,24 @@ def _bare(node: exp.Expression) -> exp.Expression:
     return node
 
 
-def _number(text: str) -> int | float | decimal.Decimal:
-    """As Spark types it: an integer, a DECIMAL with a point, a DOUBLE with an exponent."""
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value.strip()) is not None
+
+
+def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
+    """Whether a DECIMAL of these parameters holds the value without rounding."""
+    precision = parameters[0] if parameters else 10
+    scale = parameters[1] if len(parameters) > 1 else 0
+    exponent = value.normalize().as_tuple().exponent
+    return isinstance(exponent, int) and -exponent <= scale and value.adjusted() < precision - scale
+
+
+def _number(text: str) -> int | float | decimal.Decimal | None:
+    """As Spark types it: an integer, a DECIMAL with a point, a DOUBLE with an exponent. None: Spark refuses it."""
     if "e" in text.lower():
-        return float(text)
-    return decimal.Decimal(text) if "." in text else int(text)
+        double = float(text)
+        return double if math.isfinite(double) else None
+    exact = decimal.Decimal(text)
+    if len(exact.as_tuple().digits) > 38:
+        return None
+    return exact if "." in text else int(text)
