@@ -23,18 +23,20 @@ _UNSIGNED = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
 }
+_NOTHING = pa.string()
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
-def spark_type(kind: pa.DataType) -> pa.DataType:
-    """The Arrow type in which Spark takes columns of `kind`. Raises SchemaError if there is none."""
+def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataType:
+    """The Arrow type in which Spark takes columns of `kind`. Raises SchemaError if there is none.
+
+    `nothing` is for columns that hold nulls only: string, as Spark infers it.
+    """
     if isinstance(kind, pa.BaseExtensionType):
-        return spark_type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return spark_type(kind.value_type)
-    if pa.types.is_run_end_encoded(kind):
-        return spark_type(kind.value_type)
+        return spark_type(kind.storage_type, nothing)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return spark_type(kind.value_type, nothing)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if (
@@ -59,40 +61,45 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
             raise SchemaError(f"type {kind} has no counterpart in Spark (decimals go up to 38 digits)")
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_null(kind):
-        return pa.string()  # nothing was ever written to it; Spark infers string as well
+        return nothing
+
+    def child(name: str, kind: pa.DataType) -> pa.Field:
+        return pa.field(name, spark_type(kind, nothing), nullable=True)
+
     if pa.types.is_map(kind):
-        return pa.map_(spark_type(kind.key_type), _child("value", kind.item_type))
+        return pa.map_(spark_type(kind.key_type, nothing), child("value", kind.item_type))
     if pa.types.is_struct(kind):
-        return pa.struct([_child(field.name, field.type) for field in kind])
-    if (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    ):
-        return pa.list_(_child("element", kind.value_type))
+        return pa.struct([child(field.name, field.type) for field in kind])
+    if _is_any_list(kind):
+        return pa.list_(child("element", kind.value_type))
     if pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return kind
     raise SchemaError(f"type {kind} has no counterpart in Spark")
 
 
-def _child(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, spark_type(kind), nullable=True)
+def _is_any_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
 
 
 def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
-    """`schema` with every type as Spark takes it, all columns nullable, without metadata.
+    """One file's `schema` with every type as Spark takes it, all columns nullable, without metadata.
 
-    Raises SchemaError naming `origin` and the column for a type Spark lacks or a name given twice.
+    A type of nulls only stays null: other files decide what it is. Raises SchemaError naming `origin`
+    and the column for a type Spark lacks or a name given twice.
     """
     fields = []
     seen: dict[str, str] = {}
     for field in schema:
         try:
-            fields.append(pa.field(field.name, spark_type(field.type), nullable=True))
+            fields.append(pa.field(field.name, spark_type(field.type, nothing=pa.null()), nullable=True))
         except SchemaError as problem:
-            raise SchemaError(f"{origin}: column {field.name!r}: {problem}; leave it out with lookup.columns") from None
+            raise SchemaError(f"{origin}: column {field.name!r}: {problem}") from None
         folded = field.name.casefold()
         if folded in seen:
             raise SchemaError(f"{origin}: columns {seen[folded]!r} and {field.name!r} differ at most in letter case")
@@ -102,7 +109,7 @@ def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
 
 def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """Whether every value of `narrow` (as Spark takes it) is a value of `wide` without loss."""
-    if narrow == wide:
+    if narrow == wide or pa.types.is_null(narrow):
         return True
     if narrow in _INTS and wide in _INTS:
         return _INTS.index(narrow) < _INTS.index(wide)
@@ -133,7 +140,7 @@ class _Column:
 
 
 def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
-    """One schema for files given as (name, schema as Spark takes it), in order of first appearance.
+    """One schema for files given as (name, `spark_schema` of it), in order of first appearance.
 
     Raises SchemaError naming the column, both types and both files if types do not widen.
     """
@@ -145,14 +152,35 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
                 raise SchemaError(
                     f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}: rewrite one of them"
                 )
-            if widens(known.type, field.type):
-                known.type, known.origin = field.type, origin if known.type != field.type else known.origin
-            elif not widens(field.type, known.type):
+            united = _united(known.type, field.type)
+            if united is None:
                 raise SchemaError(
                     f"column {field.name!r} is {known.type} in {known.origin} but {field.type} in {origin}: "
-                    "rewrite one of them, or leave the column out with lookup.columns"
+                    "rewrite one of them"
                 )
-    return pa.schema([pa.field(c.name, c.type) for c in columns.values()])
+            if united != known.type:
+                known.type, known.origin = united, origin
+    return pa.schema([pa.field(c.name, spark_type(c.type)) for c in columns.values()])
+
+
+def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that both widen to; None if neither widens to the other, nor each part to its counterpart."""
+    if widens(one, other):
+        return other
+    if widens(other, one):
+        return one
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        parts = [_united(one.value_type, other.value_type)]
+        return None if None in parts else pa.list_(pa.field("element", parts[0]))
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        parts = [_united(one.key_type, other.key_type), _united(one.item_type, other.item_type)]
+        return None if None in parts else pa.map_(parts[0], pa.field("value", parts[1]))
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        names = [field.name for field in one]
+        parts = [_united(a.type, b.type) for a, b in zip(one, other, strict=False)]
+        same = names == [field.name for field in other] and None not in parts
+        return pa.struct(list(zip(names, parts, strict=True))) if same else None
+    return None
 
 
 def check_readable(planned: pa.Field, found: pa.DataType, origin: str) -> None:
@@ -185,6 +213,8 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
             column = column.storage
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        if pa.types.is_run_end_encoded(column.type):
+            column = pc.run_end_decode(column)
         if pa.types.is_null(column.type):
             return pa.nulls(len(column), kind)
         if pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_map(kind):
@@ -197,7 +227,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
 
 
 def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:
-    """A nested column rebuilt with cast children; offsets and validity are kept."""
+    """A nested column rebuilt with cast children."""
     if pa.types.is_struct(kind):
         # flatten() applies the parent's nulls and offset to the children.
         children = [
@@ -205,23 +235,27 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
             for child, field in zip(column.flatten(), kind, strict=True)
         ]
         mask = column.is_null() if column.null_count else None
-        if not children:
-            return column
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    if pa.types.is_map(column.type):  # no kernel takes a map; the same bytes are a list of entries
+        entry = [pa.field("key", column.type.key_type, nullable=False), column.type.item_field.with_name("value")]
+        column = column.view(pa.list_(pa.struct(entry)))
+    offsets, inner = _offsets(column), column.flatten()
     if pa.types.is_map(kind):
-        keys = cast_column(column.keys, kind.key_type, f"{name}.key", origin)
-        items = cast_column(column.items, kind.item_type, f"{name}.value", origin)
-        offsets = _offsets(column)
+        keys = cast_column(inner.field(0), kind.key_type, f"{name}.key", origin)
+        items = cast_column(inner.field(1), kind.item_type, f"{name}.value", origin)
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind)
-    if pa.types.is_fixed_size_list(column.type) or not pa.types.is_list(column.type):
-        column = column.cast(pa.list_(pa.field("element", column.type.value_type)))
-    values = cast_column(column.values, kind.value_type, f"{name}.element", origin)
-    return pa.ListArray.from_arrays(_offsets(column), values, type=kind)
+    values = cast_column(inner, kind.value_type, f"{name}.element", origin)
+    return pa.ListArray.from_arrays(offsets, values, type=kind)
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """A list's or map's offsets into its values, with null at the rows that are null."""
-    offsets = column.offsets
+    """Offsets of a list's rows into its flatten(), with null at the rows that are null.
+
+    Its own offsets will not do: those of a null row may span values, and a view's are in any order.
+    """
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    ends = pc.cumulative_sum(lengths.cast(pa.int64())).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
     if column.null_count == 0:
         return offsets
     validity = pa.concat_arrays([column.is_valid(), pa.array([True])])
