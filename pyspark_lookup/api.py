@@ -11,6 +11,7 @@ from pyspark_lookup import planner
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import LookupOptions, conf_file_options
 from pyspark_lookup.planner import Found
+from pyspark_lookup.reader import ReadTask
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.table import Table
 
@@ -70,8 +71,8 @@ class LookupTable:
         try:
             found = self._find(engine, options)
             plan = planner.plan_read(found, options, planner.table_columns(found, options), runtime().clock)
-            task = planner.whole_table(found, plan)
-            return pa.Table.from_batches(list(engine.reader.read(plan, task, None)), plan.projection.columns)
+            batches = engine.reader.read(plan, ReadTask(0, 1), None, found.version)
+            return pa.Table.from_batches(list(batches), plan.projection.columns)
         finally:
             engine.publish_metrics()
 

@@ -28,6 +28,7 @@ __all__ = ["Execution", "Metadata", "Resolution"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 _SETTLE_POLLS = 20
+_CONFIRM_S = 0.2
 _LOCK_WAIT_S = 30.0
 
 
@@ -74,7 +75,7 @@ class Metadata:
             status = self._ufs.get_status(url)
             kind = Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
         probe = Table(url, self._ufs.scope, kind, options.format, options.success_file, options.settle_s)
-        if status is None or self._unsettled_s(probe, status) > 0:
+        if status is None or self._unsettled_s(probe, status) > 0 or self._shrank(probe, self._version(probe, status)):
             version = self._cached(probe, options) or self._ask(probe, started_s)
         else:
             version = self._finish(probe, self._version(probe, status), started_s)
@@ -217,11 +218,36 @@ class Metadata:
             status = self._get_status(table)
             wait_s = self._unsettled_s(table, status)
             if wait_s <= 0:
-                return self._finish(table, self._version(table, status), started_s)
+                version = self._version(table, status)
+                if self._shrank(table, version):
+                    version = self._confirmed(table, version)
+                return self._finish(table, version, started_s)
             self._clock.sleep(wait_s)
         raise TableBusyError(
             f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
         )
+
+    def _shrank(self, table: Table, version: TableVersion) -> bool:
+        """Whether files are gone since the last known version and none came: removal, or a job that has just begun."""
+        record = self._last(table)
+        if table.kind is Kind.FILE or record is None or record["digest"] == version.digest:
+            return False
+        last = self._files(table, record["digest"])
+        return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
+
+    def _confirmed(self, table: Table, version: TableVersion) -> TableVersion:
+        """A version that two listings in a row agree on.
+
+        A job that overwrites a directory removes its files one by one before anything tells of the
+        job. Such a listing is half a table, and its blocks may all be cached here.
+        """
+        for _ in range(_SETTLE_POLLS):
+            self._clock.sleep(_CONFIRM_S)
+            again = self._version(table, self._get_status(table))
+            if again == version:
+                return version
+            version = again
+        raise TableBusyError(f"{table.url} keeps changing: {_SETTLE_POLLS} listings in a row differ")
 
     def _get_status(self, table: Table) -> FileVersion | Listing:
         if table.kind is Kind.FILE:

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import OptionError, SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.options import LookupOptions, VersionAt, redact
 from pyspark_lookup.predicate import And, Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
-from pyspark_lookup.scan import Projection, all_columns, share_of, slices_of
+from pyspark_lookup.scan import Projection, all_columns, share_of
 from pyspark_lookup.schema import check_readable, resolve_names
-from pyspark_lookup.table import Table, TableVersion, select_partitions
+from pyspark_lookup.table import Kind, Table, TableVersion, select_partitions
 from pyspark_lookup.where import parse_where
 
-__all__ = ["Found", "find", "plan_read", "plan_tasks", "table_columns", "whole_table"]
+__all__ = ["Found", "find", "plan_read", "plan_tasks", "table_columns"]
 
 _STARTS = 5
 
@@ -75,6 +75,10 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
     Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit,
     OptionError for a partition.
     """
+    if options.success_file and found.table.kind is Kind.FILE:
+        raise OptionError(
+            f"option lookup.success-file = 'true': {found.table.url} is one file, not a directory of a job"
+        )
     everything = all_columns((found.data, found.partitions))
     if options.keys:
         resolve_names(options.keys, everything, "lookup.keys")
@@ -126,8 +130,3 @@ def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTa
     shares = [share_of(files, number, count, splittable) for number in range(count)]
     kept = [pieces for pieces in shares if pieces] or [()]
     return [ReadTask(number, len(kept), pieces) for number, pieces in enumerate(kept)]
-
-
-def whole_table(found: Found, plan: ReadPlan) -> ReadTask:
-    """One task for everything, of the version that was just found: no second metadata call."""
-    return ReadTask(0, 1, slices_of(select_partitions(found.table, found.version.files, plan.options)))

@@ -20,10 +20,10 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.formats import open_format
-from pyspark_lookup.metadata import Execution, Metadata
+from pyspark_lookup.metadata import Execution, Metadata, Resolution
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions, OnVersionGone, redact
-from pyspark_lookup.scan import Prepared, Projection, Scan, Slice, share_of
+from pyspark_lookup.scan import Prepared, Projection, Scan, Slice, share_of, slices_of
 from pyspark_lookup.table import Table, TableVersion, select_partitions
 
 __all__ = ["ReadPlan", "ReadTask", "TableReader"]
@@ -97,52 +97,67 @@ class TableReader:
         assert table.format is not None
         return open_format(table.format, self._block_size).splittable
 
-    def read(self, plan: ReadPlan, task: ReadTask, execution: Execution | None) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, plan: ReadPlan, task: ReadTask, execution: Execution | None, version: TableVersion | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of a task as batches of the plan's columns, all from one version.
 
-        Raises VersionGoneError where `lookup.on-version-gone` says so, SchemaError if the table no
-        longer has the planned columns, UfsError or NotATableError if it cannot be read.
+        `version`: the current one, if the caller has just resolved it. Raises VersionGoneError where
+        `lookup.on-version-gone` says so, SchemaError if the table no longer has the planned columns,
+        UfsError or NotATableError if it cannot be read.
         """
-        if task.pieces is None:
-            prepared = self._resolved_at_reading(plan, task, execution)
-        else:
+        if task.pieces is not None:
             self._tell_age(plan, execution)
-            prepared = self._resolved_at_planning(plan, task, task.pieces, execution)
+            return self._planned(plan, task, task.pieces, execution).batches()
+        if version is not None:
+            resolution = Resolution(version, True)
+        else:
+            resolution = self.metadata.resolve(plan.table, plan.options, execution)
+        files = select_partitions(plan.table, resolution.version.files, plan.options)
+        pieces = share_of(files, task.number, task.count, self.splittable(plan.table))
+        try:
+            prepared = self._scan.prepare(plan.table, pieces, plan.projection, complete=task.count == 1)
+        except SourceChangedError as change:
+            if task.count > 1:
+                prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
+            elif not resolution.decided_here and plan.options.on_version_gone is OnVersionGone.FAIL:
+                # Others of this execution may have answered from the version that is gone.
+                raise self._gone(plan, change) from change
+            else:
+                prepared = self._start_over(plan, resolution.version, execution)
         return prepared.batches()
 
-    def _resolved_at_reading(self, plan: ReadPlan, task: ReadTask, execution: Execution | None) -> Prepared:
-        resolution = self.metadata.resolve(plan.table, plan.options, execution)
-        version, decided_here = resolution.version, resolution.decided_here
-        for _ in range(_STARTS):
-            files = select_partitions(plan.table, version.files, plan.options)
-            pieces = share_of(files, task.number, task.count, self.splittable(plan.table))
-            try:
-                return self._scan.prepare(plan.table, pieces, plan.projection, complete=task.count == 1)
-            except SourceChangedError as change:
-                if task.count > 1:
-                    return self._newer_files(plan, task, pieces, version, execution, change)
-                # Others of this execution may have answered from the version that is gone.
-                if not decided_here and plan.options.on_version_gone is OnVersionGone.FAIL:
-                    raise self._gone(plan, change) from change
-                version = self.metadata.resolve_again(plan.table, plan.options, execution, version)
-        raise VersionGoneError(
-            f"{redact('path', plan.table.url)} changed under {_STARTS} reads in a row: write new files and keep the old "
-            "ones a while, or set lookup.settle"
-        )
-
-    def _resolved_at_planning(
+    def _planned(
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> Prepared:
+        """A task whose version planning fixed."""
         try:
             return self._scan.prepare(plan.table, pieces, plan.projection, complete=task.count == 1)
         except SourceChangedError as change:
             planned = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
-            return self._newer_files(plan, task, pieces, planned, execution, change)
+            if task.count > 1:
+                return self._newer_files(plan, pieces, planned, execution, change)
+            if plan.options.on_version_gone is OnVersionGone.FAIL:
+                raise self._gone(plan, change) from change
+            return self._start_over(plan, planned, execution)
+
+    def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> Prepared:
+        """The only task of a read, with the version that replaced `gone`: nothing was handed out yet."""
+        for _ in range(_STARTS):
+            gone = self.metadata.resolve_again(plan.table, plan.options, execution, gone)
+            pieces = slices_of(select_partitions(plan.table, gone.files, plan.options))
+            try:
+                return self._scan.prepare(plan.table, pieces, plan.projection, complete=True)
+            except SourceChangedError:
+                continue
+        raise VersionGoneError(
+            f"{redact('path', plan.table.url)} changed under {_STARTS + 1} reads in a row: write new files and keep the old "
+            "ones a while, or set lookup.settle"
+        )
 
     def _newer_files(
         self,
         plan: ReadPlan,
-        task: ReadTask,
         pieces: tuple[Slice, ...],
         gone: TableVersion,
         execution: Execution | None,
@@ -171,7 +186,7 @@ class TableReader:
                 else:
                     raise self._gone(plan, change) from change
             try:
-                return self._scan.prepare(plan.table, renewed, plan.projection, complete=task.count == 1)
+                return self._scan.prepare(plan.table, renewed, plan.projection, complete=False)
             except SourceChangedError as again:
                 change, gone = again, version
         raise self._gone(plan, change) from change

@@ -270,6 +270,30 @@ def test_settle_waits_for_quiet_without_sleeping_too_long(directory: Path, cache
         resolve(host, table, opts)
 
 
+def test_a_listing_that_lost_files_is_confirmed(directory: Path, cache_dir: Path) -> None:
+    """Files gone and none new may be a job that has begun to overwrite: the version is what two listings agree on."""
+    host = make_host(str(directory), cache_dir)
+    opts = options(directory)
+    table, _ = host.metadata.discover(opts)
+    (directory / "a.parquet").unlink()
+    host.store.calls.clear()
+
+    def go_on(kind: str, subject: object) -> None:
+        if len(host.store.calls) == 2:
+            (directory / "b.parquet").unlink()
+
+    host.store.before = go_on
+    version = resolve(host, table, opts)
+    assert [Path(file.url).name for file in version.files] == ["c.parquet"]
+    assert host.store.kinds() == ["list", "list", "list"]
+    assert host.clock.slept == [0.2, 0.2]
+    assert resolve(host, table, opts) == version
+    assert host.store.kinds() == ["list"] * 4
+    (directory / "c.parquet").unlink()
+    with pytest.raises(TableEmptyError):
+        resolve(host, table, opts)
+
+
 def test_success_file_is_required_when_asked_for(directory: Path, cache_dir: Path) -> None:
     """`lookup.success-file=true` refuses a directory without `_SUCCESS`."""
     host = make_host(str(directory), cache_dir)

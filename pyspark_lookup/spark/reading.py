@@ -36,11 +36,18 @@ def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[
 
 
 def _session_options(context: TaskContext | None) -> dict[str, str]:
-    """Host options that the session sets as `spark.lookupcache.*` at run time."""
+    """What the session sets as `spark.lookupcache.*` at run time, as option keys."""
     if context is None:
         return {}
-    found = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
-    return {key: value for key, value in found.items() if value}
+    # Asked by name, a mistyped key would be ignored; Spark keeps no public list of them.
+    known = {key: context.getLocalProperty(SPARK_CONF_PREFIX + key.removeprefix("lookup.")) for key in HOST_KEYS}
+    given = getattr(context, "_localProperties", None) or {}
+    found = {
+        "lookup." + key.removeprefix(SPARK_CONF_PREFIX): v
+        for key, v in given.items()
+        if key.startswith(SPARK_CONF_PREFIX)
+    }
+    return {key: value for key, value in {**known, **found}.items() if value}
 
 
 def current_execution(context: TaskContext | None) -> Execution | None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable, configure
+from pyspark_lookup.errors import NotATableError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.spark.session import RECOMMENDED
 from tests.fakes import wait_until_settled
 
@@ -239,6 +241,42 @@ def test_s3_directory_on_plain_and_versioned_buckets(spark: SparkSession, s3: S3
         assert s3.count() == {"head": 0, "list": 1, "get": 0, "bytes": 0}
 
 
+def test_a_directory_under_an_overwriting_job_is_never_half_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    """While a Spark job overwrites the directory again and again, a read is one version whole or a named error."""
+    directory = str(tmp_path / "dim")
+
+    def overwrite(version: int) -> None:
+        spark.range(0, 1000, 1, 8).selectExpr("id", f"{version} AS version").write.mode("overwrite").parquet(directory)
+
+    overwrite(0)
+    done = threading.Event()
+
+    def job() -> None:
+        try:
+            for version in range(1, 9):
+                overwrite(version)
+        finally:
+            done.set()
+
+    writer = threading.Thread(target=job)
+    writer.start()
+    seen: list[set[int]] = []
+    refused = 0
+    with LookupTable(directory, {"lookup.cache.dir": str(tmp_path / "cache")}) as table:
+        while not done.is_set():
+            try:
+                rows = table.scan()
+            except (NotATableError, UfsNotFoundError, VersionGoneError):
+                refused += 1
+                continue
+            assert rows.num_rows == 1000
+            seen.append(set(rows["version"].unique().to_pylist()))
+        writer.join()
+        assert set(table.scan()["version"].unique().to_pylist()) == {8}
+    assert all(len(versions) == 1 for versions in seen)
+    assert refused > 0  # or the loop never met the job
+
+
 # --- pushdown -------------------------------------------------------------------------------------
 
 
@@ -433,6 +471,8 @@ def test_session_conf_moves_the_cache_at_run_time(spark: SparkSession, tmp_path:
         spark.read.format("lookupcache").option("lookup.cache.dir", str(tmp_path / "own")).load(str(path)).collect()
         assert not (tmp_path / "session-cache").exists()
         assert (tmp_path / "own" / "v1").is_dir()
+    with conf(spark, "spark.lookupcache.where", "id = 1"), pytest.raises(Exception, match="can be set for a session"):
+        load(spark, path).collect()
 
 
 def test_views_of_a_table(spark: SparkSession, tmp_path: Path) -> None:
