@@ -1,4 +1,4 @@
-# What scripts/test and scripts/demo share. Source it from bash with `root` set to the checkout.
+# What scripts/test and scripts/demo share. Source it from bash, as the script itself, with `root` set.
 #
 #   use_venv   sets `python`: this checkout's own virtual environment, with the package and its extras
 #   use_java   a Java that Spark 4 runs on: JAVA_HOME, PATH, the system's packages, or an exact message
@@ -55,15 +55,26 @@ use_venv() {
         say "Making .venv with $base"
         "$base" -m venv --clear "$venv" </dev/null || die "$base could not make $venv; see above"
     fi
-    # An editable install follows the sources, so only these three can make it outdated.
+    # An editable install follows the sources, so only these files can make it outdated.
     if ! installed_from | cmp -s - "$stamp"; then
         say "Installing the package, Spark and the tools into .venv (once, some minutes)"
         rm -f "$stamp"
-        (cd "$root" && "$python" -m pip install --quiet --disable-pip-version-check -e '.[spark,test,examples]' </dev/null) ||
+        # "compat" puts the checkout on the module path; an import hook, the default, hides the package
+        # from Spark, which finds its sources by listing the path.
+        (cd "$root" && "$python" -m pip install -qq --disable-pip-version-check \
+            --config-settings editable_mode=compat -e '.[spark,test,examples]' </dev/null) ||
             die "pip could not install the package; see above (it needs PyPI or a mirror of it, e.g. PIP_INDEX_URL)"
         installed_from >"$stamp"
     fi
-    # Spark starts its workers by this; its default is the first python3 on PATH.
+    # Spark looks for this Python by an unquoted shell command: with a space in its path it finds none of the
+    # sources written in Python, without a word. So it gets a way around the space for as long as we run.
+    if [[ $root == *[[:space:]]* ]]; then
+        detour=$(mktemp -d)
+        trap 'rm -rf "$detour"' EXIT
+        ln -s "$venv" "$detour/venv"
+        python="$detour/venv/bin/python"
+    fi
+    # Spark's workers run by this; the default is the first python3 on PATH.
     export PYSPARK_PYTHON="$python" PYSPARK_DRIVER_PYTHON="$python"
 }
 
