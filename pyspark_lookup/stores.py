@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
@@ -36,6 +38,7 @@ from pyspark_lookup.options import redact
 
 __all__ = [
     "LOCAL_GRANULE_S",
+    "Count",
     "FileVersion",
     "FsspecStore",
     "Listing",
@@ -115,13 +118,9 @@ def open_store(path: str, storage_options: Mapping[str, Any], now_s: Callable[[]
     return FsspecStore(path, str(protocol), storage_options, now_s)
 
 
-def is_hidden(name: str) -> bool:
-    """Whether Spark and Hive skip a file or directory of this name (`_…`, `.…`, but not `_k=v`)."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
-
-
 def _entered(name: str) -> bool:
-    return not is_hidden(name) or name == "_spark_metadata"
+    """Whether a directory of this name is listed: not those Spark and Hive skip (`_…`, `.…`, but not `_k=v`)."""
+    return not name.startswith(".") and (not name.startswith("_") or "=" in name or name == "_spark_metadata")
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -148,21 +147,37 @@ def _our_error(error: BaseException, url: str) -> BaseException:
     chain = [error, error.__cause__ or error]
     status = next((s for e in chain if (s := _http_status(e)) is not None), None)
     names = {base.__name__ for e in chain for base in type(e).__mro__}
-    text = f"{url}: {redact('path', error)}"
+    # fsspec's web client says FileNotFoundError for every failure; its cause says which.
+    missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+    text = f"{url}: {redact('path', chain[missing])}"
+    timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
+    transient = status == 429 or (status or 0) >= 500 or names & _TRANSIENT or _error_code(error) in _TRANSIENT_CODES
     if status in (412, 304) or (isinstance(error, FileNotFoundError) and "FileExpired" in names):
         return SourceChangedError(f"{url} changed while it was read")
-    if status in (404, 410) or isinstance(error, (FileNotFoundError, NotADirectoryError)):
+    if status in (404, 410) or (missing and not (status or timed_out or transient)):
         return UfsNotFoundError(f"{url} does not exist")
     if status in (401, 403) or isinstance(error, PermissionError) or "NoCredentialsError" in names:
         return UfsPermissionError(f"{text} (check the credentials in the environment or the conf file)")
-    if isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names):
+    if timed_out:
         return UfsTimeoutError(text)
-    transient = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError", "IncompleteRead"}
-    if status == 429 or (status or 0) >= 500 or names & transient or _error_code(error) in _TRANSIENT_CODES:
-        return UfsUnavailableError(text)
-    return UfsError(text)
+    return UfsUnavailableError(text) if transient else UfsError(text)
 
 
+def _read_error(error: Exception, url: str) -> BaseException:
+    """As `_our_error`, of a read: a file that is gone, or ends before the range, is another version."""
+    ours = _our_error(error, url)
+    if isinstance(ours, UfsNotFoundError) or _http_status(error.__cause__ or error) == 416:
+        return SourceChangedError(f"{redact('path', url)} was replaced or removed")
+    return ours
+
+
+_TRANSIENT = {
+    "ConnectionError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "HTTPClientError",
+    "IncompleteReadError",
+}
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted"}
 
 
@@ -194,21 +209,21 @@ class LocalStore:
 
     def url_of(self, path: str) -> str:
         """`file:///absolute/path` of any spelling, without resolving links."""
-        return "file://" + os.path.abspath(self._path(path))
+        return "file://" + self._path(path)
 
     @staticmethod
     def _path(path: str) -> str:
         if path.startswith("file:") and not path.startswith("file://"):
             path = path.removeprefix("file:")
-        return str(make_path_posix(path.removeprefix("file://").removeprefix("local://")))
+        return os.path.abspath(str(make_path_posix(path.removeprefix("file://").removeprefix("local://"))))
 
-    def _version(self, path: str, stat: os.stat_result) -> FileVersion:
-        changed_s = max(stat.st_mtime, stat.st_ctime)
+    def _version(self, path: str, status: os.stat_result) -> FileVersion:
+        changed_s = max(status.st_mtime, status.st_ctime)
         return FileVersion(
             self.url_of(path),
-            stat.st_size,
-            f"{stat.st_mtime_ns}:{stat.st_ctime_ns}:{stat.st_ino}",
-            stat.st_mtime,
+            status.st_size,
+            f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}",
+            status.st_mtime,
             # A change time ahead of the clock proves nothing, so it counts as too new.
             settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
         )
@@ -217,33 +232,40 @@ class LocalStore:
     def get_meta(self, path: str, count: Count) -> FileVersion:
         count("head")
         local = self._path(path)
-        stat = os.stat(local)
-        if os.path.isdir(local):
+        status = os.stat(local)
+        if stat.S_ISDIR(status.st_mode):
             raise UfsNotFoundError(f"{path} is a directory, not a file")
-        return self._version(local, stat)
+        return self._version(local, status)
 
     @_translated
     def list_status(self, path: str, count: Count) -> Listing:
-        root = os.path.abspath(self._path(path))
+        root = self._path(path)
         files: list[FileVersion] = []
         directories: set[str] = set()
-        pending, entered = [root], set()
+        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [(root, frozenset())]
         while pending:
-            directory = pending.pop()
-            stat = os.stat(directory)
-            if (stat.st_dev, stat.st_ino) in entered:
-                continue  # a link back into the tree
-            entered.add((stat.st_dev, stat.st_ino))
+            directory, above = pending.pop()
             count("list")
-            with os.scandir(directory) as entries:
-                for entry in entries:
+            try:
+                status, entries = os.stat(directory), list(os.scandir(directory))
+            except FileNotFoundError:
+                if directory == root:
+                    raise
+                continue  # removed since it was listed
+            here = (status.st_dev, status.st_ino)
+            if here in above:
+                continue  # a link to a directory that it lies in
+            for entry in entries:
+                try:
                     if entry.is_dir():
                         directories.add(os.path.relpath(entry.path, root))
                         if _entered(entry.name):
-                            pending.append(entry.path)
-                        continue
-                    with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-                        files.append(self._version(entry.path, entry.stat()))
+                            pending.append((entry.path, above | {here}))
+                    elif stat.S_ISREG((status := entry.stat()).st_mode):
+                        files.append(self._version(entry.path, status))
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
+                        raise
         return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
     @_translated
@@ -258,17 +280,17 @@ class LocalStore:
         try:
             descriptor = os.open(self._path(file.url), os.O_RDONLY)
         except OSError as error:
-            ours = _our_error(error, file.url)
-            if isinstance(ours, UfsNotFoundError):
-                ours = SourceChangedError(f"{file.url} was removed")
-            raise ours from error
+            raise _read_error(error, file.url) from error
         try:
             self._check(descriptor, file)
 
             def read(offset: int, length: int) -> bytes:
                 parts = []
                 while length > 0:
-                    part = os.pread(descriptor, length, offset)
+                    try:
+                        part = os.pread(descriptor, length, offset)
+                    except OSError as error:
+                        raise _our_error(error, file.url) from error
                     if not part:
                         break
                     parts.append(part)
@@ -303,10 +325,9 @@ class S3Store:
             "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config, **options
         )
         self._fs.retries = 1
-        endpoint = options.get("endpoint_url") or (options.get("client_kwargs") or {}).get("endpoint_url")
-        self.scope = "s3" + json.dumps(
-            endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        )
+        endpoints = [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url")]
+        endpoints += [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]
+        self.scope = "s3" + json.dumps(next(filter(None, endpoints), None))
 
     def url_of(self, path: str) -> str:
         return "s3://" + str(path.split("://", 1)[1]).rstrip("/")
@@ -323,10 +344,11 @@ class S3Store:
             raise UfsNotFoundError(f"{path} is a bucket, not a file")
         count("head")
         found = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
-        return self._version(bucket, key, found["ContentLength"], found.get("ETag"), found.get("LastModified"))
+        return self._version(bucket, key, found["ContentLength"], found)
 
     @staticmethod
-    def _version(bucket: str, key: str, size: int, etag: str | None, modified: datetime | None) -> FileVersion:
+    def _version(bucket: str, key: str, size: int, found: Mapping[str, Any]) -> FileVersion:
+        etag, modified = found.get("ETag"), found.get("LastModified")
         identity = "etag:" + etag.strip('"') if etag else ""
         return FileVersion(f"s3://{bucket}/{key}", size, identity, modified.timestamp() if modified else None)
 
@@ -341,6 +363,9 @@ class S3Store:
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _listing(self, bucket: str, directory: str, objects: list[dict[str, Any]]) -> Listing:
+        url = f"s3://{bucket}/{directory}".rstrip("/")
+        if not objects:
+            raise UfsNotFoundError(f"{url} does not exist")
         files: list[FileVersion] = []
         directories: set[str] = set()
         for found in objects:
@@ -348,10 +373,7 @@ class S3Store:
             parents = relative.split("/")[:-1]
             directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
             if relative and not relative.endswith("/") and all(map(_entered, parents)):
-                files.append(
-                    self._version(bucket, found["Key"], found["Size"], found.get("ETag"), found.get("LastModified"))
-                )
-        url = f"s3://{bucket}/{directory}".rstrip("/")
+                files.append(self._version(bucket, found["Key"], found["Size"], found))
         return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
     @_translated
@@ -359,8 +381,6 @@ class S3Store:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/" if key else ""
         objects = [found for page in self._pages(bucket, directory, count) for found in page.get("Contents", [])]
-        if not objects:
-            raise UfsNotFoundError(f"{path} does not exist")
         return self._listing(bucket, directory, objects)
 
     @_translated
@@ -374,15 +394,12 @@ class S3Store:
         for page in self._pages(bucket, key, count):
             contents = page.get("Contents", [])
             if not objects and contents and contents[0]["Key"] == key:
-                found = contents[0]
-                return self._version(bucket, key, found["Size"], found.get("ETag"), found.get("LastModified"))
+                return self._version(bucket, key, contents[0]["Size"], contents[0])
             objects += [found for found in contents if found["Key"].startswith(directory)]
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
                 break  # sorted past it: the other keys share the name's beginning only
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
                 return self.list_status(path, count)  # a crowd of siblings: ask for it alone
-        if not objects:
-            raise UfsNotFoundError(f"{path} does not exist")
         return self._listing(bucket, directory, objects)
 
     @contextlib.contextmanager
@@ -402,11 +419,7 @@ class S3Store:
             try:
                 return cast(bytes, fsspec.asyn.sync(self._fs.loop, get, offset, length))
             except Exception as error:
-                ours = _our_error(error, file.url)
-                # A range past the end of the object is another version as well.
-                if isinstance(ours, UfsNotFoundError) or _http_status(error.__cause__ or error) == 416:
-                    ours = SourceChangedError(f"{file.url} was replaced or removed")
-                raise ours from error
+                raise _read_error(error, file.url) from error
 
         yield read
 
@@ -419,24 +432,18 @@ class FsspecStore:
 
     pins = False
 
-    def __init__(
-        self, path: str, protocol: str, storage_options: Mapping[str, Any], now_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, path: str, protocol: str, options: Mapping[str, Any], now_s: Callable[[], float]) -> None:
         try:
             kind = fsspec.get_filesystem_class(protocol)
-        except (ValueError, ImportError) as error:
+            given = {**kind._get_kwargs_from_urls(path), **options}
+            self._fs = kind(**{**given, "skip_instance_cache": True, "use_listings_cache": False})
+        except (ValueError, TypeError, ImportError) as error:
             raise OptionError(f"option path = {redact('path', path)!r}: {error}") from error
-        from_url = kind._get_kwargs_from_urls(path)
-        self._fs = kind(**{**from_url, **storage_options, "skip_instance_cache": True, "use_listings_cache": False})
         self._protocol = protocol
         self._web = protocol in ("http", "https")
         self._now_s = now_s
-        place = {
-            k: v
-            for k, v in {**from_url, **storage_options}.items()
-            if k in ("host", "port", "endpoint_url", "account_name")
-        }
-        self.scope = protocol + json.dumps(place, sort_keys=True, default=str)
+        place = {name: given[name] for name in ("account_name", "endpoint_url", "host", "port") if name in given}
+        self.scope = protocol + json.dumps(place, default=str)
 
     def url_of(self, path: str) -> str:
         return path if self._web else str(self._fs.unstrip_protocol(self._fs._strip_protocol(path)))
@@ -460,7 +467,7 @@ class FsspecStore:
         count("head")
         info = self._info(path)
         if info["type"] == "directory":
-            raise UfsNotFoundError(f"{path} is a directory, not a file")
+            raise UfsNotFoundError(f"{redact('path', path)} is a directory, not a file")
         return self._version(path, info)
 
     def _info(self, path: str) -> dict[str, Any]:
@@ -478,14 +485,20 @@ class FsspecStore:
         while pending:
             directory = pending.pop()
             count("list")
-            for info in self._fs.ls(directory, detail=True):
+            try:
+                found = self._fs.ls(directory, detail=True)
+            except FileNotFoundError:
+                if directory == root:
+                    raise
+                continue  # removed since it was listed
+            for info in found:
                 name = info["name"].rstrip("/")
                 if info["type"] == "directory":
                     directories.add(name[len(root) + 1 :])
                     if _entered(name.rsplit("/", 1)[-1]):
                         pending.append(name)
                 elif name == root:
-                    raise UfsNotFoundError(f"{path} is a file, not a directory")
+                    raise UfsNotFoundError(f"{redact('path', path)} is a file, not a directory")
                 else:
                     if self._protocol == "memory":
                         info = self._info(name)
@@ -507,15 +520,11 @@ class FsspecStore:
     @contextlib.contextmanager
     def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         def read(offset: int, length: int) -> bytes:
+            name = self._fs._strip_protocol(file.url)
             try:
-                data = cast(
-                    bytes, self._fs.cat_file(self._fs._strip_protocol(file.url), start=offset, end=offset + length)
-                )
+                data = cast(bytes, self._fs.cat_file(name, start=offset, end=offset + length))
             except Exception as error:
-                ours = _our_error(error, file.url)
-                if isinstance(ours, UfsNotFoundError):
-                    ours = SourceChangedError(f"{file.url} was removed")
-                raise ours from error
+                raise _read_error(error, file.url) from error
             # A web server without range support sends the whole file.
             return data[offset : offset + length] if self._web and len(data) == file.size != length else data
 
@@ -535,8 +544,7 @@ def _instant(info: Mapping[str, Any]) -> float | None:
         if isinstance(value, (int, float)):
             return float(value)
         if isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                return parsedate_to_datetime(value).timestamp()
-            with contextlib.suppress(ValueError):
-                return datetime.fromisoformat(value).timestamp()
+            for parse in (parsedate_to_datetime, datetime.fromisoformat):
+                with contextlib.suppress(ValueError):
+                    return parse(value).timestamp()
     return None

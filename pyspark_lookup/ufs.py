@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import tenacity
 
-from pyspark_lookup.errors import SourceChangedError, UfsTimeoutError, UfsUnavailableError
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsTimeoutError, UfsUnavailableError
 from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.options import redact
 from pyspark_lookup.stores import FileVersion, Listing, Range, Store
 
 __all__ = ["FileVersion", "Listing", "Range", "Ufs"]
@@ -23,6 +24,10 @@ T = TypeVar("T")
 
 _CONCURRENT_GETS = 16
 _KIND_COUNTERS = {"head": "ufsHeadCount", "list": "ufsListCount", "get": "ufsGetCount"}
+
+
+class _ShortReadError(UfsUnavailableError):
+    """The store answered with fewer bytes than asked for."""
 
 
 class Ufs:
@@ -85,22 +90,37 @@ class Ufs:
         """
         if not ranges:
             return []
+        try:
+            parts = self._read_pinned(file, ranges)
+        except _ShortReadError:
+            self._check_unchanged(file)
+            raise
+        self._check_unchanged(file)
+        return parts
+
+    def _read_pinned(self, file: FileVersion, ranges: Sequence[Range]) -> list[bytes]:
         with self._store.pinned(file) as read:
 
             def get(part: Range) -> bytes:
                 return self._retry(self._read, read, part)
 
             if len(ranges) == 1:
-                parts = [get(ranges[0])]
-            else:
-                # Threads live for this call only: nothing may be left that a fork would tear.
-                with ThreadPoolExecutor(min(_CONCURRENT_GETS, len(ranges))) as pool:
-                    parts = list(pool.map(get, ranges))
-        # A store that cannot pin is asked again after the bytes: an identity never returns once it
-        # has changed, so equal before and after means equal in between.
-        if not self._store.pins and self.get_meta(file.url) != file:
-            raise SourceChangedError(f"{file.url} changed while it was read")
-        return parts
+                return [get(ranges[0])]
+            # Threads live for this call only: nothing may be left that a fork would tear.
+            with ThreadPoolExecutor(min(_CONCURRENT_GETS, len(ranges))) as pool:
+                return list(pool.map(get, ranges))
+
+    def _check_unchanged(self, file: FileVersion) -> None:
+        """Ask a store that cannot pin again, after the bytes: an identity never returns once it has
+        changed, so equal before and after means equal in between."""
+        if self._store.pins:
+            return
+        try:
+            unchanged = self.get_meta(file.url) == file
+        except UfsNotFoundError:
+            unchanged = False
+        if not unchanged:
+            raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
 
     def read_many(self, wanted: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
         """`read_ranges` of several files at once, in the order given."""
@@ -112,12 +132,12 @@ class Ufs:
 
     def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part
-        self._count("get", 0)
+        self._count("get")
         data = read(offset, length)
         self._metrics.inc("ufsGetBytes", len(data))
         if len(data) != length:
-            raise UfsUnavailableError(f"short read: {len(data)} of {length} bytes at {offset}")
+            raise _ShortReadError(f"short read: {len(data)} of {length} bytes at {offset}")
         return data
 
-    def _count(self, kind: str, amount: int = 1) -> None:
-        self._metrics.inc(_KIND_COUNTERS[kind], max(amount, 1))
+    def _count(self, kind: str) -> None:
+        self._metrics.inc(_KIND_COUNTERS[kind])
