@@ -223,6 +223,43 @@ def test_one_version_per_execution(
     assert {row.version for row in query.select("version").collect()} == {2}
 
 
+def test_all_tasks_of_a_query_are_on_one_version(
+    spark: SparkSession, s3: S3Server, s3_table: str, tmp_path: Path
+) -> None:
+    """`lookup.version-at=READ`: many tasks resolve once between them, though the table changes right after."""
+    key = s3_table.rsplit("/", 1)[-1]
+
+    def publish(version: int) -> None:
+        path = tmp_path / "large.parquet"
+        noise = pa.array([os.urandom(64) for _ in range(80_000)])
+        table = pa.table({"id": range(80_000), "version": [version] * 80_000, "noise": noise})
+        pq.write_table(table, path, row_group_size=5_000)
+        s3.client.upload_file(str(path), "bucket", key)
+
+    publish(1)
+    options = {
+        "lookup.storage.endpoint_url": s3.endpoint,
+        "lookup.scan.split-size": "1 MiB",
+        "lookup.version-at": "READ",
+    }
+    df = load(spark, s3_table, options)
+    assert df.rdd.getNumPartitions() >= 4
+    assert df.selectExpr("max(version)", "count(id)").collect()[0][:] == (1, 80_000)
+
+    def change(request: Request) -> None:
+        if request.kind == "head":
+            s3.after = None
+            publish(2)
+
+    s3.log.clear()
+    s3.after = change
+    rows = df.groupBy("version").count().collect()
+    assert [(row.version, row["count"]) for row in rows] == [(1, 80_000)]
+    assert (s3.count()["head"], s3.count()["list"], s3.count()["get"]) == (1, 0, 0)
+    rows = df.groupBy("version").count().collect()
+    assert [(row.version, row["count"]) for row in rows] == [(2, 80_000)]
+
+
 def test_s3_directory_on_plain_and_versioned_buckets(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
     """100 objects unchanged cost one LIST and nothing else, whether or not the bucket keeps versions."""
     body = put(tmp_path / "part.parquet", 1).read_bytes()
