@@ -7,12 +7,14 @@ pyarrow read them as one file. `open_index` is called until it no longer asks fo
 from __future__ import annotations
 
 import bz2
+import contextlib
 import dataclasses
 import datetime
 import decimal
 import gzip
 import io
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,7 +24,7 @@ import pyarrow.json
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from pyspark_lookup.errors import DamagedFileError, OptionError, PysparkLookupError
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, PysparkLookupError
 from pyspark_lookup.options import FileFormatName
 from pyspark_lookup.predicate import ColumnStats
 from pyspark_lookup.schema import spark_schema
@@ -47,7 +49,7 @@ def format_of(urls: Sequence[str]) -> FileFormatName:
     """The one format that file names tell. Raises OptionError if they tell none, or several."""
     found: dict[FileFormatName, str] = {}
     for url in urls:
-        name = url.rsplit("/", 1)[-1].partition("?")[0].lower()
+        name = _name(url)
         for suffix in _DECOMPRESS:
             name = name.removesuffix(suffix)
         kind = _EXTENSIONS.get("." + name.rsplit(".", 1)[-1]) if "." in name else None
@@ -61,6 +63,11 @@ def format_of(urls: Sequence[str]) -> FileFormatName:
             f"files of several formats: {', '.join(found.values())}: give a glob of one, or lookup.format"
         )
     return next(iter(found))
+
+
+def _name(url: str) -> str:
+    """The last part of a URL, without its query, in lower case."""
+    return url.rsplit("/", 1)[-1].partition("?")[0].lower()
 
 
 class RangesFile(io.RawIOBase):
@@ -226,17 +233,15 @@ class ParquetIndex:
             self._leaves[field.name] = leaves
             first = leaves.stop
         self.schema = spark_schema(pa.schema(fields), file.url)
-        self._flat = {
-            f.name
-            for f in arrow
-            if not pa.types.is_nested(f.type) and _bounded(f.type) and self.schema.field(f.name).type
-        }
+        self._flat = {f.name for f in arrow if not pa.types.is_nested(f.type) and _bounded(f.type)}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
     def _middle(self, number: int) -> int:
         group = self._metadata.row_group(number)
         spans = [_chunk_range(group.column(leaf)) for leaf in range(group.num_columns)]
-        return sum(min(spans)) // 2 + max(offset + length for offset, length in spans) // 2 if spans else 0
+        if not spans:
+            return 0
+        return (min(offset for offset, _ in spans) + max(offset + length for offset, length in spans)) // 2
 
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
         if column not in self._flat:
@@ -246,13 +251,12 @@ class ParquetIndex:
         found = chunk.statistics
         if found is None or chunk.physical_type == "INT96":
             return None
-        bounded = found.has_min_max
-        return ColumnStats(
-            _comparable(found.min) if bounded else None,
-            _comparable(found.max) if bounded else None,
-            found.null_count if found.has_null_count else None,
-            group.num_rows,
-        )
+        low = high = None
+        if found.has_min_max:
+            # A date or time beyond Python's years, or a text cut inside a character, bounds nothing here.
+            with contextlib.suppress(OverflowError, ValueError):
+                low, high = _comparable(found.min), _comparable(found.max)
+        return ColumnStats(low, high, found.null_count if found.has_null_count else None, group.num_rows)
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         group = self._metadata.row_group(unit.number)
@@ -435,15 +439,22 @@ class WholeFileFormat:
         content = bytes(blocks[0]) if len(blocks) == 1 else b"".join(blocks)
         try:
             for suffix, decompress in _DECOMPRESS.items():
-                if file.url.lower().endswith(suffix):
+                if _name(file.url).endswith(suffix):
                     content = decompress(content)
+            if len(content) >= 2**31 - 1 and self._name is not FileFormatName.ORC:
+                raise NotSupportedError(
+                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
+                    "2 GiB: split it, or write parquet"
+                )
             if self._name is FileFormatName.ORC:
                 table = None
                 schema = pa.orc.ORCFile(pa.BufferReader(content)).schema
             else:
                 table = _parse(self._name, content, planned)
                 schema = table.schema
-        except (pa.ArrowException, OSError, EOFError) as problem:
+        except PysparkLookupError:
+            raise
+        except (pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as problem:
             raise _damaged(file, self._name.value, problem) from problem
         return WholeFileIndex(file, self._name, schema, table, content, self.first_ranges(file))
 
@@ -474,30 +485,63 @@ class WholeFileIndex:
         try:
             table = self._table
             if table is None:
-                table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=list(columns))
+                # Without any column it would read no row.
+                wanted = list(columns) or self.schema.names[:1]
+                table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=wanted)
             yield from table.select(list(columns)).to_batches(BATCH_ROWS)
         except (pa.ArrowException, OSError) as problem:
             raise _damaged(self._file, self._name.value, problem) from problem
 
 
 def _parse(name: FileFormatName, content: bytes, planned: pa.Schema | None) -> pa.Table:
-    """CSV with a header line or JSON lines as a table; types as planned where given, else inferred."""
+    """CSV with a header line or JSON lines as a table of the file's own columns; types as planned where given.
+
+    Where a value does not fit its planned type, types are inferred, for the caller to compare.
+    """
+    read = _read_json if name is FileFormatName.JSON else _read_csv
     wanted = {} if planned is None else {field.name: field.type for field in planned}
-    # One block: inference must see every value, or a file could not be read by its own schema.
-    whole = max(len(content) + 1, 1024)
+    try:
+        table = read(content, wanted)
+    except pa.ArrowInvalid:
+        if not wanted:
+            raise
+        return read(content, {})
+    names = table.schema.names
     if name is FileFormatName.JSON:
-        schema = pa.schema(list(wanted.items())) if wanted else None
-        options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
-        return pa.json.read_json(pa.BufferReader(content), pa.json.ReadOptions(block_size=whole), options)
-    read = pa.csv.ReadOptions(block_size=whole)
+        # A JSON reader adds the columns it is told of. Those without a value may not be in the file.
+        told = {n: kind for n, kind in wanted.items() if table.column(n).null_count < table.num_rows}
+        if len(told) < len(wanted):
+            names = read(content, told).schema.names
+    folded = {n.casefold(): kind for n, kind in wanted.items()}
+    spelled = {n: folded[n.casefold()] for n in names if n.casefold() in folded}
+    if not spelled.keys() <= wanted.keys():  # in another letter case
+        table = read(content, spelled)
+    return table.select(names)
+
+
+def _read_json(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
+    schema = pa.schema(list(types.items())) if types else None
+    options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
+    return pa.json.read_json(pa.BufferReader(content), pa.json.ReadOptions(block_size=_one_block(content)), options)
+
+
+def _read_csv(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
+    if not content.endswith((b"\n", b"\r")):
+        content += b"\n"  # a header line alone is no CSV to pyarrow without it
+    read = pa.csv.ReadOptions(block_size=_one_block(content))
     parse = pa.csv.ParseOptions(newlines_in_values=True)
     convert = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
-    table = pa.csv.read_csv(
-        pa.BufferReader(content), read, parse, pa.csv.ConvertOptions(column_types=wanted, **convert)
-    )
+
+    def table(types: Mapping[str, pa.DataType]) -> pa.Table:
+        options = pa.csv.ConvertOptions(column_types=dict(types), **convert)
+        return pa.csv.read_csv(pa.BufferReader(content), read, parse, options)
+
+    inferred = table(types)
     # Spark takes no time of day: such columns stay the text they were.
-    times = {field.name: pa.string() for field in table.schema if pa.types.is_time(field.type)}
-    if not times:
-        return table
-    types = {**wanted, **times}
-    return pa.csv.read_csv(pa.BufferReader(content), read, parse, pa.csv.ConvertOptions(column_types=types, **convert))
+    times = {field.name: pa.string() for field in inferred.schema if pa.types.is_time(field.type)}
+    return table({**types, **times}) if times else inferred
+
+
+def _one_block(content: bytes) -> int:
+    """Inference must see every value, or a file could not be read by its own schema."""
+    return max(len(content) + 1, 1024)
