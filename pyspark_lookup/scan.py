@@ -68,11 +68,13 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
     can be read anew if it is replaced, and its footer is opened once.
     """
     total = sum(file.size for file in files)
+    if not total:  # a file that became empty is to be opened, and found damaged
+        return slices_of(files) if number == 0 else ()
     low, high = total * number // count, total * (number + 1) // count
     pieces: list[Slice] = []
     start = 0
     for file in files:
-        cuts = max(round(file.size * count / max(total, 1)), 1) if splittable else 1
+        cuts = max(round(file.size * count / total), 1) if splittable else 1
         for cut in range(cuts):
             piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
             if low <= start + (piece.start + piece.end) // 2 < high:
@@ -224,7 +226,8 @@ class Scan:
             length
             for file in opened
             for unit in file.units
-            for _, length in file.index.ranges(unit, file.spelled(_needed(projection) - tested))
+            for _, length in set(file.index.ranges(unit, file.spelled(_needed(projection))))
+            - set(file.index.ranges(unit, file.spelled(tested)))
         )
         if tested and units <= _TWO_PHASE_UNITS and rest > _TWO_PHASE_BYTES:
             self._fetch(opened, tested)
