@@ -1,0 +1,478 @@
+"""S3 as the server sees it: how many requests, for which version, and what its failures become."""
+
+from __future__ import annotations
+
+import os
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pyspark_lookup.errors import (
+    SourceChangedError,
+    UfsNotFoundError,
+    UfsPermissionError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+)
+from pyspark_lookup.stores import FileVersion, Listing
+from tests.fakes import Host, make_host
+
+if TYPE_CHECKING:
+    from tests.s3server import S3Server
+
+OLD, NEW = b"old" * 100, b"new" * 100
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> str:
+    """A bucket of this test's own."""
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    s3.client.create_bucket(Bucket=name)
+    s3.log.clear()
+    return name
+
+
+PARTIAL = b'HTTP/1.1 206 Partial Content\r\nETag: "x"\r\nContent-Range: bytes 0-299/300\r\nContent-Length: 300\r\n\r\n'
+
+
+class RawServer:
+    """An endpoint that answers every request with given bytes and hangs up (with none: waits), and keeps what it heard."""
+
+    def __init__(self, answer: bytes) -> None:
+        received: list[str] = []
+        self.received = received
+        self._done = done = threading.Event()
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                received.append(self.request.recv(65536).decode())
+                self.request.sendall(answer)
+                if not answer:
+                    done.wait(60)
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._done.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def raw_server() -> Iterator[Callable[[bytes], RawServer]]:
+    """Makes raw servers, and closes them."""
+    servers: list[RawServer] = []
+
+    def make(answer: bytes) -> RawServer:
+        servers.append(RawServer(answer))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def crowd(s3_server: S3Server) -> str:
+    """A bucket with 1001 keys `t/dim-…` that sort before `t/dim/a`."""
+    name = f"b-{uuid.uuid4().hex[:12]}"
+    s3_server.client.create_bucket(Bucket=name)
+    for key in (*(f"t/dim-{n:04}" for n in range(1001)), "t/dim/a"):
+        s3_server.client.put_object(Bucket=name, Key=key, Body=b"x")
+    return name
+
+
+def host_of(s3: S3Server, path: str, cache_dir: Path | None = None, **options: Any) -> Host:
+    return make_host(path, cache_dir, storage={"endpoint_url": s3.endpoint}, **options)
+
+
+def put(s3: S3Server, bucket: str, *keys: str, data: bytes = OLD) -> None:
+    """Write objects, and forget the requests that took."""
+    for key in keys:
+        s3.client.put_object(Bucket=bucket, Key=key, Body=data)
+    s3.log.clear()
+
+
+def requests(s3: S3Server) -> list[str]:
+    """The kinds of requests since the last write."""
+    return [request.kind for request in s3.log]
+
+
+def whole(file: FileVersion) -> list[tuple[FileVersion, list[tuple[int, int]]]]:
+    return [(file, [(0, file.size)])]
+
+
+def read_cached(host: Host, file: FileVersion) -> bytes:
+    """The file through the block cache."""
+    location = host.blocks.get_blocks_and_locations(file.url, file)
+    return bytes(host.blocks.read([(location, [(0, file.size)])])[0][0])
+
+
+# --- identity ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("versioned", [False, True], ids=["plain", "versioned"])
+@pytest.mark.parametrize("key", ["dim/a.parquet", "dim/größe 1/a+b&c=d%20.csv"])
+def test_head_and_list_give_one_token(s3: S3Server, bucket: str, versioned: bool, key: str) -> None:
+    """An object's version is equal by HEAD, by LIST and by a question of unknown kind, also in a versioned bucket."""
+    if versioned:
+        s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    put(s3, bucket, key, data=NEW)
+    put(s3, bucket, key)
+    path = f"s3://{bucket}/{key}"
+    ufs = host_of(s3, path).ufs
+    by_head = ufs.get_meta(path)
+    assert requests(s3) == ["head"]
+    (by_list,) = ufs.list_status(path.rpartition("/")[0]).files
+    assert by_head == by_list == ufs.get_status(path)
+    assert requests(s3) == ["head", "list", "list"]
+    assert (by_head.url, by_head.size, by_head.cacheable) == (path, len(OLD), True)
+    assert by_head.modified_at_s is not None
+    assert ufs.read_many(whole(by_list)) == [[OLD]]
+
+
+def test_a_multipart_object_has_one_token(s3: S3Server, bucket: str) -> None:
+    """An object uploaded in parts (its ETag is no hash of its bytes) is equal by HEAD and LIST, and can be pinned."""
+    upload = s3.client.create_multipart_upload(Bucket=bucket, Key="d/big")["UploadId"]
+    part = {"Bucket": bucket, "Key": "d/big", "UploadId": upload, "PartNumber": 1}
+    etag = s3.client.upload_part(**part, Body=OLD)["ETag"]
+    s3.client.complete_multipart_upload(
+        Bucket=bucket, Key="d/big", UploadId=upload, MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": 1}]}
+    )
+    ufs = host_of(s3, f"s3://{bucket}/d").ufs
+    (file,) = ufs.list_status(f"s3://{bucket}/d").files
+    assert file.identity.endswith("-1")
+    assert file == ufs.get_meta(f"s3://{bucket}/d/big")
+    assert ufs.read_many(whole(file)) == [[OLD]]
+
+
+def test_a_rewrite_of_equal_size_within_a_second(s3: S3Server, bucket: str) -> None:
+    """S3's times have whole seconds; two states within one are two versions all the same."""
+    put(s3, bucket, "a")
+    ufs = host_of(s3, f"s3://{bucket}/a").ufs
+    before = ufs.get_meta(f"s3://{bucket}/a")
+    put(s3, bucket, "a", data=NEW)
+    after = ufs.get_meta(f"s3://{bucket}/a")
+    assert before != after
+    assert before.size == after.size
+
+
+def test_a_rollback_to_an_older_version_is_seen(s3: S3Server, bucket: str, cache_dir: Path) -> None:
+    """After the newest version of an object is deleted, its predecessor's rows are served again, and no byte of the other."""
+    s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    path = f"s3://{bucket}/a"
+    put(s3, bucket, "a")
+    host = host_of(s3, path, cache_dir)
+    first = host.ufs.get_meta(path)
+    assert read_cached(host, first) == OLD
+    newest = s3.client.put_object(Bucket=bucket, Key="a", Body=NEW)["VersionId"]
+    second = host.ufs.get_meta(path)
+    assert read_cached(host, second) == NEW
+    s3.client.delete_object(Bucket=bucket, Key="a", VersionId=newest)
+    third = host.ufs.get_meta(path)
+    assert (third == first, third == second) == (True, False)
+    s3.log.clear()
+    assert read_cached(host, third) == OLD
+    assert requests(s3) == []
+    with pytest.raises(SourceChangedError):
+        host.ufs.read_many(whole(second))
+
+
+def test_equal_paths_in_two_buckets_or_servers_are_two_entries(s3: S3Server, bucket: str, cache_dir: Path) -> None:
+    """One key in two buckets, and one URL at two endpoints, never answer for each other; `s3a://` is the same entry."""
+    other = f"{bucket}-2"
+    s3.client.create_bucket(Bucket=other)
+    put(s3, bucket, "dim/a")
+    put(s3, other, "dim/a", data=NEW)
+    host = host_of(s3, f"s3://{bucket}/dim", cache_dir)
+    answers = [read_cached(host, host.ufs.get_meta(f"s3://{name}/dim/a")) for name in (bucket, other, bucket)]
+    assert answers == [OLD, NEW, OLD]
+    assert requests(s3) == ["head", "get", "head", "get", "head"]
+    assert host.ufs.url_of(f"s3a://{bucket}/dim/a") == f"s3://{bucket}/dim/a"
+    elsewhere = make_host(
+        f"s3://{bucket}/dim", cache_dir, storage={"endpoint_url": s3.endpoint.replace("127.0.0.1", "localhost")}
+    )
+    read_cached(elsewhere, elsewhere.ufs.get_meta(f"s3://{bucket}/dim/a"))
+    assert requests(s3)[-2:] == ["head", "get"]
+
+
+# --- pinned reads ------------------------------------------------------------------------------------
+
+
+def test_every_read_is_pinned_by_if_match(raw_server: Callable[[bytes], RawServer]) -> None:
+    """Each range is asked for with the version's ETag; no request is made to open the file or to check it."""
+    server = raw_server(PARTIAL + OLD)
+    host = make_host("s3://b/d/a", None, storage={"endpoint_url": server.endpoint})
+    assert host.ufs.read_ranges(FileVersion("s3://b/d/a", 1000, "etag:x"), [(0, 300), (700, 300)]) == [OLD, OLD]
+    asked = sorted(server.received)
+    assert [text.split(" HTTP")[0] for text in asked] == ["GET /b/d/a"] * 2
+    assert all('\r\nIf-Match: "x"\r\n' in text for text in asked)
+    assert {text.partition("Range: ")[2].partition("\r")[0] for text in asked} == {"bytes=0-299", "bytes=700-999"}
+
+
+def test_the_bytes_asked_for_are_the_bytes_sent(s3: S3Server, bucket: str) -> None:
+    """Ranges are single requests of exactly their length; nothing is read ahead."""
+    put(s3, bucket, "a")
+    ufs = host_of(s3, f"s3://{bucket}/a").ufs
+    file = ufs.get_meta(f"s3://{bucket}/a")
+    assert ufs.read_ranges(file, [(0, 10), (290, 10)]) == [OLD[:10], OLD[290:]]
+    assert [(request.kind, request.sent) for request in s3.log] == [("head", 0), ("get", 10), ("get", 10)]
+
+
+@pytest.mark.parametrize("data", [NEW, NEW[:50], NEW * 2, b""], ids=["equal size", "shorter", "longer", "empty"])
+def test_an_object_overwritten_between_two_ranges(s3: S3Server, bucket: str, data: bytes) -> None:
+    """A rewrite after the first range fails the second, whatever the new size; nothing is retried, nothing mixed."""
+    put(s3, bucket, "a")
+    host = host_of(s3, f"s3://{bucket}/a", max_retries=3)
+    file = host.ufs.get_meta(f"s3://{bucket}/a")
+    gets: list[str] = []
+
+    def overwrite(method: str, path: str) -> None:
+        if method == "GET":
+            gets.append(path)
+            if len(gets) == 2:
+                s3.client.put_object(Bucket=bucket, Key="a", Body=data)
+
+    s3.before = overwrite
+    with pytest.raises(SourceChangedError):
+        host.ufs.read_ranges(file, [(0, 100), (200, 100)])
+    assert len(gets) == 2
+    assert host.clock.slept == []
+    s3.before = None
+    assert host.ufs.read_many(whole(host.ufs.get_meta(f"s3://{bucket}/a"))) == [[data]] or data == b""
+
+
+def test_a_deleted_object_is_gone(s3: S3Server, bucket: str, cache_dir: Path) -> None:
+    """After a delete the name is not found and the version cannot be read from the store, listings notwithstanding."""
+    put(s3, bucket, "d/a", "d/b")
+    host = host_of(s3, f"s3://{bucket}/d", cache_dir)
+    a, b = host.ufs.list_status(f"s3://{bucket}/d").files
+    s3.client.delete_object(Bucket=bucket, Key="d/a")
+    with pytest.raises(SourceChangedError):
+        read_cached(host, a)
+    with pytest.raises(UfsNotFoundError, match="d/a does not exist"):
+        host.ufs.get_meta(a.url)
+    with pytest.raises(UfsNotFoundError):
+        host.ufs.get_status(a.url)
+    assert host.ufs.list_status(f"s3://{bucket}/d").files == (b,)
+
+
+def test_no_listing_is_remembered(s3: S3Server, bucket: str) -> None:
+    """After a listing, an external rewrite, create and delete are seen by HEAD, LIST and reads alike."""
+    put(s3, bucket, "d/a", "d/b")
+    ufs = host_of(s3, f"s3://{bucket}/d").ufs
+    before = ufs.list_status(f"s3://{bucket}/d")
+    put(s3, bucket, "d/a", data=NEW + b"!")
+    put(s3, bucket, "d/c")
+    s3.client.delete_object(Bucket=bucket, Key="d/b")
+    after = ufs.get_status(f"s3://{bucket}/d")
+    assert isinstance(after, Listing)
+    assert [file.url[-3:] for file in before.files] == ["d/a", "d/b"]
+    assert [(file.url[-3:], file.size) for file in after.files] == [("d/a", 301), ("d/c", 300)]
+    assert ufs.get_meta(f"s3://{bucket}/d/a") == after.files[0]
+    assert ufs.read_many(whole(after.files[0])) == [[NEW + b"!"]]
+
+
+# --- how many requests -------------------------------------------------------------------------------
+
+
+def test_one_list_for_a_tree_of_directories(s3: S3Server, bucket: str) -> None:
+    """A directory tree is one request, hidden directories and all; only what may be data is named."""
+    put(s3, bucket, "t/a", "t/d=1/b", "t/d=1/deep/c", "t/_temporary/0/x", "t/.git/y", "t/_SUCCESS", "t/_d=2/z", "t/_spark_metadata/0", "t/marker/", "t-2/a")  # fmt: skip
+    listing = host_of(s3, f"s3a://{bucket}/t").ufs.list_status(f"s3a://{bucket}/t")
+    assert requests(s3) == ["list"]
+    names = [file.url.removeprefix(f"s3://{bucket}/t/") for file in listing.files]
+    assert names == ["_SUCCESS", "_d=2/z", "_spark_metadata/0", "a", "d=1/b", "d=1/deep/c"]
+    assert listing.url == f"s3://{bucket}/t"
+    assert listing.directories == {
+        "d=1", "d=1/deep", "_temporary", "_temporary/0", ".git", "_d=2", "_spark_metadata", "marker",
+    }  # fmt: skip
+
+
+def test_one_list_per_thousand_objects(s3: S3Server, crowd: str) -> None:
+    """A listing is one request per 1000 keys, complete and in order; what a name is takes as many."""
+    host = host_of(s3, f"s3://{crowd}/t")
+    by_name = host.ufs.list_status(f"s3://{crowd}/t")
+    assert requests(s3) == ["list", "list"]
+    names = [file.url.removeprefix(f"s3://{crowd}/t/") for file in by_name.files]
+    assert names == [*(f"dim-{n:04}" for n in range(1001)), "dim/a"]
+    assert host.ufs.get_status(f"s3://{crowd}/t") == by_name
+    assert requests(s3) == ["list"] * 4
+    assert host.metrics.snapshot()["ufsListCount"] == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("dim", ["dim/a", "dim/b=1/c"]),
+        ("dim/", ["dim/a", "dim/b=1/c"]),
+        ("dim.parquet", "dim.parquet"),
+        ("dim-old", ["dim-old/a"]),
+        ("dim0", "dim0"),
+        ("only", ["only/x"]),
+        ("di", None),
+        ("dim/a/b", None),
+        ("nothing", None),
+    ],
+)
+def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str, path: str, found: list[str] | str | None) -> None:
+    """A file, a directory among siblings that share its name's beginning, or nothing: told by exactly one LIST."""
+    put(s3, bucket, "dim-old/a", "dim.parquet", "dim/a", "dim/b=1/c", "dim0", "dim0x/y", "dimension/z", "only/x")
+    ufs = host_of(s3, f"s3://{bucket}/{path}").ufs
+    if found is None:
+        with pytest.raises(UfsNotFoundError, match=f"{path} does not exist"):
+            ufs.get_status(f"s3://{bucket}/{path}")
+    else:
+        status = ufs.get_status(f"s3://{bucket}/{path}")
+        if isinstance(status, Listing):
+            assert [file.url.removeprefix(f"s3://{bucket}/") for file in status.files] == found
+            assert status == ufs.list_status(f"s3://{bucket}/{path}")
+        else:
+            assert status.url == f"s3://{bucket}/{found}"
+            assert status == ufs.get_meta(f"s3://{bucket}/{path}")
+        s3.log.pop()
+    assert requests(s3) == ["list"]
+
+
+def test_a_crowd_of_siblings_costs_one_request_more(s3: S3Server, crowd: str) -> None:
+    """More than 1000 keys that sort before a directory cost a second request; a file among them takes one."""
+    ufs = host_of(s3, f"s3://{crowd}/t").ufs
+    status = ufs.get_status(f"s3://{crowd}/t/dim")
+    assert isinstance(status, Listing)
+    assert [file.url for file in status.files] == [f"s3://{crowd}/t/dim/a"]
+    assert requests(s3) == ["list", "list"]
+    assert isinstance(ufs.get_status(f"s3://{crowd}/t/dim-0500"), FileVersion)
+    assert requests(s3) == ["list"] * 3
+    with pytest.raises(UfsNotFoundError):
+        ufs.get_status(f"s3://{crowd}/t/dim-0")
+    assert requests(s3) == ["list"] * 4
+
+
+def test_a_bucket_is_a_directory(s3: S3Server, bucket: str) -> None:
+    """A bucket's root is listed like any directory, and is no file."""
+    put(s3, bucket, "a", "d/b")
+    ufs = host_of(s3, f"s3://{bucket}").ufs
+    listing = ufs.get_status(f"s3://{bucket}")
+    assert isinstance(listing, Listing)
+    assert [file.url for file in listing.files] == [f"s3://{bucket}/a", f"s3://{bucket}/d/b"]
+    assert requests(s3) == ["list"]
+    with pytest.raises(UfsNotFoundError, match="is a bucket"):
+        ufs.get_meta(f"s3://{bucket}")
+    assert requests(s3) == ["list"]
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Host, str], object]] = {
+    "head": lambda host, path: host.ufs.get_meta(path),
+    "list": lambda host, path: host.ufs.list_status(path.rpartition("/")[0]),
+    "status": lambda host, path: host.ufs.get_status(path),
+    "get": lambda host, path: host.ufs.read_ranges(FileVersion(path, 300, ""), [(0, 300)]),
+}
+
+
+@pytest.mark.parametrize("status", [503, 500, 429])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_busy_server_is_asked_again(s3: S3Server, bucket: str, call: Callable[[Host, str], object], status: int) -> None:  # fmt: skip
+    """503 (slow down), 500 and 429 are tried again by us alone: each request at the server is one counted attempt."""
+    path = f"s3://{bucket}/d/a"
+    put(s3, bucket, "d/a")
+    host = host_of(s3, path, max_retries=2)
+    left = [2]
+
+    def fail(method: str, path: str) -> int | None:
+        left[0] -= 1
+        return status if left[0] >= 0 else None
+
+    s3.before = fail
+    call(host, path)
+    counts = host.metrics.snapshot()
+    assert len(s3.log) == 3 == counts["ufsHeadCount"] + counts["ufsListCount"] + counts["ufsGetCount"]
+    assert counts["ufsRetryCount"] == 2 == len(host.clock.slept)
+    s3.log.clear()
+    s3.before = lambda method, path: status
+    with pytest.raises(UfsUnavailableError):
+        call(host, path)
+    assert len(s3.log) == 3
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_refusal_is_raised_at_once(s3: S3Server, bucket: str, call: Callable[[Host, str], object], status: int) -> None:  # fmt: skip
+    """A refused request is one request, and its error says to check the credentials."""
+    put(s3, bucket, "d/a")
+    s3.before = lambda method, path: status
+    with pytest.raises(UfsPermissionError, match="check the credentials"):
+        call(host_of(s3, f"s3://{bucket}/d/a", max_retries=3), f"s3://{bucket}/d/a")
+    assert len(s3.log) == 1
+
+
+def test_no_such_bucket(s3: S3Server) -> None:
+    """A bucket that does not exist is not found, by every call."""
+    path = f"s3://nobody-{uuid.uuid4().hex}/d/a"
+    host = host_of(s3, path)
+    for kind, call in CALLS.items():
+        with pytest.raises(SourceChangedError if kind == "get" else UfsNotFoundError):
+            call(host, path)
+
+
+def test_nobody_listens() -> None:
+    """An endpoint that refuses connections is unavailable, after as many attempts as were asked for."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    host = make_host("s3://b/d/a", None, max_retries=2, storage={"endpoint_url": f"http://127.0.0.1:{port}"})
+    for call in CALLS.values():
+        with pytest.raises(UfsUnavailableError):
+            call(host, "s3://b/d/a")
+    counts = host.metrics.snapshot()
+    assert (counts["ufsHeadCount"], counts["ufsListCount"], counts["ufsGetCount"]) == (3, 6, 3)
+
+
+def test_a_body_cut_short(raw_server: Callable[[bytes], RawServer]) -> None:
+    """A connection that ends before the body does is transient: tried again, never handed out."""
+    server = raw_server(PARTIAL + OLD[:120])
+    host = make_host("s3://b/a", None, max_retries=1, storage={"endpoint_url": server.endpoint})
+    with pytest.raises(UfsUnavailableError):
+        host.ufs.read_ranges(FileVersion("s3://b/a", 300, "etag:x"), [(0, 300)])
+    assert host.metrics.snapshot()["ufsGetCount"] == 2 == len(server.received)
+
+
+def test_a_server_that_says_nothing(raw_server: Callable[[bytes], RawServer]) -> None:
+    """A server that accepts and never answers ends in a timeout error, after the timeout the options set."""
+    storage = {"endpoint_url": raw_server(b"").endpoint, "config_kwargs": {"read_timeout": 0.2}}
+    host = make_host("s3://b/a", None, storage=storage)
+    with pytest.raises(UfsTimeoutError):
+        host.ufs.get_meta("s3://b/a")
+
+
+def test_no_credentials(s3: S3Server) -> None:
+    """Without any credentials the error says where they come from."""
+    script = (
+        "from tests.fakes import make_host\n"
+        "import sys\n"
+        "try:\n"
+        "    make_host('s3://b/a', None, storage={'endpoint_url': sys.argv[1]}).ufs.get_meta('s3://b/a')\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environ |= {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent", "AWS_DEFAULT_REGION": "us-east-1"}
+    root = Path(__file__).parent.parent
+    answer = subprocess.run(
+        [sys.executable, "-c", script, s3.endpoint], cwd=root, env=environ, capture_output=True, text=True, check=True
+    ).stdout
+    assert answer.startswith("UfsPermissionError")
+    assert "check the credentials in the environment or the conf file" in answer
+    assert s3.log == []
