@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import enum
 import fnmatch
+import functools
 import re
 from collections.abc import Sequence
 from urllib.parse import unquote
@@ -91,23 +93,28 @@ def glob_root(url: str) -> str:
 
 def _glob_matches(url: str, pattern: str) -> bool:
     """Whether a file, or a directory above it, matches the pattern component by component."""
-    wanted, found = pattern.split("/"), url.split("/")
-    if len(found) < len(wanted):
-        return False
-    return all(_component_matches(name, part) for name, part in zip(found, wanted, strict=False))
+    found = url.split("/")
+    return any(len(found) >= len(wanted) and _components_match(found, wanted) for wanted in _alternatives(pattern))
 
 
-def _component_matches(name: str, pattern: str) -> bool:
-    alternatives = [pattern]
-    while any("{" in p for p in alternatives):
-        expanded: list[str] = []
-        for p in alternatives:
-            braces = re.search(r"\{([^{}]*)\}", p)
-            if braces is None:
-                return fnmatch.fnmatchcase(name, pattern)
-            expanded += [p[: braces.start()] + choice + p[braces.end() :] for choice in braces[1].split(",")]
-        alternatives = expanded
-    return any(fnmatch.fnmatchcase(name, p) for p in alternatives)
+def _glob_reaches(directory: str, pattern: str) -> bool:
+    """Whether files below this directory, or directories below it, may match the pattern."""
+    return any(_components_match(directory.split("/"), wanted) for wanted in _alternatives(pattern))
+
+
+def _components_match(found: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the components that both have match."""
+    return all(fnmatch.fnmatchcase(name, part) for name, part in zip(found, wanted, strict=False))
+
+
+@functools.lru_cache(maxsize=128)
+def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """The components of each pattern without braces that one with braces stands for."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if braces is None:
+        return (tuple(pattern.replace("[^", "[!").split("/")),)
+    choices = (pattern[: braces.start()] + choice + pattern[braces.end() :] for choice in braces[1].split(","))
+    return tuple(parts for choice in choices for parts in _alternatives(choice))
 
 
 def data_files(table_url: str, kind: Kind, listing: Listing, success_file: bool = False) -> tuple[FileVersion, ...]:
@@ -115,8 +122,9 @@ def data_files(table_url: str, kind: Kind, listing: Listing, success_file: bool 
 
     Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
     """
-    _refuse_table_formats(listing)
-    busy = sorted(d for d in listing.directories if _is_job_directory(d.rsplit("/", 1)[-1]))
+    pattern = table_url if kind is Kind.GLOB else ""
+    _refuse_table_formats(listing, pattern)
+    busy = sorted(d for d in _reached(listing, pattern) if _is_job_directory(d.rsplit("/", 1)[-1]))
     if busy:
         raise TableBusyError(
             f"{listing.url} holds {busy[0]}: a job is writing it, or died doing so. Read it when the job is done, "
@@ -130,7 +138,7 @@ def data_files(table_url: str, kind: Kind, listing: Listing, success_file: bool 
         for file in listing.files
         if file.size > 0
         and not any(_skipped(part) for part in names[file.url].split("/"))
-        and (kind is not Kind.GLOB or _glob_matches(file.url, table_url))
+        and (not pattern or _glob_matches(file.url, pattern))
     )
     if not files:
         what = (
@@ -148,8 +156,15 @@ def _is_job_directory(name: str) -> bool:
     return name in ("_temporary", "__magic") or name.startswith((".spark-staging-", ".hive-staging", "_spark_staging"))
 
 
-def _refuse_table_formats(listing: Listing) -> None:
-    found = {d.rsplit("/", 1)[-1]: d for d in listing.directories}
+def _reached(listing: Listing, pattern: str) -> list[str]:
+    """The directories that lie where a glob's files may be; other tables beside them are none of its business."""
+    if not pattern:
+        return list(listing.directories)
+    return [d for d in listing.directories if _glob_reaches(f"{listing.url}/{d}".rpartition("/")[0], pattern)]
+
+
+def _refuse_table_formats(listing: Listing, pattern: str) -> None:
+    found = {d.rsplit("/", 1)[-1]: d for d in _reached(listing, pattern)}
     for marker, name in (("_delta_log", "Delta"), (".hoodie", "Hudi")):
         if marker in found:
             raise TableFormatError(
@@ -157,7 +172,9 @@ def _refuse_table_formats(listing: Listing) -> None:
                 f"Read it with format('{name.lower()}'), or export the current version as plain files"
             )
     for file in listing.files:
-        if file.url.endswith(".metadata.json") and file.url.rsplit("/", 2)[-2] == "metadata":
+        directory, _, name = file.url.rpartition("/")
+        table, _, parent = directory.rpartition("/")
+        if parent == "metadata" and name.endswith(".metadata.json") and (not pattern or _glob_reaches(table, pattern)):
             raise TableFormatError(
                 f"{listing.url} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table: its files alone are not "
                 "a version of it. Read it through its catalog, or export the current version as plain files"
@@ -177,7 +194,8 @@ def partition_values(root: str, url: str) -> tuple[tuple[str, PartitionValue], .
 def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     """The partition columns of a version and their types, inferred from all values as Spark does.
 
-    Integers become int32 or int64, ISO dates date32, other numbers float64, the rest string.
+    Integers become int32, int64 or a decimal, ISO dates date32, other numbers float64, the rest string
+    (also times, and a mixture that float64 would round).
     Raises NotATableError naming two files whose directories do not agree on the columns.
     """
     if table.kind is Kind.FILE:
@@ -201,13 +219,15 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
 
 def _partition_type(values: list[PartitionValue]) -> pa.DataType:
     known = {value for value in values if value is not None}
-    if known and all(re.fullmatch(r"[+-]?\d{1,18}", value) for value in known):
-        return pa.int32() if all(-(2**31) <= int(value) < 2**31 for value in known) else pa.int64()
+    integers = [int(value) for value in known if re.fullmatch(r"[+-]?\d{1,38}", value)]
+    bits = max(((n if n >= 0 else ~n).bit_length() + 1 for n in integers), default=0)
+    if known and len(integers) == len(known):
+        digits = max(len(str(abs(n))) for n in integers)
+        return pa.int32() if bits <= 32 else pa.int64() if bits <= 64 else pa.decimal128(digits, 0)
     if known and all(_is_date(value) for value in known):
         return pa.date32()
-    if known and all(re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value) for value in known):
-        return pa.float64()
-    return pa.string()
+    numbers = all(re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value) for value in known)
+    return pa.float64() if known and numbers and bits <= 32 else pa.string()
 
 
 def _is_date(value: str) -> bool:
@@ -222,7 +242,12 @@ def partition_value(value: PartitionValue, kind: pa.DataType) -> object:
     if value is None:
         return None
     if pa.types.is_integer(kind):
-        return int(value)
+        number, bound = int(value), 1 << (kind.bit_width - 1)
+        if not -bound <= number < bound:
+            raise ValueError(value)
+        return number
+    if pa.types.is_decimal(kind):
+        return decimal.Decimal(int(value))
     if pa.types.is_date(kind):
         return datetime.date.fromisoformat(value)
     return float(value) if pa.types.is_floating(kind) else value
@@ -254,14 +279,17 @@ def select_partitions(table: Table, files: Sequence[FileVersion], options: Looku
             chosen = [file for file in chosen if typed[file][name] == latest]
         return tuple(chosen)
     wanted: dict[str, object] = {}
+    spelled = {name.casefold(): name for name in fields.names}
     for pair in options.partition.split(","):
-        name, separator, value = (part.strip() for part in pair.partition("="))
-        if not separator or name not in fields.names:
+        given, separator, value = (part.strip() for part in pair.partition("="))
+        name = spelled.get(given.casefold(), "")
+        if not separator or not name:
             raise OptionError(
                 f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
             )
         try:
-            wanted[name] = partition_value(unquote(value), fields.field(name).type)
+            raw = None if value == _NULL_PARTITION else unquote(value)
+            wanted[name] = partition_value(raw, fields.field(name).type)
         except ValueError:
             raise OptionError(
                 f"option lookup.partition = {options.partition!r}: {value!r} is no {fields.field(name).type} for column {name}"
