@@ -6,7 +6,8 @@
 say() { printf '%s\n' "$*" >&2; }
 
 die() {
-    printf 'error: %s\n' "$@" >&2
+    say "error: $1"
+    printf '  %s\n' "${@:2}" >&2
     exit 1
 }
 
@@ -53,7 +54,7 @@ use_venv() {
             "install one: 'apt-get install python3-venv' (Debian, Ubuntu), 'dnf install python3.12' (Fedora, RHEL)" \
             "or 'brew install python@3.13' (macOS), then run this again"
         say "Making .venv with $base"
-        "$base" -m venv --clear "$venv" </dev/null || die "$base could not make $venv; see above"
+        "$base" -m venv --clear "$venv" </dev/null || die "$base could not make $venv" "see above"
     fi
     # An editable install follows the sources, so only these files can make it outdated.
     if ! installed_from | cmp -s - "$stamp"; then
@@ -63,7 +64,7 @@ use_venv() {
         # from Spark, which finds its sources by listing the path.
         (cd "$root" && "$python" -m pip install -qq --disable-pip-version-check \
             --config-settings editable_mode=compat -e '.[spark,test,examples]' </dev/null) ||
-            die "pip could not install the package; see above (it needs PyPI or a mirror of it, e.g. PIP_INDEX_URL)"
+            die "pip could not install the package, see above" "it needs PyPI, or a mirror of it in PIP_INDEX_URL"
         installed_from >"$stamp"
     fi
     # Spark looks for this Python by an unquoted shell command: with a space in its path it finds none of the
