@@ -12,8 +12,6 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-from filelock import BaseFileLock
-
 from pyspark_lookup.disk import BlockKey, Disk, key_of
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.ufs import FileVersion, Range, Ufs
@@ -142,12 +140,14 @@ class BlockCache:
                     found[index, block] = data
                     self._metrics.inc("blockHitCount")
             self._fetch(locations, mine, found)
+        wait_s = self._wait_s
         for index, block in others:
             assert disk is not None
             key = locations[index].key(block)
             with contextlib.ExitStack() as held:
                 self._metrics.inc("blockWaitCount")
-                self._claim(disk, key.name, self._wait_s, held)
+                if not self._claim(disk, key.name, wait_s, held):
+                    wait_s = 0  # patience is for the whole read, not for each block of a stuck loader
                 data = disk.get_block(key)
                 if data is None:  # the other loader failed, died, or holds on too long
                     self._fetch(locations, [(index, block)], found)
@@ -158,7 +158,7 @@ class BlockCache:
     def _claim(self, disk: Disk, name: str, timeout_s: float, held: contextlib.ExitStack) -> bool:
         """Whether the lock is held by us now, or cannot be had at all because the directory is broken."""
         try:
-            lock: BaseFileLock | None = disk.acquire("block", name, timeout_s)
+            lock = disk.acquire("block", name, timeout_s)
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return True

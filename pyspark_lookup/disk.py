@@ -42,6 +42,7 @@ _HEADER = struct.Struct("<8sQI16s")
 _MAGIC = b"LKUPBLK1"
 _KEEP_FULL = 0.9  # evict down to this share of the budget
 _LARGEST_SHARE = 8  # a block above max_bytes / 8 would sweep out too much for itself
+_LOCK_WAIT_S = 1.0  # for the counter and for evictions: longer than either takes, short for a read that waits
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
 _LEFTOVER_AFTER_S = 3600.0
@@ -114,10 +115,10 @@ class Disk:
         self._serial = 0
         self._mutex = threading.Lock()
         _own_private_directory(root)
-        for name in ("", "blocks", "records", "locks", "tmp"):
+        _own_private_directory(self._root)
+        for name in ("blocks", "records", "locks", "tmp"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._root / name, 0o700)
-        _own_private_directory(self._root)
 
     def counting(self, metrics: CacheMetricGroup) -> Disk:
         """This directory, opened and checked already, counting into another group."""
@@ -141,7 +142,7 @@ class Disk:
         except OSError:
             return frozenset()
         pairs = (name.split("-") for name in names)
-        return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdigit, p)))
+        return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p)))
 
     def get_block(self, key: BlockKey) -> memoryview | None:
         """A block's bytes, verified; None if it is not there or was damaged (then it is removed)."""
@@ -167,27 +168,40 @@ class Disk:
 
     def put_blocks(self, blocks: Mapping[BlockKey, bytes | memoryview]) -> None:
         """Publish blocks, evicting older ones for space. One that cannot be kept is counted, not raised."""
-        fitting = {key: data for key, data in blocks.items() if len(data) <= self._max_bytes // _LARGEST_SHARE}
+        largest = self._max_bytes // _LARGEST_SHARE
+        fitting = {key: data for key, data in blocks.items() if len(data) <= largest}
         self._metrics.inc("blockRefusedCount", len(blocks) - len(fitting))
-        size = sum(len(data) + _HEADER.size for data in fitting.values())
+        # In shares of the budget, so that there is always something on disk to make room with.
+        share: dict[BlockKey, bytes | memoryview] = {}
+        size = 0
+        for key, data in fitting.items():
+            if share and size + len(data) + _HEADER.size > largest:
+                self._put_share(share, size)
+                share, size = {}, 0
+            share[key] = data
+            size += len(data) + _HEADER.size
+        if share:
+            self._put_share(share, size)
+
+    def _put_share(self, blocks: Mapping[BlockKey, bytes | memoryview], size: int) -> None:
         try:
-            if self._add_usage(size) > self._max_bytes:
-                self._evict()
+            used = self._add_usage(size)
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return
-        unused = 0
-        for key, data in fitting.items():
-            path = self._root / "blocks" / key.name
-            try:
+        unused = size  # claimed, and not (newly) on disk
+        try:
+            if used > self._max_bytes:
+                self._evict(size)
+            for key, data in blocks.items():
+                path = self._root / "blocks" / key.name
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 replaced = path.exists()
                 self._publish(path, _wrap(data, key.name))
-                unused += (len(data) + _HEADER.size) if replaced else 0
-            except OSError:
-                # Full disk, or the directory vanished under us: the bytes are in memory already.
-                self._metrics.inc("cacheFailureCount")
-                unused += len(data) + _HEADER.size
+                unused -= 0 if replaced else len(data) + _HEADER.size
+        except OSError:
+            # Full disk, or the directory vanished under us: the bytes are in memory already.
+            self._metrics.inc("cacheFailureCount")
         if unused:
             with contextlib.suppress(OSError):
                 self._add_usage(-unused)
@@ -218,7 +232,9 @@ class Disk:
                 winner = self._load_record(kind, key)
                 if winner is not None:
                     return winner
-                self._remove(path)  # damaged: clear the place and race for it again
+                with self._locked("repair.lock"):  # or one might remove the record that another has just made
+                    if path.exists() and self._load_record(kind, key) is None:
+                        self._remove(path)  # damaged: clear the place and race for it again
             finally:
                 os.unlink(temporary)
         raise OSError(f"record {path} cannot be created")
@@ -240,7 +256,7 @@ class Disk:
         names = [name for name in os.listdir(directory) if name.startswith(prefix)]
         if len(names) <= above:
             return
-        with FileLock(self._root / "fold.lock", timeout=10):
+        with self._locked("fold.lock"):
             now = self._now_s()
             total = f"{prefix}-folded"
             idle: dict[str, Any] = {}
@@ -268,16 +284,16 @@ class Disk:
         path = self._root / "records" / kind / key
         try:
             with open(path, "rb") as file:
-                data = _unwrap(file.read(), f"{kind}/{key}")
+                value = _record_value(file.read(), f"{kind}/{key}")
                 used_at = os.fstat(file.fileno()).st_mtime
-            if abs(self._now_s() - used_at) > _DAY_S:
-                os.utime(path)
         except OSError:
             return None
-        if data is None:
+        if value is None:
             self._metrics.inc("cacheFailureCount")
-            return None
-        return json.loads(bytes(data))
+        elif abs(self._now_s() - used_at) > _DAY_S:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return value
 
     # --- locks ------------------------------------------------------------------------------------
 
@@ -288,7 +304,9 @@ class Disk:
         be written. Names of one kind share 4096 lock files, so wait for a lock only while holding
         none, or one of an earlier kind in the order resolve, refresh, block.
         """
-        lock = FileLock(self.lock_path(kind, name))
+        path = self.lock_path(kind, name)
+        os.stat(path.parent)  # filelock would create it anew, open to others
+        lock = FileLock(path)
         try:
             lock.acquire(timeout=timeout_s, poll_interval=0.01)
         except Timeout:
@@ -299,37 +317,48 @@ class Disk:
         """The file behind a lock: equal for names that exclude each other by chance."""
         return self._root / "locks" / f"{kind}-{key_of(name)[:3]}"
 
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Hold one of the directory's own locks. OSError if it is not had soon, or the directory is gone."""
+        os.stat(self._root)  # filelock would create it anew, open to others
+        with FileLock(self._root / name, timeout=_LOCK_WAIT_S):
+            yield
+
     # --- space ------------------------------------------------------------------------------------
 
     def _add_usage(self, amount: int) -> int:
         """Add to the bytes held by all blocks; the new total."""
-        with FileLock(self._root / "usage.lock", timeout=10):
+        with self._locked("usage.lock"):
             try:
                 used = int((self._root / "usage").read_bytes())
             except (OSError, ValueError):
-                used = sum(size for _, size, _ in self._walk())
+                used = self.used_bytes()
             used = max(used + amount, 0)
             self._publish(self._root / "usage", b"%d" % used)
         return used
 
-    def _walk(self, shards: list[str] | None = None) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes on disk, path) of the blocks, of all shards or of those named."""
-        blocks = self._root / "blocks"
-        with contextlib.suppress(OSError):
-            for shard in os.listdir(blocks) if shards is None else shards:
-                for directory, _, names in os.walk(blocks / shard):
-                    for name in names:
-                        path = Path(directory) / name
-                        with contextlib.suppress(OSError):
-                            status = path.stat()
-                            yield status.st_mtime, status.st_size, path
+    def _recount(self, claimed: int) -> int:
+        """Set the total to what is on disk and `claimed`, about to be. Claims of killed writers are forgotten."""
+        with self._locked("usage.lock"):
+            used = self.used_bytes() + claimed
+            self._publish(self._root / "usage", b"%d" % used)
+        return used
 
-    def _evict(self) -> None:
+    def _walk(self, shard: str = "") -> Iterator[tuple[float, int, Path]]:
+        """(last use, bytes on disk, path) of the blocks, of one shard or of all."""
+        for directory, _, names in os.walk(self._root / "blocks" / shard):
+            for name in names:
+                path = Path(directory) / name
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    yield status.st_mtime, status.st_size, path
+
+    def _evict(self, claimed: int) -> None:
         """Remove the least recently used blocks of a sample of shards until the budget has room.
 
         Bounded: shards are visited in random order, only as many as hold four times what must go.
         """
-        with FileLock(self._root / "evict.lock", timeout=10):
+        with self._locked("evict.lock"):
             used = self._add_usage(0)
             needed = used - int(self._max_bytes * _KEEP_FULL)
             if needed <= 0:
@@ -339,11 +368,13 @@ class Disk:
             sample: list[tuple[float, int, Path]] = []
             sampled = 0
             for shard in shards:
-                for found in self._walk([shard]):
+                for found in self._walk(shard):
                     sample.append(found)
                     sampled += found[1]
                 if sampled >= 4 * needed:
                     break
+            if sampled < needed:  # more must go than there is: the count is wrong
+                needed = self._recount(claimed) - int(self._max_bytes * _KEEP_FULL)
             freed = 0
             for _, size, path in sorted(sample, key=lambda found: found[0]):
                 if freed >= needed:
@@ -354,19 +385,14 @@ class Disk:
                     for parent in (path.parent, path.parent.parent):
                         with contextlib.suppress(OSError):
                             parent.rmdir()
-            if freed < needed:  # the count was wrong (a killed writer): take the walk's word for it
-                with FileLock(self._root / "usage.lock", timeout=10):
-                    total = sum(size for _, size, _ in self._walk())
-                    self._publish(self._root / "usage", b"%d" % total)
-            else:
-                self._add_usage(-freed)
+            self._add_usage(-freed)
 
     def used_bytes(self) -> int:
         """Bytes of all blocks on disk, counted file by file."""
         return sum(size for _, size, _ in self._walk())
 
     def sweep(self) -> None:
-        """Remove leftovers of killed writers and records past their time; at most every 10 minutes per host."""
+        """Remove leftovers of killed writers and records past their time, and recount; at most every 10 minutes per host."""
         marker = self._root / "swept"
         now = self._now_s()
         with contextlib.suppress(OSError):
@@ -377,9 +403,11 @@ class Disk:
                 self._remove(path)
             for kind, kept_s in _RECORDS_KEPT_S.items():
                 directory = self._root / "records" / kind
-                for name in os.listdir(directory) if directory.exists() else []:
-                    if now - (directory / name).stat().st_mtime > kept_s:
-                        self._remove(directory / name)
+                for path in directory.iterdir() if directory.exists() else []:
+                    with contextlib.suppress(OSError):
+                        if now - path.stat().st_mtime > kept_s:
+                            self._remove(path)
+            self._recount(0)
 
     def _leftovers(self, now_s: float) -> list[Path]:
         found = []
@@ -403,7 +431,7 @@ class Disk:
                     blocks, total = blocks + 1, total + size
         for path in (self._root / "records").glob("*/*"):
             with contextlib.suppress(FileNotFoundError):
-                if _unwrap(path.read_bytes(), f"{path.parent.name}/{path.name}") is None:
+                if _record_value(path.read_bytes(), f"{path.parent.name}/{path.name}") is None:
                     damaged.append(path.relative_to(self._root).as_posix())
         leftovers = self._leftovers(self._now_s())
         if repair:
@@ -411,8 +439,7 @@ class Disk:
                 self._remove(self._root / name)
             for path in leftovers:
                 self._remove(path)
-            with FileLock(self._root / "usage.lock", timeout=10):
-                self._publish(self._root / "usage", b"%d" % self.used_bytes())
+            self._recount(0)
         return DiskReport(blocks, total, tuple(sorted(damaged)), tuple(sorted(p.name for p in leftovers)))
 
     # --- files ------------------------------------------------------------------------------------
@@ -486,6 +513,15 @@ def _json(value: Any) -> bytes:
 def _wrap(data: bytes | memoryview, name: str) -> bytes:
     bound = bytes.fromhex(key_of(name))
     return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data, zlib.crc32(bound)), bound) + data
+
+
+def _record_value(blob: bytes, name: str) -> Any | None:
+    """The value of a record's file; None if anything about it is wrong."""
+    data = _unwrap(blob, name)
+    try:
+        return None if data is None else json.loads(bytes(data))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _unwrap(blob: bytes, name: str) -> memoryview | None:
