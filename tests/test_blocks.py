@@ -1,0 +1,523 @@
+"""`BlockCache`: the bytes of exactly the version asked for, from this host if it can, from the store if not."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_lookup.blocks import BlockCache, BlocksAndLocations, Known
+from pyspark_lookup.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.stores import FileVersion
+from tests.fakes import FakeClock, Host, make_host, wait_until_settled
+from tests.test_disk import DAMAGE, data_of, holding
+
+MIB = 2**20
+Range = tuple[int, int]
+
+
+class Source:
+    """A local file of random bytes, and hosts that read it through one cache directory."""
+
+    def __init__(self, path: Path, cache_dir: Path | None, size: int = 100_000, **options: Any) -> None:
+        self.path = path
+        self.cache_dir = cache_dir
+        self._options = options
+        self.write(1, size)
+        self.host = self.another()
+
+    def write(self, seed: int, size: int = 100_000) -> None:
+        self.path.write_bytes(data_of(seed, size))
+
+    def another(self, **options: Any) -> Host:
+        """A host's next process: the same directory, counters and calls of its own."""
+        return make_host(str(self.path.parent), self.cache_dir, **{"max_retries": 0, **self._options, **options})
+
+    def version(self, host: Host | None = None) -> FileVersion:
+        """The version now, for which no call is noted."""
+        host = host or self.host
+        version = host.ufs.get_meta(str(self.path))
+        host.store.calls.clear()
+        return version
+
+    def locate(self, host: Host | None = None, version: FileVersion | None = None) -> BlocksAndLocations:
+        host = host or self.host
+        version = version or self.version(host)
+        return host.blocks.get_blocks_and_locations(version.url, version)
+
+    def read(self, *blocks: Range, host: Host | None = None, version: FileVersion | None = None) -> list[bytes]:
+        host = host or self.host
+        location = self.locate(host, version)
+        return [bytes(data) for data in host.blocks.read([(location, blocks)])[0]]
+
+    def right(self, *blocks: Range) -> list[bytes]:
+        """What reading these blocks should give now."""
+        content = self.path.read_bytes()
+        return [content[offset : offset + length] for offset, length in blocks]
+
+    def gets(self, host: Host | None = None) -> list[Range]:
+        """The ranges asked of the store, in order of offset."""
+        calls = (host or self.host).store.calls
+        assert all(kind == "get" for kind, _ in calls), calls
+        return sorted(subject[1:] for _, subject in calls)  # type: ignore[index]
+
+    def apart(self, count: int, version: FileVersion) -> list[Range]:
+        """Blocks of ten bytes none of which shares its lock, or its request, with another."""
+        assert self.host.disk is not None
+        found: dict[Path, Range] = {}
+        for offset in range(0, self.path.stat().st_size, 70_000):
+            block = (offset, 10)
+            name = self.locate(version=version).key(block).name
+            found.setdefault(self.host.disk.lock_path("block", name), block)
+        return sorted(found.values())[:count]
+
+    def file(self, block: Range, host: Host | None = None) -> Path:
+        """Where a block lies on disk."""
+        assert self.cache_dir is not None
+        return self.cache_dir / "v1" / "blocks" / self.locate(host).key(block).name
+
+
+def counts(host: Host, *names: str) -> tuple[int, ...]:
+    snapshot = host.metrics.snapshot()
+    return tuple(snapshot[name] for name in names)
+
+
+def hits_and_misses(host: Host) -> tuple[int, int]:
+    hits, misses = counts(host, "blockHitCount", "blockMissCount")
+    return hits, misses
+
+
+@pytest.fixture
+def source(tmp_path: Path, cache_dir: Path) -> Source:
+    (tmp_path / "t").mkdir()
+    return Source(tmp_path / "t" / "file", cache_dir)
+
+
+# --- what the cache knows of a path ------------------------------------------------------------------
+
+
+def test_the_three_cases(source: Source) -> None:
+    """A path is unknown, known in another version, or known in this one; each is counted, none asks the store."""
+    names = ("getBlocksAndLocationsCount", "fileLoadedCount", "fileResyncedCount", "fileCachedCount")
+    old = source.version()
+    located = source.locate(version=old)
+    assert (located.known, located.held) == (Known.UNKNOWN, frozenset())
+    assert counts(source.host, *names) == (1, 1, 0, 0)
+    source.read((0, 10), (50_000, 10), version=old)
+    assert counts(source.host, *names) == (2, 2, 0, 0)
+    located = source.locate(version=old)
+    assert (located.known, located.held) == (Known.SAME_VERSION, {(0, 10), (50_000, 10)})
+    assert counts(source.host, *names) == (3, 2, 0, 1)
+    source.write(2)
+    new = source.version()
+    located = source.locate(version=new)
+    assert (located.known, located.held) == (Known.OTHER_VERSION, frozenset())
+    assert counts(source.host, *names) == (4, 2, 1, 1)
+    source.read((0, 10), version=new)
+    assert source.locate(version=new).held == {(0, 10)}
+    assert source.locate(version=old).held == {(0, 10), (50_000, 10)}
+    assert counts(source.host, *names) == (7, 2, 2, 3)
+    assert source.gets() == [(0, 10)]
+
+
+def test_without_a_disk_every_path_is_unknown(tmp_path: Path) -> None:
+    """Without a cache directory each block is fetched each time, and counted as a miss."""
+    source = Source(tmp_path / "file", None)
+    for _ in range(2):
+        assert source.locate().known is Known.UNKNOWN
+        assert source.read((0, 10), (50_000, 10)) == source.right((0, 10), (50_000, 10))
+        assert source.gets() == [(0, 50_010)]
+    assert hits_and_misses(source.host) == (0, 4)
+
+
+# --- hits, misses and requests -----------------------------------------------------------------------
+
+
+def test_a_block_is_fetched_once(source: Source) -> None:
+    """What was read is answered from disk, to this process and the next, and the store is not asked."""
+    blocks = [(0, 1000), (5000, 1), (99_999, 1)]
+    assert source.read(*blocks) == source.right(*blocks)
+    assert hits_and_misses(source.host) == (0, 3)
+    for host in (source.host, source.another()):
+        location = source.locate(host)
+        assert [bytes(data) for data in host.blocks.read([(location, blocks)])[0]] == source.right(*blocks)
+        assert source.gets(host) == []
+    assert hits_and_misses(source.host) == (3, 3)
+
+
+def test_only_the_missing_blocks_are_fetched(source: Source) -> None:
+    """Of the blocks asked for, in any order and repeated, the missing ones are fetched once and all returned."""
+    source.read((1000, 10))
+    asked = [(2000, 10), (1000, 10), (0, 10), (2000, 10), (1000, 10)]
+    assert source.read(*asked) == source.right(*asked)
+    assert source.gets() == [(0, 2010)]
+    assert hits_and_misses(source.host) == (1, 3)
+    assert source.read() == []
+    assert source.gets() == []
+
+
+def test_overlapping_blocks_are_blocks_of_their_own(source: Source) -> None:
+    """A block is found by its very range; one inside another is no hit."""
+    source.read((0, 1000))
+    assert source.read((0, 500), (0, 1000), (500, 600)) == source.right((0, 500), (0, 1000), (500, 600))
+    assert hits_and_misses(source.host) == (1, 3)
+    assert source.gets() == [(0, 1100)]
+
+
+def test_neighbours_share_a_request(tmp_path: Path, cache_dir: Path) -> None:
+    """Blocks up to 64 KiB apart are one request, those further apart two, and no request exceeds 16 MiB."""
+    source = Source(tmp_path / "file", cache_dir, size=40 * MIB)
+    gap = 64 * 1024
+    blocks = [(0, 100), (100 + gap, 100), (200 + 2 * gap + 1, 100)]
+    assert source.read(*blocks) == source.right(*blocks)
+    assert source.gets() == [(0, 200 + gap), (200 + 2 * gap + 1, 100)]
+    long = [(n * 7 * MIB, 7 * MIB) for n in range(5)]
+    assert source.read(*long) == source.right(*long)
+    assert source.gets() == [(0, 14 * MIB), (14 * MIB, 14 * MIB), (28 * MIB, 7 * MIB)]
+    assert hits_and_misses(source.host) == (0, 8)
+
+
+def test_several_files_in_one_read(tmp_path: Path, cache_dir: Path) -> None:
+    """Blocks of many files come back by file, in the order asked, files of equal names and of none included."""
+    sources = []
+    for number in range(5):
+        (tmp_path / f"d={number}").mkdir()
+        sources.append(Source(tmp_path / f"d={number}" / "file", cache_dir))
+        sources[-1].write(number)
+    host = make_host(str(tmp_path), cache_dir)
+    wanted: list[tuple[BlocksAndLocations, Sequence[Range]]] = [
+        (source.locate(host), [(0, 10), (50_000, number)]) for number, source in enumerate(sources, 1)
+    ]
+    wanted.insert(2, (wanted[0][0], []))
+    answers = [[bytes(data) for data in parts] for parts in host.blocks.read(wanted)]
+    right = [source.right((0, 10), (50_000, number)) for number, source in enumerate(sources, 1)]
+    assert answers == [*right[:2], [], *right[2:]]
+    assert sorted(subject[0] for _, subject in host.store.calls) == sorted(s.version(host).url for s in sources)  # type: ignore[index]
+
+
+def test_many_blocks_at_once(source: Source) -> None:
+    """A thousand blocks of one file are fetched in few requests, kept each by itself, and found again."""
+    blocks = [(n * 100, 100) for n in range(1000)]
+    assert source.read(*blocks) == source.right(*blocks)
+    assert source.gets() == [(0, 25_600), (25_600, 25_600), (51_200, 25_600), (76_800, 23_200)]
+    assert source.read(*blocks) == source.right(*blocks)
+    assert source.gets() == []
+    assert hits_and_misses(source.host) == (1000, 1000)
+
+
+def test_stores_and_paths_do_not_share_blocks(source: Source) -> None:
+    """One path in two stores, and two paths of one version, are entries of their own."""
+    host, version = source.host, source.version()
+    source.read((0, 10), version=version)
+    other = host.blocks.get_blocks_and_locations("file:///elsewhere/file", version)
+    assert (other.known, other.held) == (Known.UNKNOWN, frozenset())
+    assert other.path_key != source.locate(version=version).path_key
+    away = source.another()
+    away.store.scope = "s3://elsewhere"
+    assert source.locate(away, version).known is Known.UNKNOWN
+    assert source.locate(version=dataclasses.replace(version, size=1)).known is Known.OTHER_VERSION
+    assert source.locate(version=dataclasses.replace(version, identity="x")).known is Known.OTHER_VERSION
+
+
+# --- damage and loss ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_block_is_fetched_again(source: Source, damage: Callable[[Path], object]) -> None:
+    """Whatever was done to a block's file, the right bytes come from the store, once, and it is counted."""
+    blocks = [(0, 1000), (99_000, 1000)]
+    source.read(*blocks)
+    damage(source.file(blocks[0]))
+    for expected in ([(0, 1000)], []):
+        assert source.read(*blocks) == source.right(*blocks)
+        assert source.gets() == expected
+    assert counts(source.host, "blockDamagedCount", "blockHitCount", "blockMissCount") == (1, 3, 3)
+
+
+def test_a_swapped_block_is_fetched_again(source: Source) -> None:
+    """A sound block in another's place is never handed out as that other."""
+    blocks = [(0, 1000), (99_000, 1000)]
+    source.read(*blocks)
+    os.replace(source.file(blocks[1]), source.file(blocks[0]))
+    assert source.read(*blocks) == source.right(*blocks)
+    assert source.gets() == [(0, 1000), (99_000, 1000)]
+    assert counts(source.host, "blockDamagedCount") == (1,)
+
+
+def test_a_deleted_block_is_fetched_again(source: Source) -> None:
+    """A block that vanished after it was located is a miss."""
+    source.read((0, 1000))
+    location = source.locate()
+    source.file((0, 1000)).unlink()
+    assert bytes(source.host.blocks.read([(location, [(0, 1000)])])[0][0]) == source.right((0, 1000))[0]
+    assert hits_and_misses(source.host) == (0, 2)
+
+
+def test_the_directory_removed_while_open(source: Source) -> None:
+    """After the cache directory is gone every read is right and asks the store; a counter goes up each time."""
+    source.read((0, 1000))
+    assert source.cache_dir is not None
+    shutil.rmtree(source.cache_dir)
+    for times in (1, 2):
+        failures = counts(source.host, "cacheFailureCount")
+        assert source.read((0, 1000), (99_000, 10)) == source.right((0, 1000), (99_000, 10))
+        assert source.gets() == [(0, 1000), (99_000, 10)]
+        assert counts(source.host, "cacheFailureCount") > failures, times
+    assert not source.cache_dir.exists()
+
+
+def test_the_locks_removed_while_open(source: Source) -> None:
+    """Without its locks the cache goes on: blocks held are hits, others are fetched and kept."""
+    source.read((0, 1000))
+    assert source.cache_dir is not None
+    shutil.rmtree(source.cache_dir / "v1" / "locks")
+    assert source.read((0, 1000), (99_000, 10)) == source.right((0, 1000), (99_000, 10))
+    assert source.gets() == [(99_000, 10)]
+    assert counts(source.host, "cacheFailureCount") == (1,)
+
+
+# --- the budget --------------------------------------------------------------------------------------
+
+
+def test_a_block_larger_than_the_cache_is_served(tmp_path: Path, cache_dir: Path) -> None:
+    """A block too large to keep is read right every time and counted; the others stay."""
+    source = Source(tmp_path / "file", cache_dir, size=2 * MIB, max_bytes=MIB)
+    small = [(n * 1000, 1000) for n in range(10)]
+    source.read(*small)
+    for _ in range(2):
+        assert source.read((0, 2 * MIB)) == source.right((0, 2 * MIB))
+        assert source.gets() == [(0, 2 * MIB)]
+    assert source.read(*small) == source.right(*small)
+    assert source.gets() == []
+    assert counts(source.host, "blockRefusedCount", "blockEvictedCount", "cacheFailureCount") == (2, 0, 0)
+
+
+def test_a_file_larger_than_the_cache_is_read(tmp_path: Path, cache_dir: Path) -> None:
+    """Reading more than the budget at once is right, and the directory never holds more than the budget."""
+    source = Source(tmp_path / "file", cache_dir, size=5 * MIB, max_bytes=MIB)
+    blocks = [(n * 64 * 1024, 64 * 1024) for n in range(80)]
+    for _ in range(2):
+        assert source.read(*blocks) == source.right(*blocks)
+        assert source.host.disk is not None
+        assert 0.5 * MIB < source.host.disk.used_bytes() <= MIB
+    evicted, failures = counts(source.host, "blockEvictedCount", "cacheFailureCount")
+    assert (evicted > 80, failures) == (True, 0)
+
+
+# --- versions ----------------------------------------------------------------------------------------
+
+
+def test_a_version_not_settled_is_read_and_not_kept(source: Source) -> None:
+    """Bytes of a file that may still change under its identity, or has none, come from the store and stay there."""
+    settled = source.version()
+    source.read((0, 10), version=settled)
+    racy = dataclasses.replace(settled, settled=False)
+    nameless = dataclasses.replace(settled, identity="", settled=True)
+    host = source.another()
+    for _ in range(2):
+        assert source.read((0, 10), (99_000, 10), host=host, version=racy) == source.right((0, 10), (99_000, 10))
+        assert source.gets(host) == [(0, 10), (99_000, 10)]
+        host.store.calls.clear()
+    with pytest.raises(SourceChangedError):
+        source.read((0, 10), host=host, version=nameless)
+    assert hits_and_misses(host) == (0, 5)
+    assert source.locate(version=settled).held == {(0, 10)}
+    assert source.locate(version=nameless).held == frozenset()
+
+
+def test_a_racy_file_becomes_cacheable(tmp_path: Path, cache_dir: Path) -> None:
+    """A file read within a tick of its change is not kept; the same file a moment later is."""
+    clock = FakeClock(0)
+    source = Source(tmp_path / "file", cache_dir, clock=clock)
+    wait_until_settled(source.path)
+    for age_s, expected in ((0.0, [(0, 10)]), (1.0, [(0, 10)]), (2.0, [])):
+        clock.wall_s = source.path.stat().st_ctime + age_s
+        assert source.read((0, 10)) == source.right((0, 10))
+        assert source.gets() == expected
+
+
+def test_a_changed_file_is_no_bytes(source: Source) -> None:
+    """Blocks of a version that is gone are an error; those on disk can still be read, and nothing new is kept."""
+    old = source.version()
+    before = source.right((0, 10))
+    source.read((0, 10), version=old)
+    source.write(2)
+    with pytest.raises(SourceChangedError):
+        source.read((0, 10), (50_000, 10), version=old)
+    assert source.read((0, 10), version=old) == before
+    assert source.locate(version=old).held == {(0, 10)}
+    assert source.read((0, 10), (50_000, 10)) == source.right((0, 10), (50_000, 10))
+
+
+class LateKeeper(CacheMetricGroup):
+    """Counters of a directory whose next put of blocks waits, with the bytes read and checked, until told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def inc(self, name: str, amount: int = 1) -> None:
+        if name == "blockRefusedCount" and not self.reached.is_set():
+            self.reached.set()
+            assert self.go_on.wait(60)
+        super().inc(name, amount)
+
+
+def test_a_late_loader_does_not_bring_back_the_old(source: Source) -> None:
+    """A loader of v1 paused, v2 published and read meanwhile, v1 stored at last: v2 is served, v1 only to who asks for it."""
+    slow = source.another()
+    late = LateKeeper()
+    assert slow.disk is not None
+    keeper = BlockCache(slow.ufs, slow.disk.counting(late), slow.metrics, 60)
+    old, before = source.version(slow), source.right((0, 1000))
+    location = keeper.get_blocks_and_locations(old.url, old)
+    loader, loaded = in_background(lambda: [bytes(data) for data in keeper.read([(location, [(0, 1000)])])[0]])
+    assert late.reached.wait(60)
+    source.write(2)
+    after = source.right((0, 1000))
+    assert source.read((0, 1000)) == after != before
+    late.go_on.set()
+    loader.join(60)
+    assert loaded == before
+    host = source.another()
+    assert source.read((0, 1000), host=host) == after
+    assert source.gets(host) == []
+    assert source.read((0, 1000), host=host, version=old) == before
+    assert source.gets(host) == []
+
+
+# --- several loaders ---------------------------------------------------------------------------------
+
+
+class Pause:
+    """Stops a host's first data request until told to go on."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        host.store.before = self._before
+
+    def _before(self, kind: str, subject: object) -> None:
+        if kind == "get" and not self.reached.is_set():
+            self.reached.set()
+            assert self.go_on.wait(60)
+
+
+def in_background(call: Callable[[], list[bytes]]) -> tuple[threading.Thread, list[Any]]:
+    """A started thread, and a list that gets its answers or error."""
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            answers.extend(call())
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, answers
+
+
+def test_one_loader_at_a_time(source: Source) -> None:
+    """While one process fetches blocks another waits for them, then takes them from disk; other blocks do not wait."""
+    source.write(1, MIB)
+    first, second, third = source.another(), source.another(wait_s=60), source.another()
+    version = source.version()
+    a, b, c, d = source.apart(4, version)
+    pause = Pause(first)
+    loader, loaded = in_background(lambda: source.read(a, b, host=first, version=version))
+    assert pause.reached.wait(60)
+    waiter, waited = in_background(lambda: source.read(b, a, c, host=second, version=version))
+    assert source.read(d, host=third, version=version) == source.right(d)
+    pause.go_on.set()
+    loader.join(60)
+    waiter.join(60)
+    assert loaded == source.right(a, b)
+    assert waited == source.right(b, a, c)
+    assert (source.gets(first), source.gets(second)) == ([a, b], [c])
+    assert hits_and_misses(second) == (2, 1)
+    assert counts(third, "blockWaitCount") == (0,)
+
+
+def test_a_failed_loader_is_replaced(source: Source) -> None:
+    """If the loader others wait for fails, the next one fetches, and only the first sees the error."""
+    first, second = source.another(), source.another(wait_s=60)
+    version = source.version()
+    pause = Pause(first)
+    stop = pause._before
+
+    def fail(kind: str, subject: object) -> None:
+        stop(kind, subject)
+        raise UfsUnavailableError("503")
+
+    first.store.before = fail
+    loader, loaded = in_background(lambda: source.read((0, 1000), host=first, version=version))
+    assert pause.reached.wait(60)
+    waiter, waited = in_background(lambda: source.read((0, 1000), host=second, version=version))
+    pause.go_on.set()
+    loader.join(60)
+    waiter.join(60)
+    assert [type(answer) for answer in loaded] == [UfsUnavailableError]
+    assert waited == source.right((0, 1000))
+    assert source.gets(second) == [(0, 1000)]
+
+
+@pytest.mark.parametrize("error", [UfsUnavailableError("503"), UfsPermissionError("no"), SourceChangedError("f")])
+def test_a_failed_read_leaves_no_lock_and_no_block(source: Source, error: Exception) -> None:
+    """After any failure of the store the next reader of the same process and block fetches at once."""
+
+    def fail(kind: str, subject: object) -> None:
+        raise error
+
+    version = source.version()
+    source.host.store.before = fail
+    with pytest.raises(type(error)) as caught:
+        source.read((0, 10), (99_000, 10), version=version)
+    assert caught.value is error
+    assert source.locate(version=version).held == frozenset()
+    source.host.store.before = lambda kind, subject: None
+    other = source.another(wait_s=60)
+    assert source.read((0, 10), (99_000, 10), host=other) == source.right((0, 10), (99_000, 10))
+    assert counts(other, "blockWaitCount") == (0,)
+
+
+def test_a_lock_held_for_long_holds_up_one_wait(source: Source) -> None:
+    """While a stuck process holds the locks of many blocks, all are read from the store within one wait, and kept."""
+    source.write(1, MIB)
+    version = source.version()
+    *blocks, free = source.apart(11, version)
+    host = source.another(wait_s=1.0)
+    assert host.disk is not None
+    location = source.locate(host, version)
+    with holding(*(host.disk.lock_path("block", location.key(block).name) for block in blocks)):
+        started = time.perf_counter()
+        assert source.read(free, *blocks, host=host, version=version) == source.right(free, *blocks)
+        assert 1.0 <= time.perf_counter() - started < 5.0
+        assert source.gets(host) == [*blocks, free]
+        assert counts(host, "blockWaitCount", "blockMissCount") == (10, 11)
+        host.store.calls.clear()
+        assert source.read(*blocks, host=host, version=version) == source.right(*blocks)
+        assert source.gets(host) == []
+
+
+@pytest.mark.parametrize("name", ["usage.lock", "evict.lock", "repair.lock"])
+def test_the_directorys_own_locks_hold_up_no_read(tmp_path: Path, cache_dir: Path, name: str) -> None:
+    """While another process sits on the counter or an eviction, reads answer from the store within a bound."""
+    source = Source(tmp_path / "file", cache_dir, size=2 * MIB, max_bytes=MIB)
+    blocks = [(n * 32 * 1024, 32 * 1024) for n in range(31)]
+    source.read(*blocks)
+    with holding(cache_dir / "v1" / name):
+        started = time.perf_counter()
+        more = [(MIB + n * 32 * 1024, 32 * 1024) for n in range(3)]
+        assert source.read(*more) == source.right(*more)
+        assert time.perf_counter() - started < 5.0
+    assert source.host.disk is not None
+    assert 0 < source.host.disk.used_bytes() <= MIB
