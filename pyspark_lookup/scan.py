@@ -88,7 +88,8 @@ class _OpenFile:
     piece: Slice
     location: BlocksAndLocations
     index: FileIndex
-    data: dict[Range, Data]
+    head: Mapping[Range, Data]  # what the index was read from
+    data: dict[Range, Data]  # what its units' rows are decoded from, where the head does not hold it
     names: dict[str, str]  # planned column -> this file's spelling, for those it has
     partition: Mapping[str, object]
     units: list[Unit] = dataclasses.field(default_factory=list)
@@ -96,6 +97,15 @@ class _OpenFile:
     def spelled(self, columns: frozenset[str]) -> list[str]:
         """This file's names of those columns that it has."""
         return [self.names[name] for name in sorted(columns) if name in self.names]
+
+    def source(self, unit: Unit, columns: Sequence[str], blocks: BlockCache) -> RangesFile:
+        """The file as decoding one unit sees it: few ranges, however many the file has."""
+        ranges = {part: self.data[part] for part in self.index.ranges(unit, columns) if part in self.data}
+
+        def fetch(part: Range) -> Data:
+            return blocks.read([(self.location, [part])])[0][0]
+
+        return RangesFile(self.piece.file.size, {**self.head, **ranges}, fetch)
 
 
 class Scan:
@@ -185,6 +195,7 @@ class Scan:
                 locations[number],
                 indexes[number],
                 data[number],
+                {},
                 _spellings(planned, indexes[number].schema) if planned is not None else {},
                 _partition_of(table, piece.file, partitions),
             )
@@ -244,7 +255,7 @@ class Scan:
         wanted = []
         for file in opened:
             ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spelled(columns))]
-            missing = [part for part in dict.fromkeys(ranges) if part[1] and not _covered(part, file.data)]
+            missing = [part for part in dict.fromkeys(ranges) if _is_missing(part, file)]
             wanted.append((file, missing))
         answers = self._blocks.read([(file.location, ranges) for file, ranges in wanted])
         for (file, ranges), parts in zip(wanted, answers, strict=True):
@@ -310,12 +321,7 @@ def _decoded(
     """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
     url = file.piece.file.url
     stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
-
-    def fetch(part: Range) -> Data:
-        return blocks.read([(file.location, [part])])[0][0]
-
-    source = RangesFile(file.piece.file.size, file.data, fetch)
-    for batch in file.index.batches(unit, stored, source):
+    for batch in file.index.batches(unit, stored, file.source(unit, stored, blocks)):
         rows = batch.num_rows
         arrays, fields = [], []
         for name in columns:
@@ -364,9 +370,10 @@ def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[st
     return typed
 
 
-def _covered(part: Range, data: Mapping[Range, Data]) -> bool:
+def _is_missing(part: Range, file: _OpenFile) -> bool:
     offset, length = part
-    return any(start <= offset and offset + length <= start + size for start, size in data)
+    held = part in file.data or any(start <= offset and offset + length <= start + size for start, size in file.head)
+    return length > 0 and not held
 
 
 def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
