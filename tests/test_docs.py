@@ -41,6 +41,7 @@ def test_readme_starts_with_what_it_is() -> None:
     assert README[: README.index("```python")].count("\n") < 30
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_readme_examples_run(tmp_path: Path) -> None:
     """The README's Python blocks run as pasted into an activated environment, and show the new row."""
@@ -53,6 +54,17 @@ def test_readme_examples_run(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert re.findall(r"\|\s*2\|\s*(\w+)\|", ran.stdout) == ["NULL", "Bergen"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_demo_claims_hold() -> None:
+    """The demo runs, and everything it claims about what was fetched holds."""
+    ran = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "demo.py"], capture_output=True, text=True, check=False, timeout=250
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("    yes: ") == 5
 
 
 def test_spark_defaults_are_the_recommended_ones() -> None:
