@@ -36,6 +36,7 @@ Data = bytes | memoryview
 
 BATCH_ROWS = 65536
 _TAIL_BYTES = 64 * 1024
+_SMALL_BYTES = 256 * 1024  # a file of this size comes whole, with its footer
 _EXTENSIONS = {
     ".parquet": FileFormatName.PARQUET, ".parq": FileFormatName.PARQUET, ".pq": FileFormatName.PARQUET,
     ".arrow": FileFormatName.ARROW, ".feather": FileFormatName.ARROW, ".ipc": FileFormatName.ARROW,
@@ -177,7 +178,7 @@ def _no_fetch(part: Range) -> Data:
 
 
 def _tail(file: FileVersion) -> Range:
-    length = min(file.size, _TAIL_BYTES)
+    length = file.size if file.size <= _SMALL_BYTES else _TAIL_BYTES
     return file.size - length, length
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "View",
     "conf_file_options",
     "conf_file_secrets",
+    "is_local",
     "looks_secret",
     "options_table",
     "parse_bytes",
@@ -271,13 +272,18 @@ class LookupOptions:
         values: dict[str, Any] = {}
         storage: dict[str, Any] = {}
         explicit: set[str] = set()
+        path = {key.lower(): text for layer, _ in layers for key, text in layer.items()}.get("path", "")
         for layer, origin in layers:
+            if _says(layer, "lookup.metadata.source", "UFS") and "lookup.metadata.sync-interval" not in layer:
+                # Going back to the store at every query takes an interval of a lower layer with it.
+                values.pop("sync_interval_s", None)
             for raw_key, text in layer.items():
                 key = raw_key.lower()
                 _refuse_secret(key, text, allowed=layer is conf)
                 if key.startswith(_STORAGE) and key.removeprefix(_STORAGE).isidentifier():
-                    # A conf file's credentials stay on their host: see `conf_file_secrets`.
-                    if not _holds_secret(key, text):
+                    # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other
+                    # storage options are for remote tables; local ones take none.
+                    if not _holds_secret(key, text) and not (layer is conf and is_local(path)):
                         storage[key.removeprefix(_STORAGE)] = _storage_value(text)
                     continue
                 field = _field_of(key, text)
@@ -445,10 +451,19 @@ def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
     return field
 
 
+def is_local(path: str) -> bool:
+    """Whether a path or URL names a file of this machine."""
+    return "://" not in path or path.startswith(("file:", "local:"))
+
+
+def _says(layer: Mapping[str, str], key: str, value: str) -> bool:
+    return any(k.lower() == key and str(text).strip().upper() == value for k, text in layer.items())
+
+
 def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Defaults of `$LOOKUPCACHE_CONF`, else of `$SPARK_CONF_DIR/lookupcache.conf`; {} without either.
 
-    Lines are `key = value`, or begin with `#`. Raises OptionError for a file that was named but cannot
+    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a file that was named but cannot
     be read or parsed; the message shows no line, for it may hold a credential.
     """
     named = environ.get("LOOKUPCACHE_CONF")
@@ -456,7 +471,9 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
     if not named and not spark_conf:
         return {}
     path = Path(named) if named else Path(spark_conf or "") / "lookupcache.conf"
-    parser = configparser.ConfigParser(delimiters=("=",), comment_prefixes=("#",), interpolation=None)
+    parser = configparser.ConfigParser(
+        delimiters=("=",), comment_prefixes=("#",), inline_comment_prefixes=("#",), interpolation=None
+    )
     try:
         lines = path.read_text(encoding="utf-8")
     except FileNotFoundError as problem:
@@ -477,7 +494,11 @@ def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]
         raise OptionError(f"conf file {path}: expected lines of key = value without [sections]") from None
     if parser.sections() != ["conf"] or parser.defaults():
         raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
-    return dict(parser["conf"])
+    options = dict(parser["conf"])
+    for key, text in options.items():
+        if "\n" in text:  # an indented line goes on with the one before
+            raise OptionError(f"conf file {path}: the line after {key} is indented: start every line with its key")
+    return options
 
 
 def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

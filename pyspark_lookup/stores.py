@@ -34,7 +34,7 @@ from pyspark_lookup.errors import (
     UfsTimeoutError,
     UfsUnavailableError,
 )
-from pyspark_lookup.options import redact
+from pyspark_lookup.options import is_local, redact
 
 __all__ = [
     "LOCAL_GRANULE_S",
@@ -107,7 +107,7 @@ class Store(Protocol):
 def open_store(path: str, storage_options: Mapping[str, Any], now_s: Callable[[], float] = time.time) -> Store:
     """The store a path or URL names. Raises OptionError for a protocol fsspec does not know."""
     protocol, _ = split_protocol(path)
-    if protocol in (None, "file", "local") or path.startswith("file:"):
+    if is_local(path):
         if storage_options:
             raise OptionError(
                 f"option lookup.storage.{next(iter(storage_options))}: local paths take no storage options"

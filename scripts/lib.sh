@@ -60,10 +60,8 @@ use_venv() {
     if ! installed_from | cmp -s - "$stamp"; then
         say "Installing the package, Spark and the tools into .venv (once, some minutes)"
         rm -f "$stamp"
-        # "compat" puts the checkout on the module path; an import hook, the default, hides the package
-        # from Spark, which finds its sources by listing the path.
         (cd "$root" && "$python" -m pip install -qq --disable-pip-version-check \
-            --config-settings editable_mode=compat -e '.[spark,test,examples]' </dev/null) ||
+            -e '.[spark,test,examples]' </dev/null) ||
             die "pip could not install the package, see above" "it needs PyPI, or a mirror of it in PIP_INDEX_URL"
         installed_from >"$stamp"
     fi

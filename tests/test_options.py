@@ -588,3 +588,33 @@ def test_any_conf_file_is_parsed_or_refused(tmp_path_factory: pytest.TempPathFac
         assert str(path) in str(refused)
     else:
         assert all(isinstance(text, str) for text in found.values())
+
+
+def test_a_read_goes_back_to_the_store(tmp_path: Path) -> None:
+    """A read's UFS drops the interval of the table's or the conf file's CACHE; its own interval contradicts it."""
+    lower = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "5 min"}
+    back = {"path": "x", "lookup.metadata.source": "UFS"}
+    assert LookupOptions.parse(back, conf=lower).sync_interval_s is None
+    assert LookupOptions.parse(back, table=lower).metadata_source is MetadataSource.UFS
+    with pytest.raises(OptionError, match="contradicts"):
+        LookupOptions.parse(back | {"lookup.metadata.sync-interval": "5 min"}, conf=lower)
+
+
+def test_storage_options_of_the_conf_file_are_for_remote_tables() -> None:
+    """`lookup.storage.*` of a conf file reaches remote tables and leaves local ones alone; an option does not."""
+    conf = {"lookup.storage.endpoint_url": "http://127.0.0.1:9"}
+    assert LookupOptions.parse({"path": "s3://b/x"}, conf=conf).storage == (("endpoint_url", "http://127.0.0.1:9"),)
+    assert LookupOptions.parse({"path": "/x"}, conf=conf).storage == ()
+    assert LookupOptions.parse({"path": "file:/x"}, conf=conf).storage == ()
+    assert LookupOptions.parse({"path": "/x", **conf}).storage != ()
+
+
+def test_conf_file_lines_stand_alone(tmp_path: Path) -> None:
+    """A comment may follow a value; an indented line, which would silently join the one before, is an error."""
+    file = tmp_path / "lookupcache.conf"
+    environ = {"LOOKUPCACHE_CONF": str(file)}
+    file.write_text("lookup.cache.dir = /a  # why\n")
+    assert conf_file_options(environ) == {"lookup.cache.dir": "/a"}
+    file.write_text("lookup.cache.dir = /a\n lookup.cache.max-bytes = 1 GiB\n")
+    with pytest.raises(OptionError, match=r"the line after lookup\.cache\.dir is indented"):
+        conf_file_options(environ)

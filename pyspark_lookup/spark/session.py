@@ -16,9 +16,10 @@ RECOMMENDED: Mapping[str, str] = {
 
 
 def configure(spark: SparkSession) -> SparkSession:
-    """Set the recommended run-time confs on a session that does not have them yet; returns it.
+    """Set the recommended run-time confs on a session, whatever it had there; returns it.
 
-    `lookupcache` works without: these make its logs queryable and its batches larger.
+    `lookupcache` works without: these make its logs queryable and the batches larger that an Arrow UDF
+    behind a scan gets.
     """
     for key, value in RECOMMENDED.items():
         spark.conf.set(key, value)
