@@ -1,0 +1,419 @@
+"""Real processes that fill one cache directory: racing, killed at every step, forked in the middle.
+
+Each test hands a function of this module to a fresh ("spawn") process, because the test process has
+threads and must not fork. What that process asserts is asserted here: it must exit with 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pyspark_lookup.api import LookupTable
+from pyspark_lookup.runtime import runtime
+from tests.fakes import FakeClock, Host, make_host
+from tests.test_disk import data_of
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, SpawnContext
+
+    from tests.s3server import S3Server
+
+BOUND_S = 120  # far above what any of this takes; a process not done by then hangs
+BLOCKS = [(n * 70_000, 1000) for n in range(12)]  # too far apart to share a request
+FEW = BLOCKS[:3]
+
+
+def in_fresh_process(function: Callable[..., None], *args: Any) -> None:
+    """Run it in a spawned process, and fail if that fails or does not end."""
+    child = multiprocessing.get_context("spawn").Process(target=function, args=args)
+    child.start()
+    child.join(BOUND_S)
+    if child.is_alive():
+        child.kill()
+        pytest.fail("the process hangs")
+    assert child.exitcode == 0
+
+
+def must_end(processes: list[Any]) -> None:
+    """Wait for started processes; none may fail or hang."""
+    try:
+        for process in processes:
+            process.join(BOUND_S)
+        assert [process.exitcode for process in processes] == [0] * len(processes)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of a million random bytes."""
+    path = tmp_path / "source"
+    path.write_bytes(data_of(1, 1_000_000))
+    return path
+
+
+def located(host: Host, path: Path) -> Any:
+    version = host.ufs.get_meta(str(path))
+    host.store.calls.clear()
+    return host.blocks.get_blocks_and_locations(version.url, version)
+
+
+def read(host: Host, path: Path, blocks: list[tuple[int, int]]) -> list[bytes]:
+    return [bytes(data) for data in host.blocks.read([(located(host, path), blocks)])[0]]
+
+
+def right(path: Path, blocks: list[tuple[int, int]]) -> list[bytes]:
+    content = path.read_bytes()
+    return [content[offset : offset + length] for offset, length in blocks]
+
+
+def gets(host: Host) -> list[tuple[int, int]]:
+    return sorted(subject[1:] for kind, subject in host.store.calls if kind == "get")  # type: ignore[index]
+
+
+# --- racing ------------------------------------------------------------------------------------------
+
+
+def racer(path: Path, cache_dir: Path, start: Any, answer: Path) -> None:
+    host = make_host(str(path), cache_dir, wait_s=BOUND_S)
+    location = located(host, path)
+    start.wait(BOUND_S)
+    data = b"".join(host.blocks.read([(location, BLOCKS)])[0])
+    waits = host.metrics.snapshot()["blockWaitCount"]
+    answer.write_text(json.dumps([hashlib.sha256(data).hexdigest(), gets(host), waits]))
+
+
+def race(method: str, path: Path, cache_dir: Path, answers: Path) -> None:
+    context: SpawnContext | ForkContext = multiprocessing.get_context(method)  # type: ignore[assignment]
+    start = context.Barrier(16)
+    racers = [context.Process(target=racer, args=(path, cache_dir, start, answers / str(n))) for n in range(16)]
+    for process in racers:
+        process.start()
+    must_end(racers)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_racing_processes_fetch_each_block_once(tmp_path: Path, cache_dir: Path, source: Path, method: str) -> None:
+    """Of 16 processes that want the same blocks at once every one reads them whole, and the store is asked once per block."""
+    (tmp_path / "answers").mkdir()
+    in_fresh_process(race, method, source, cache_dir, tmp_path / "answers")
+    answers = [json.loads(path.read_text()) for path in (tmp_path / "answers").iterdir()]
+    assert len(answers) == 16
+    assert {digest for digest, _, _ in answers} == {hashlib.sha256(b"".join(right(source, BLOCKS))).hexdigest()}
+    asked = Counter(tuple(block) for _, blocks, _ in answers for block in blocks)
+    assert asked == Counter(BLOCKS)
+    host = make_host(str(source), cache_dir)
+    assert host.disk is not None
+    assert (host.disk.check().blocks, host.disk.check().damaged) == (len(BLOCKS), ())
+    assert host.disk.used_bytes() == int((cache_dir / "v1" / "usage").read_text())
+    assert list((cache_dir / "v1" / "tmp").iterdir()) == []
+
+
+def recorder(cache_dir: Path, me: int, start: Any, answer: Path) -> None:
+    disk = make_host("/x", cache_dir).disk
+    assert disk is not None
+    answers = []
+    for number in range(300):
+        start.wait(BOUND_S)
+        answers.append(disk.create_record("execution", f"k{number}", me))
+    answer.write_text(json.dumps(answers))
+
+
+def race_for_records(cache_dir: Path, answers: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(8)
+    racers = [context.Process(target=recorder, args=(cache_dir, n, start, answers / str(n))) for n in range(8)]
+    for process in racers:
+        process.start()
+    must_end(racers)
+
+
+def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
+    """In each of 300 rounds eight racing processes get one and the same record, which is one racer's own."""
+    (tmp_path / "answers").mkdir()
+    in_fresh_process(race_for_records, cache_dir, tmp_path / "answers")
+    answers = [json.loads(path.read_text()) for path in (tmp_path / "answers").iterdir()]
+    rounds = list(zip(*answers, strict=True))
+    assert (len(answers), len(rounds)) == (8, 300)
+    assert all(len(set(told)) == 1 for told in rounds)
+    winners = {told[0] for told in rounds}
+    assert winners <= set(range(8))
+    assert len(winners) > 1  # or they did not race
+    disk = make_host("/x", cache_dir).disk
+    assert disk is not None
+    assert [disk.get_record("execution", f"k{n}") for n in range(300)] == [told[0] for told in rounds]
+
+
+# --- killed ------------------------------------------------------------------------------------------
+
+STEPS = {"open", "os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "os.utime", "os.scandir", "fcntl.flock"}
+
+
+class Steps:
+    """Ends this process at its nth step in a directory: says which step it is about to make, then waits to be killed."""
+
+    def __init__(self, directory: Path, last: int, report: int) -> None:
+        self._directory, self._left, self._report = str(directory), last, report
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in STEPS and (event == "fcntl.flock" or self._directory in map_text(args)):
+            self.step(event)
+
+    def step(self, name: str) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.write(self._report, name.encode())
+            signal.pause()
+
+
+def map_text(args: tuple[Any, ...]) -> str:
+    return " ".join(os.fsdecode(arg) for arg in args if isinstance(arg, (str, bytes, os.PathLike)))
+
+
+def host_now(path: Path, cache_dir: Path, max_bytes: int = 2**30, later_s: float = 0) -> Host:
+    """A host whose clock stands still at the real time, or later."""
+    return make_host(str(path), cache_dir, FakeClock(time.time() + later_s), max_bytes=max_bytes)
+
+
+def fill(path: Path, cache_dir: Path, max_bytes: int, step: Callable[[str], None]) -> None:
+    """What a worker does to the directory: blocks, an exclusive record, a replaced one, a lock."""
+    host = host_now(path, cache_dir, max_bytes)
+    host.store.before = lambda kind, subject: step(kind)
+    read(host, path, FEW)
+    assert host.disk is not None
+    host.disk.create_record("execution", "k", "mine")
+    host.disk.replace_record("version", "r", 2)
+    host.disk.sweep()
+
+
+def prepared(path: Path, cache_dir: Path, max_bytes: int, full: bool) -> None:
+    """The directory as the killed process finds it: a record, and if `full` no room for its blocks."""
+    host = host_now(path, cache_dir, max_bytes)
+    assert host.disk is not None
+    host.disk.replace_record("version", "r", 1)
+    if full:
+        read(host, path, [(n * 80_000, 104_800) for n in range(10)])
+        assert 0 < max_bytes - host.disk.used_bytes() < 1000
+
+
+def assert_sound(path: Path, cache_dir: Path, max_bytes: int, where: str) -> None:
+    """After a kill: no lock is held, nothing broken is served, what is missing is fetched, and repair leaves it clean."""
+    root = cache_dir / "v1"
+    for lock in [*(root.glob("*.lock")), *(root.glob("locks/*"))]:
+        with open(lock, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    host = host_now(path, cache_dir, max_bytes)
+    disk = host.disk
+    assert disk is not None
+    if (root / "usage").exists():  # it may claim what is not there yet, never less than there is
+        assert int((root / "usage").read_text()) >= disk.used_bytes(), where
+    assert disk.used_bytes() <= max_bytes, where
+    assert disk.check().damaged == (), where
+    held = located(host, path).held
+    assert read(host, path, FEW) == right(path, FEW), where
+    assert gets(host) == [block for block in FEW if block not in held], where
+    assert disk.get_record("version", "r") in (1, 2), where
+    recorded = disk.create_record("execution", "k", "other")
+    assert recorded in ("mine", "other"), where
+    assert disk.create_record("execution", "k", "third") == recorded, where
+    counts = host.metrics.snapshot()
+    assert (counts["blockDamagedCount"], counts["cacheFailureCount"], counts["blockWaitCount"]) == (0, 0, 0), where
+    later = host_now(path, cache_dir, later_s=2 * 3600)
+    assert later.disk is not None
+    found = later.disk.check(repair=True)
+    again = later.disk.check()
+    assert (found.damaged, again.damaged, again.leftovers) == ((), (), ()), where
+    assert list((root / "tmp").iterdir()) == [], where
+    assert int((root / "usage").read_text()) == again.bytes == disk.used_bytes(), where
+    after = host_now(path, cache_dir)
+    assert read(after, path, FEW) == right(path, FEW), where
+    assert gets(after) == [], where
+
+
+def kill_at_every_step(path: Path, base: Path, full: bool, answer: Path) -> None:
+    max_bytes = 2**20
+    reached: list[str] = []
+    while True:
+        cache_dir = base / str(len(reached))
+        prepared(path, cache_dir, max_bytes, full)
+        report, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(report)
+                steps = Steps(cache_dir, len(reached) + 1, tell)
+                fill(path, cache_dir, max_bytes, steps.step)
+            finally:
+                os._exit(0)
+        os.close(tell)
+        with os.fdopen(report) as reports:
+            step = os.read(reports.fileno(), 100).decode()
+        if step:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert_sound(path, cache_dir, max_bytes, f"killed before step {len(reached) + 1} ({step}), after {reached}")
+        if not step:
+            break
+        reached.append(step)
+    answer.write_text(json.dumps(reached))
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["empty cache", "full cache"])
+def test_killed_at_every_step_of_a_fill(tmp_path: Path, source: Path, full: bool) -> None:
+    """A filler killed before any of its system calls or requests leaves no lock, nothing broken, nothing uncounted."""
+    in_fresh_process(kill_at_every_step, source, tmp_path / "caches", full, tmp_path / "answer")
+    reached = json.loads((tmp_path / "answer").read_text())
+    expected = {"get", "head", "open", "os.mkdir", "os.rename", "os.link", "os.remove", "fcntl.flock"}
+    assert set(reached) >= (expected | {"os.rmdir", "os.scandir"} if full else expected)
+    assert reached.count("os.rename") >= len(FEW) + 2
+    assert len(reached) > 50
+
+
+def kill_at_every_byte(path: Path, base: Path, answer: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ends: list[int] = []
+    for limit in (0, 1, 3, 4, 35, 36, 37, 50, 52, 500, 1000, 1035, 1036):
+        cache_dir = base / str(limit)
+        prepared(path, cache_dir, 2**20, False)
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+                fill(path, cache_dir, 2**20, lambda kind: None)
+            finally:
+                os._exit(0)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        if 36 < limit < 1036:
+            assert limit in [left.stat().st_size for left in (cache_dir / "v1" / "tmp").iterdir()]
+        assert_sound(path, cache_dir, 2**20, f"killed when a file had {limit} bytes")
+    answer.write_text(json.dumps(ends))
+
+
+def test_killed_in_the_middle_of_a_write(tmp_path: Path, source: Path) -> None:
+    """A filler killed when a file has got any number of its bytes leaves a leftover, never a block or record."""
+    in_fresh_process(kill_at_every_byte, source, tmp_path / "caches", tmp_path / "answer")
+    ends = json.loads((tmp_path / "answer").read_text())
+    assert ends == [-signal.SIGXFSZ] * 12 + [0]
+
+
+# --- forked ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def busy(work: Callable[[], object]) -> Iterator[None]:
+    """Another thread that does `work` over and over."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            while not stop.is_set():
+                work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        assert failed == []
+
+
+def read_in_child(path: Path, cache_dir: Path, blocks: list[tuple[int, int]]) -> None:
+    host = make_host(str(path), cache_dir, wait_s=0.2)
+    assert read(host, path, blocks) == right(path, blocks)
+
+
+def fork_during_a_read(path: Path, cache_dir: Path) -> None:
+    host = make_host(str(path), cache_dir)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def pause(kind: str, subject: object) -> None:
+        if kind == "get":
+            reached.set()
+            go_on.wait(BOUND_S)
+
+    host.store.before = pause
+    answers: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: answers.append(read(host, path, FEW)))
+    thread.start()
+    assert reached.wait(BOUND_S)
+    # The thread holds the locks of its blocks and has a request under way.
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=read_in_child, args=(path, cache_dir, blocks)) for blocks in (FEW, BLOCKS[3:6])]
+    for child in children:
+        child.start()
+    must_end(children)
+    go_on.set()
+    thread.join(BOUND_S)
+    assert answers == [right(path, FEW)]
+    again = make_host(str(path), cache_dir, wait_s=0)
+    assert read(again, path, BLOCKS[:6]) == right(path, BLOCKS[:6])
+    assert gets(again) == []
+
+
+def test_fork_during_a_read(cache_dir: Path, source: Path) -> None:
+    """A child forked while a thread of its parent fetches under locks reads the same and other blocks within a bound."""
+    in_fresh_process(fork_during_a_read, source, cache_dir)
+
+
+def scan_in_child(path: str, parent: int) -> None:
+    mine = runtime()
+    assert mine.pid == os.getpid() != parent
+    assert mine is runtime()
+    assert LookupTable(path).scan().num_rows == 1000
+
+
+def fork_while_busy(path: str, cache_dir: Path, conf: Path, environ: dict[str, str]) -> None:
+    conf.write_text(f"lookup.cache.dir = {cache_dir}\n" + "".join(f"{k} = {v}\n" for k, v in environ.items()))
+    os.environ["LOOKUPCACHE_CONF"] = str(conf)
+    before = runtime()
+    table = LookupTable(path)
+    table.scan()  # imports what its store needs: no Python can fork while another thread imports
+    context = multiprocessing.get_context("fork")
+    with busy(table.scan):
+        for _ in range(10):
+            children = [context.Process(target=scan_in_child, args=(path, os.getpid())) for _ in range(2)]
+            for child in children:
+                child.start()
+            must_end(children)
+    assert runtime() is before
+    assert table.scan().num_rows == 1000
+
+
+CSV = "id,name\n" + "".join(f"{n},n{n}\n" for n in range(1000))
+
+
+def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path) -> None:
+    """Children forked at any moment of a parent that reads all the time have a runtime of their own, and do not hang."""
+    (tmp_path / "t.csv").write_text(CSV)
+    in_fresh_process(fork_while_busy, str(tmp_path / "t.csv"), cache_dir, tmp_path / "conf", {})
+
+
+def test_fork_with_a_busy_s3_client(tmp_path: Path, cache_dir: Path, s3: S3Server) -> None:
+    """Children forked while a thread of the parent talks to S3 open connections of their own, and do not hang."""
+    s3.client.create_bucket(Bucket="forked")
+    s3.client.put_object(Bucket="forked", Key="t.csv", Body=CSV.encode())
+    storage = {"lookup.storage.endpoint_url": s3.endpoint}
+    in_fresh_process(fork_while_busy, "s3://forked/t.csv", cache_dir, tmp_path / "conf", storage)
