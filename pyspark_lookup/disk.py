@@ -213,8 +213,12 @@ class Disk:
         return self._load_record(kind, key)
 
     def has_record(self, kind: str, key: str) -> bool:
-        """Whether a readable record is there."""
-        return self._load_record(kind, key) is not None
+        """Whether an undamaged record is there."""
+        try:
+            data = (self._root / "records" / kind / key).read_bytes()
+        except OSError:
+            return False
+        return _unwrap(data, f"{kind}/{key}") is not None
 
     def create_record(self, kind: str, key: str, value: Any) -> Any:
         """Record `value` unless the key has one already; the recorded value either way.

@@ -21,6 +21,7 @@ from pyspark_lookup.errors import NotATableError, TableBusyError, UfsNotFoundErr
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions, MetadataSource, redact
+from pyspark_lookup.stores import SETTLED_AFTER_S
 from pyspark_lookup.table import Kind, Table, TableVersion, data_files, is_glob
 from pyspark_lookup.ufs import FileVersion, Listing, Ufs
 
@@ -355,18 +356,25 @@ class Metadata:
         files = [[f.url, f.size, f.identity, f.modified_at_s] for f in version.files if f.settled]
         if len(files) == len(version.files):
             self._disk.replace_record("files", version.digest, files)
-        else:  # too new to be told from the next state: an execution may share it, nobody may keep it
-            unsettled = [[f.url, f.size, f.identity, f.modified_at_s, f.settled] for f in version.files]
-            self._disk.replace_record("unsettled", version.digest, unsettled)
+        else:  # too new to be told from the next state, until the clock has moved on
+            rows = [[f.url, f.size, f.identity, f.modified_at_s, f.settled] for f in version.files]
+            seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "files": rows}
+            self._disk.replace_record("unsettled", version.digest, seen)
 
     def _files(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record."""
         if self._disk is None:
             return None
-        rows = self._disk.get_record("files", digest) or self._disk.get_record("unsettled", digest)
+        rows, settled = self._disk.get_record("files", digest), True
         if rows is None:
-            return None
+            seen = self._disk.get_record("unsettled", digest)
+            if seen is None:
+                return None
+            age_s = self._clock.steady_s() - seen["seen_s"] if seen["boot"] == self._clock.boot else 0.0
+            rows, settled = seen["files"], age_s > SETTLED_AFTER_S
         version = TableVersion(table.id, tuple(FileVersion(*row) for row in rows))
+        if settled:
+            version = version.settled()
         return version if version.digest == digest else None
 
     def _try(self, write: Callable[[Disk], None]) -> None:

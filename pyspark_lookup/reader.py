@@ -24,6 +24,7 @@ from pyspark_lookup.metadata import Execution, Metadata, Resolution
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions, OnVersionGone, redact
 from pyspark_lookup.scan import Prepared, Projection, Scan, Slice, share_of, slices_of
+from pyspark_lookup.stores import SETTLED_AFTER_S
 from pyspark_lookup.table import Table, TableVersion, select_partitions
 
 __all__ = ["ReadPlan", "ReadTask", "TableReader"]
@@ -131,6 +132,9 @@ class TableReader:
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> Prepared:
         """A task whose version planning fixed."""
+        if self._clock.wall_s() - plan.planned_at_s > SETTLED_AFTER_S:
+            # Too new to keep when it was planned, but by now its identity is proof enough.
+            pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
             return self._scan.prepare(plan.table, pieces, plan.projection, complete=task.count == 1)
         except SourceChangedError as change:

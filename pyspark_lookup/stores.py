@@ -38,6 +38,7 @@ from pyspark_lookup.options import is_local, redact
 
 __all__ = [
     "LOCAL_GRANULE_S",
+    "SETTLED_AFTER_S",
     "Count",
     "FileVersion",
     "FsspecStore",
@@ -59,6 +60,8 @@ Count = Callable[[str], None]
 # older kernel for local files, the whole seconds of HTTP and the slack of others.
 LOCAL_GRANULE_S = 0.02
 _REMOTE_GRANULE_S = 2.0
+SETTLED_AFTER_S = _REMOTE_GRANULE_S
+"""An identity seen this long ago, and still the file's, stands for one content in any store."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

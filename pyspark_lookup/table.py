@@ -80,6 +80,13 @@ class TableVersion:
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
 
+    def settled(self) -> TableVersion:
+        """The same version, seen long enough ago that its identities stand for one content each."""
+        if all(file.settled for file in self.files):
+            return self
+        files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
+        return TableVersion(self.table_id, files)
+
 
 def is_glob(path: str) -> bool:
     """Whether a path has wildcards (`*`, `?`, `[…]`, `{a,b}`). A web URL's `?` starts its query."""

@@ -383,3 +383,20 @@ def test_proposals_three_cases_in_calls(directory: Path, cache_dir: Path) -> Non
     host.ufs.list_status(str(directory))
     counts = host.metrics.snapshot()
     assert (counts["ufsListCount"], counts["ufsHeadCount"], counts["getBlocksAndLocationsCount"]) == (1, 0, 0)
+
+
+def test_a_version_too_new_to_keep_settles(directory: Path, cache_dir: Path) -> None:
+    """Files as new as the clock's granule are not kept; the same version, remembered for 2 s, is."""
+    newest = max(file.stat().st_ctime for file in directory.iterdir())
+    clock = FakeClock(wall_s=newest)
+    host = make_host(str(directory), cache_dir, clock)
+    opts = cached(directory, "-1")
+    table, version = host.metadata.discover(opts)
+    assert not all(file.cacheable for file in version.files)
+    assert not all(file.cacheable for file in resolve(host, table, opts).files)
+    clock.tick(2.1)
+    assert resolve(host, table, opts) == version
+    assert all(file.cacheable for file in resolve(host, table, opts).files)
+    assert len(host.store.calls) == 1
+    rebooted = make_host(str(directory), cache_dir, clock, boot="boot-2")
+    assert not all(file.cacheable for file in resolve(rebooted, table, opts).files)

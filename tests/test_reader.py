@@ -16,7 +16,7 @@ from pyspark_lookup.errors import SchemaError, UfsUnavailableError, VersionGoneE
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import ReadPlan, ReadTask
-from tests.fakes import Host, make_host
+from tests.fakes import FakeClock, Host, make_host
 
 ROWS = 20_000
 
@@ -311,3 +311,23 @@ def test_an_older_plans_age_is_told_once(tmp_path: Path, cache_dir: Path, caplog
         for task in tasks:
             versions(host, made, task, Execution("app", execution))
         assert len([r for r in caplog.records if "first planned" in r.message]) == (execution != "1")
+
+
+def test_a_plan_made_too_early_caches_later(tmp_path: Path, cache_dir: Path) -> None:
+    """Files planned within the clock's granule are fetched each time at first, and kept once that has passed."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0, rows=60_000)
+    clock = FakeClock(wall_s=path.stat().st_ctime)
+    host = make_host(str(path), cache_dir, clock)
+    made, tasks = plan(host, path, SMALL)
+
+    def gets() -> int:
+        before = host.store.kinds().count("get")
+        assert sum(versions(host, made, task)[1] for task in tasks) == 60_000
+        return host.store.kinds().count("get") - before
+
+    assert gets() > 0
+    assert gets() > 0
+    clock.tick(2.1)
+    assert gets() > 0
+    assert gets() == 0
