@@ -16,7 +16,7 @@ from pyspark_lookup.disk import BlockKey, Disk, key_of
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.ufs import FileVersion, Range, Ufs
 
-__all__ = ["BlockCache", "BlocksAndLocations", "Known"]
+__all__ = ["BlockCache", "BlocksAndLocations", "Data", "Known"]
 
 Data = bytes | memoryview
 

@@ -154,7 +154,7 @@ def _our_error(error: BaseException, url: str) -> BaseException:
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
     text = f"{url}: {redact('path', chain[missing])}"
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
-    transient = status == 429 or (status or 0) >= 500 or names & _TRANSIENT or _error_code(error) in _TRANSIENT_CODES
+    transient = status == 429 or (status or 0) >= 500 or names & _LOST or _error_code(error) in _TRANSIENT_CODES
     if status in (412, 304) or (isinstance(error, FileNotFoundError) and "FileExpired" in names):
         return SourceChangedError(f"{url} changed while it was read")
     if status in (404, 410) or (missing and not (status or timed_out or transient)):
@@ -174,13 +174,7 @@ def _read_error(error: Exception, url: str) -> BaseException:
     return ours
 
 
-_TRANSIENT = {
-    "ConnectionError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-    "HTTPClientError",
-    "IncompleteReadError",
-}
+_LOST = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError", "IncompleteReadError"}
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted"}
 
 
