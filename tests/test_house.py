@@ -26,27 +26,33 @@ RANKS = {
     "options": 1,
     "predicate": 1,
     "schema": 1,
-    "stores": 2,
     "where": 2,
     "disk": 2,
-    "ufs": 3,
-    "blocks": 4,
-    "formats": 4,
-    "table": 4,
-    "metadata": 5,
-    "scan": 5,
-    "reader": 6,
-    "planner": 7,
-    "runtime": 8,
-    "views": 9,
-    "api": 9,
-    "spark": 10,
-    "spark.filters": 10,
-    "spark.session": 10,
-    "spark.planning": 11,
-    "spark.reading": 11,
-    "spark.source": 12,
-    "": 13,
+    "stores.model": 2,
+    "stores.failures": 3,
+    "stores.local": 4,
+    "stores.s3": 4,
+    "stores.other": 4,
+    "stores.opening": 5,
+    "stores": 6,
+    "ufs": 7,
+    "blocks": 8,
+    "formats": 8,
+    "table": 8,
+    "metadata": 9,
+    "scan": 9,
+    "reader": 10,
+    "planner": 11,
+    "runtime": 12,
+    "views": 13,
+    "api": 13,
+    "spark": 14,
+    "spark.filters": 14,
+    "spark.session": 14,
+    "spark.planning": 15,
+    "spark.reading": 15,
+    "spark.source": 16,
+    "": 17,
 }
 # The only look upward: the catalog is Spark's, and asking for a table by name is the engine's.
 UPWARD = {("api", "spark.planning")}
@@ -54,10 +60,11 @@ UPWARD = {("api", "spark.planning")}
 LATE = {"api", "spark.source"}
 
 SPARK = {name for name in RANKS if name.split(".")[0] == "spark"}
-WITHOUT_ARROW = {"", "errors", "metrics", "clock", "options", "stores", "disk", "ufs", "blocks", "spark.session"}
+STORES = {name for name in RANKS if name.split(".")[0] == "stores"}
+WITHOUT_ARROW = STORES | {"", "errors", "metrics", "clock", "options", "disk", "ufs", "blocks", "spark.session"}
 # Other packages, and the modules that may know them.
 KNOWN_BY = {
-    "fsspec": {"stores"},
+    "fsspec": STORES,
     "filelock": {"disk"},
     "tenacity": {"ufs"},
     "sqlglot": {"where"},

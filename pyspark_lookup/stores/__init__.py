@@ -1,0 +1,26 @@
+"""What each kind of store offers: an identity per file, a listing, reads pinned to a version.
+
+This is the only package of ours that imports fsspec. Instances belong to one process.
+"""
+
+from pyspark_lookup.stores.model import (
+    LOCAL_GRANULE_S,
+    SETTLED_AFTER_S,
+    Count,
+    FileVersion,
+    Listing,
+    Range,
+    Store,
+)
+from pyspark_lookup.stores.opening import open_store
+
+__all__ = [
+    "LOCAL_GRANULE_S",
+    "SETTLED_AFTER_S",
+    "Count",
+    "FileVersion",
+    "Listing",
+    "Range",
+    "Store",
+    "open_store",
+]

@@ -1,0 +1,128 @@
+"""Files of this machine, through the operating system: fsspec rounds mtime_ns to a float."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+from fsspec.implementations.local import make_path_posix
+
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError
+from pyspark_lookup.stores.failures import our_error, read_error, translated
+from pyspark_lookup.stores.model import LOCAL_GRANULE_S, Count, FileVersion, Listing, is_entered
+
+__all__ = ["LocalStore"]
+
+
+class LocalStore:
+    """Files of this machine (or mounted on it), identified by (mtime_ns, ctime_ns, inode)."""
+
+    scope = "file"
+    pins = True
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+
+    def url_of(self, path: str) -> str:
+        """`file:///absolute/path` of any spelling, without resolving links."""
+        return "file://" + self._path(path)
+
+    @staticmethod
+    def _path(path: str) -> str:
+        if path.startswith("file:") and not path.startswith("file://"):
+            path = path.removeprefix("file:")
+        return os.path.abspath(str(make_path_posix(path.removeprefix("file://").removeprefix("local://"))))
+
+    def _version(self, path: str, status: os.stat_result) -> FileVersion:
+        changed_s = max(status.st_mtime, status.st_ctime)
+        return FileVersion(
+            self.url_of(path),
+            status.st_size,
+            f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}",
+            status.st_mtime,
+            # A change time ahead of the clock proves nothing, so it counts as too new.
+            settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
+        )
+
+    @translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        local = self._path(path)
+        status = os.stat(local)
+        if stat.S_ISDIR(status.st_mode):
+            raise UfsNotFoundError(f"{path} is a directory, not a file")
+        return self._version(local, status)
+
+    @translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        root = self._path(path)
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [(root, frozenset())]
+        while pending:
+            directory, above = pending.pop()
+            count("list")
+            try:
+                status, entries = os.stat(directory), list(os.scandir(directory))
+            except FileNotFoundError:
+                if directory == root:
+                    raise
+                continue  # removed since it was listed
+            here = (status.st_dev, status.st_ino)
+            if here in above:
+                continue  # a link to a directory that it lies in
+            for entry in entries:
+                try:
+                    if entry.is_dir():
+                        directories.add(os.path.relpath(entry.path, root))
+                        if is_entered(entry.name):
+                            pending.append((entry.path, above | {here}))
+                    elif stat.S_ISREG((status := entry.stat()).st_mode):
+                        files.append(self._version(entry.path, status))
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
+                        raise
+        return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        if os.path.isdir(self._path(path)):
+            return self.list_status(path, count)
+        return self.get_meta(path, count)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        """Reads through one descriptor, which must be `file` before the first and after the last."""
+        try:
+            descriptor = os.open(self._path(file.url), os.O_RDONLY)
+        except OSError as error:
+            raise read_error(error, file.url) from error
+        try:
+            self._check(descriptor, file)
+
+            def read(offset: int, length: int) -> bytes:
+                parts = []
+                while length > 0:
+                    try:
+                        part = os.pread(descriptor, length, offset)
+                    except OSError as error:
+                        raise our_error(error, file.url) from error
+                    if not part:
+                        break
+                    parts.append(part)
+                    offset, length = offset + len(part), length - len(part)
+                if length:  # shorter than its version says: it is being rewritten in place
+                    raise SourceChangedError(f"{file.url} changed while it was read")
+                return b"".join(parts) if len(parts) != 1 else parts[0]
+
+            yield read
+            self._check(descriptor, file)
+        finally:
+            os.close(descriptor)
+
+    def _check(self, descriptor: int, file: FileVersion) -> None:
+        if self._version(self._path(file.url), os.fstat(descriptor)) != file:
+            raise SourceChangedError(f"{file.url} changed since its version was resolved")

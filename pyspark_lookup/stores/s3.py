@@ -1,0 +1,129 @@
+"""S3, through s3fs's client: its own `info` and `cat_ranges` trust listings and do not pin."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import fsspec
+
+from pyspark_lookup.errors import UfsNotFoundError
+from pyspark_lookup.stores.failures import read_error, translated
+from pyspark_lookup.stores.model import Count, FileVersion, Listing, is_entered
+
+__all__ = ["S3Store"]
+
+
+class S3Store:
+    """S3 and compatible stores, identified by ETag (equal from HEAD and LIST), pinned by If-Match."""
+
+    pins = True
+
+    def __init__(self, storage_options: Mapping[str, Any]) -> None:
+        options = dict(storage_options)
+        # One attempt each: `Ufs` retries, so that every attempt is counted and bounded by one option.
+        config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **options.pop("config_kwargs", {})}
+        self._fs = fsspec.filesystem(
+            "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config, **options
+        )
+        self._fs.retries = 1
+        endpoints = [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url")]
+        endpoints += [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]
+        self.scope = "s3" + json.dumps(next(filter(None, endpoints), None))
+
+    def url_of(self, path: str) -> str:
+        return "s3://" + str(path.split("://", 1)[1]).rstrip("/")
+
+    @staticmethod
+    def _bucket_key(url: str) -> tuple[str, str]:
+        bucket, _, key = url.split("://", 1)[1].partition("/")
+        return bucket, key
+
+    @translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        bucket, key = self._bucket_key(path)
+        if not key:
+            raise UfsNotFoundError(f"{path} is a bucket, not a file")
+        count("head")
+        found = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return self._version(bucket, key, found["ContentLength"], found)
+
+    @staticmethod
+    def _version(bucket: str, key: str, size: int, found: Mapping[str, Any]) -> FileVersion:
+        etag, modified = found.get("ETag"), found.get("LastModified")
+        identity = "etag:" + etag.strip('"') if etag else ""
+        return FileVersion(f"s3://{bucket}/{key}", size, identity, modified.timestamp() if modified else None)
+
+    def _pages(self, bucket: str, prefix: str, count: Count) -> Iterator[dict[str, Any]]:
+        token: dict[str, str] = {}
+        while True:
+            count("list")
+            page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **token)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _listing(self, bucket: str, directory: str, objects: list[dict[str, Any]]) -> Listing:
+        url = f"s3://{bucket}/{directory}".rstrip("/")
+        if not objects:
+            raise UfsNotFoundError(f"{url} does not exist")
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        for found in objects:
+            relative = found["Key"][len(directory) :]
+            parents = relative.split("/")[:-1]
+            directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
+            if relative and not relative.endswith("/") and all(map(is_entered, parents)):
+                files.append(self._version(bucket, found["Key"], found["Size"], found))
+        return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        bucket, key = self._bucket_key(path)
+        directory = key.rstrip("/") + "/" if key else ""
+        objects = [found for page in self._pages(bucket, directory, count) for found in page.get("Contents", [])]
+        return self._listing(bucket, directory, objects)
+
+    @translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        """One LIST of the name as a prefix: the object itself, if there is one, sorts first."""
+        bucket, key = self._bucket_key(path)
+        if not key or key.endswith("/"):
+            return self.list_status(path, count)
+        directory = key + "/"
+        objects: list[dict[str, Any]] = []
+        for page in self._pages(bucket, key, count):
+            contents = page.get("Contents", [])
+            if not objects and contents and contents[0]["Key"] == key:
+                return self._version(bucket, key, contents[0]["Size"], contents[0])
+            objects += [found for found in contents if found["Key"].startswith(directory)]
+            if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
+                break  # sorted past it: the other keys share the name's beginning only
+            if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
+                return self.list_status(path, count)  # a crowd of siblings: ask for it alone
+        return self._listing(bucket, directory, objects)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        bucket, key = self._bucket_key(file.url)
+        etag = file.identity.removeprefix("etag:")
+        match = {"IfMatch": f'"{etag}"'} if etag else {}
+
+        async def get(offset: int, length: int) -> bytes:
+            reply = await self._fs._call_s3(
+                "get_object", Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}", **match
+            )
+            async with reply["Body"] as body:
+                return cast(bytes, await body.read())
+
+        def read(offset: int, length: int) -> bytes:
+            try:
+                return cast(bytes, fsspec.asyn.sync(self._fs.loop, get, offset, length))
+            except Exception as error:
+                raise read_error(error, file.url) from error
+
+        yield read
