@@ -34,6 +34,7 @@ __all__ = [
     "bind_compare",
     "bind_in",
     "columns_of",
+    "digits_of",
     "evaluate",
     "may_match",
     "negate",
@@ -163,6 +164,11 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
     if scale is not None and isinstance(value, float):
         return Compare(field.name, op, value)  # Spark compares both as double
     if scale is not None and isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool):
+        if pa.types.is_integer(kind) and _compared_as_decimal(value):
+            beyond = _beyond(kind, decimal.Decimal(value))
+            if beyond and op in ("<", "<=", ">", ">="):
+                # Spark's DecimalPrecision rule makes this a constant: of rows that are null as well.
+                return Constant(op.startswith("<") == (beyond > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
     return Compare(field.name, op, _coerce(field, value))
 
@@ -172,6 +178,9 @@ def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
     known = [value for value in values if value is not None]
     if any(isinstance(value, float) for value in known):  # one DOUBLE makes all of the list doubles
         known = [float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in known]
+    exact = [decimal.Decimal(v) for v in known if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool)]
+    if (scale := _exact_scale(field.type)) is not None:
+        _check_digits(field, scale, exact)
     bound = [bind_compare(field, "=", value) for value in known]
     kept = tuple(dict.fromkeys(leaf.value for leaf in bound if isinstance(leaf, Compare)))
     return In(field.name, kept, has_null=any(value is None for value in values))
@@ -187,14 +196,21 @@ def _exact_scale(kind: pa.DataType) -> int | None:
     return int(kind.scale) if pa.types.is_decimal(kind) else None
 
 
+def _compared_as_decimal(value: int | decimal.Decimal) -> bool:
+    """Whether a numeric literal is a DECIMAL to Spark: with a point, or too large for a BIGINT."""
+    return isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
+
+
+def _beyond(kind: pa.DataType, value: decimal.Decimal) -> int:
+    """1 if `value` is above every value of an integer type, -1 if below, else 0."""
+    bound = 1 << (kind.bit_width - 1)
+    return 1 if value > bound - 1 else -1 if value < -bound else 0
+
+
 def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) -> Predicate:
     """Compare an integer or decimal column with any number, without rounding or overflow."""
     with decimal.localcontext(decimal.Context(prec=200)):
-        if _rounded_by_spark(field.type, scale, value):
-            raise PredicateError(
-                f"option lookup.where: {value} has more digits than Spark compares column {field.name!r} of type "
-                f"{field.type} with: it would round one of them"
-            )
+        _check_digits(field, scale, [value])
         scaled = value.scaleb(scale)
         floor = scaled.to_integral_value(decimal.ROUND_FLOOR)
         if scaled != floor:  # between two values of the column: no row equals it
@@ -212,12 +228,28 @@ def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) ->
     return Compare(field.name, op, exact if digits else int(floor))
 
 
-def _rounded_by_spark(kind: pa.DataType, scale: int, value: decimal.Decimal) -> bool:
-    """Whether the decimal type that holds both sides would need more than Spark's 38 digits."""
-    whole = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind]
-    exponent = value.normalize().as_tuple().exponent
-    assert isinstance(exponent, int)  # a literal is finite
-    return max(whole, value.adjusted() + 1) + max(scale, -exponent) > 38
+def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) -> None:
+    """Raise PredicateError if a decimal type for column and values needs more than Spark's 38 digits: it rounds then."""
+    kind = field.type
+    whole, fraction = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind], scale
+    if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
+        return  # beyond the column's range, rounded or not
+    for value in values:
+        digits = digits_of(value)
+        whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
+        if whole + fraction > 38:
+            raise PredicateError(
+                f"option lookup.where: Spark would round column {field.name!r} of type {kind} or {value:f}, which has too "
+                "many digits to compare both exactly"
+            )
+
+
+def digits_of(value: decimal.Decimal) -> tuple[int, int]:
+    """The digits before and after the point that a finite number needs."""
+    with decimal.localcontext(decimal.Context(prec=400)):
+        exponent = value.normalize().as_tuple().exponent
+    assert isinstance(exponent, int)
+    return max(value.adjusted() + 1, 0), max(-exponent, 0)
 
 
 def _coerce(field: pa.Field, value: Any) -> Any:

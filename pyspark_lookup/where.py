@@ -30,6 +30,7 @@ from pyspark_lookup.predicate import (
     StartsWith,
     bind_compare,
     bind_in,
+    digits_of,
     negate,
     parse_date,
     parse_timestamp,
@@ -174,7 +175,9 @@ class _Binder:
             return bool(node.this)
         if isinstance(node, exp.Neg):
             value = self.value(node.this)
-            if isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+            if isinstance(value, decimal.Decimal):
+                return value.copy_negate()  # -value would round it to 28 digits
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return -value
         if isinstance(node, exp.Literal):
             if node.is_string:
@@ -241,8 +244,10 @@ def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
     """Whether a DECIMAL of these parameters holds the value without rounding."""
     precision = parameters[0] if parameters else 10
     scale = parameters[1] if len(parameters) > 1 else 0
-    exponent = value.normalize().as_tuple().exponent
-    return isinstance(exponent, int) and -exponent <= scale and value.adjusted() < precision - scale
+    if not value.is_finite():
+        return False
+    whole, fraction = digits_of(value)
+    return fraction <= scale and whole <= precision - scale
 
 
 def _number(text: str) -> int | float | decimal.Decimal | None:
