@@ -82,8 +82,8 @@ class Ufs:
         """
         return self._retry(self._store.get_status, path, self._count)
 
-    def read_ranges(self, file: FileVersion, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of each range, all of them of exactly this version (one call per range).
+    def read_ranges(self, file: FileVersion, ranges: Sequence[Range], at_once: int = _CONCURRENT_GETS) -> list[bytes]:
+        """The bytes of each range, all of them of exactly this version (one call per range, `at_once` of them).
 
         Raises SourceChangedError if the file is no longer `file` (replaced or removed), another
         UfsError otherwise.
@@ -91,23 +91,23 @@ class Ufs:
         if not ranges:
             return []
         try:
-            parts = self._read_pinned(file, ranges)
+            parts = self._read_pinned(file, ranges, at_once)
         except _ShortReadError:
             self._check_unchanged(file)
             raise
         self._check_unchanged(file)
         return parts
 
-    def _read_pinned(self, file: FileVersion, ranges: Sequence[Range]) -> list[bytes]:
+    def _read_pinned(self, file: FileVersion, ranges: Sequence[Range], at_once: int) -> list[bytes]:
         with self._store.pinned(file) as read:
 
             def get(part: Range) -> bytes:
                 return self._retry(self._read, read, part)
 
-            if len(ranges) == 1:
-                return [get(ranges[0])]
+            if len(ranges) == 1 or at_once == 1:
+                return [get(part) for part in ranges]
             # Threads live for this call only: nothing may be left that a fork would tear.
-            with ThreadPoolExecutor(min(_CONCURRENT_GETS, len(ranges))) as pool:
+            with ThreadPoolExecutor(min(at_once, len(ranges))) as pool:
                 return list(pool.map(get, ranges))
 
     def _check_unchanged(self, file: FileVersion) -> None:
@@ -127,8 +127,9 @@ class Ufs:
         jobs = list(wanted)
         if len(jobs) <= 1:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]
-        with ThreadPoolExecutor(min(_CONCURRENT_GETS, len(jobs))) as pool:
-            return list(pool.map(lambda job: self.read_ranges(*job), jobs))
+        files = min(_CONCURRENT_GETS, len(jobs))
+        with ThreadPoolExecutor(files) as pool:
+            return list(pool.map(lambda job: self.read_ranges(*job, _CONCURRENT_GETS // files), jobs))
 
     def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part
