@@ -129,7 +129,7 @@ class Ufs:
             return [self.read_ranges(file, ranges) for file, ranges in jobs]
         files = min(_CONCURRENT_GETS, len(jobs))
         with ThreadPoolExecutor(files) as pool:
-            return list(pool.map(lambda job: self.read_ranges(*job, _CONCURRENT_GETS // files), jobs))
+            return list(pool.map(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs))
 
     def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part
