@@ -137,6 +137,11 @@ def recorder(cache_dir: Path, me: int, start: Any, answer: Path) -> None:
 
 
 def race_for_records(cache_dir: Path, answers: Path) -> None:
+    disk = make_host("/x", cache_dir).disk
+    assert disk is not None
+    for number in range(0, 300, 4):
+        disk.create_record("execution", f"k{number}", "damaged next")
+        (cache_dir / "v1" / "records" / "execution" / f"k{number}").write_bytes(b"noise")
     context = multiprocessing.get_context("fork")
     start = context.Barrier(8)
     racers = [context.Process(target=recorder, args=(cache_dir, n, start, answers / str(n))) for n in range(8)]
@@ -146,7 +151,7 @@ def race_for_records(cache_dir: Path, answers: Path) -> None:
 
 
 def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
-    """In each of 300 rounds eight racing processes get one and the same record, which is one racer's own."""
+    """In each of 300 rounds eight processes get one record, one racer's own, where none or a damaged one was before."""
     (tmp_path / "answers").mkdir()
     in_fresh_process(race_for_records, cache_dir, tmp_path / "answers")
     answers = [json.loads(path.read_text()) for path in (tmp_path / "answers").iterdir()]
@@ -159,6 +164,53 @@ def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
     disk = make_host("/x", cache_dir).disk
     assert disk is not None
     assert [disk.get_record("execution", f"k{n}") for n in range(300)] == [told[0] for told in rounds]
+
+
+def repair_in_turns(cache_dir: Path) -> None:
+    disk = make_host("/x", cache_dir).disk
+    assert disk is not None
+    disk.create_record("execution", "k", "damaged next")
+    record = cache_dir / "v1" / "records" / "execution" / "k"
+    record.write_bytes(b"noise")
+    late_saw_damage, early_removed_it, late_looked, early_done = (threading.Event() for _ in range(4))
+    links: Counter[str] = Counter()
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        who = threading.current_thread().name
+        if event == "os.link":
+            links[who] += 1
+        if who == "late" and event == "open" and str(args[0]).endswith("repair.lock"):
+            late_saw_damage.set()
+            early_removed_it.wait(BOUND_S)
+        elif who == "early" and event == "os.link" and links[who] == 2:
+            early_removed_it.set()
+            late_looked.wait(BOUND_S)
+        elif who == "late" and event == "os.link" and links[who] == 2:
+            late_looked.set()
+        elif who == "late" and event == "os.remove" and str(args[0]) == str(record):
+            late_looked.set()
+            early_done.wait(BOUND_S)
+
+    sys.addaudithook(hook)
+    answers: dict[str, Any] = {}
+
+    def work() -> None:
+        who = threading.current_thread().name
+        answers[who] = disk.create_record("execution", "k", who)
+
+    late, early = threading.Thread(target=work, name="late"), threading.Thread(target=work, name="early")
+    late.start()
+    assert late_saw_damage.wait(BOUND_S)
+    early.start()
+    early.join(BOUND_S)
+    early_done.set()
+    late.join(BOUND_S)
+    assert answers["late"] == answers["early"] == disk.get_record("execution", "k")
+
+
+def test_two_that_found_a_damaged_record_agree(cache_dir: Path) -> None:
+    """One that saw the damage, and looks again when another has cleared it away, never clears away that other's record."""
+    in_fresh_process(repair_in_turns, cache_dir)
 
 
 # --- killed ------------------------------------------------------------------------------------------
