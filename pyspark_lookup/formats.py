@@ -186,6 +186,14 @@ def _damaged(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
     return DamagedFileError(f"{file.url} is not a readable {kind} file: {problem}")
 
 
+def _inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
+    """The ranges that a file gives for its parts. Raises DamagedFileError if one is not inside the file."""
+    for offset, length in ranges:
+        if not 0 <= offset <= offset + length <= file.size:
+            raise _damaged(file, kind, f"a part of {length} bytes at {offset} is not inside its {file.size} bytes")
+    return ranges
+
+
 # --- parquet --------------------------------------------------------------------------------------
 
 
@@ -212,7 +220,7 @@ class ParquetFormat:
         try:
             metadata = pq.read_metadata(pa.PythonFile(RangesFile(file.size, data, _no_fetch), mode="r"))
             return ParquetIndex(file, metadata)
-        except (pa.ArrowException, OSError) as problem:
+        except (pa.ArrowException, OSError, ValueError) as problem:  # ValueError: a name that is no UTF-8
             if isinstance(problem, PysparkLookupError):
                 raise
             raise _damaged(file, "parquet", problem) from problem
@@ -239,7 +247,7 @@ class ParquetIndex:
 
     def _middle(self, number: int) -> int:
         group = self._metadata.row_group(number)
-        spans = [_chunk_range(group.column(leaf)) for leaf in range(group.num_columns)]
+        spans = _inside(self._file, "parquet", [_chunk_range(group.column(leaf)) for leaf in range(group.num_columns)])
         if not spans:
             return 0
         return (min(offset for offset, _ in spans) + max(offset + length for offset, length in spans)) // 2
@@ -274,7 +282,11 @@ class ParquetIndex:
                 coerce_int96_timestamp_unit="us",
                 pre_buffer=False,
             )
-            yield from file.iter_batches(BATCH_ROWS, row_groups=[unit.number], columns=list(columns), use_threads=False)
+            # By number: a name with a dot is also the path of a struct's field.
+            leaves = [leaf for name in columns for leaf in self._leaves[name]]
+            yield from file.reader.iter_batches(
+                BATCH_ROWS, row_groups=[unit.number], column_indices=leaves, use_threads=False
+            )
         except (pa.ArrowException, OSError) as problem:
             if isinstance(problem, PysparkLookupError):
                 raise
@@ -283,7 +295,7 @@ class ParquetIndex:
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
     start = chunk.data_page_offset
-    if chunk.dictionary_page_offset is not None:
+    if chunk.dictionary_page_offset:  # some writers give 0 for none
         start = min(start, chunk.dictionary_page_offset)
     return start, chunk.total_compressed_size
 
@@ -355,11 +367,12 @@ class ArrowFormat:
             dictionaries, batches = _ipc_blocks(bytes(source.read(footer)))
             source.seek(0)
             schema = pa.ipc.open_file(pa.PythonFile(source, mode="r")).schema
-        except (pa.ArrowException, struct.error, OSError) as problem:
+            _inside(file, "Arrow IPC", dictionaries + batches)
+            return ArrowIndex(file, schema, dictionaries, batches)
+        except (pa.ArrowException, struct.error, OSError, ValueError) as problem:  # ValueError: a name that is no UTF-8
             if isinstance(problem, PysparkLookupError):
                 raise
             raise _damaged(file, "Arrow IPC", problem) from problem
-        return ArrowIndex(file, schema, dictionaries, batches)
 
 
 class ArrowIndex:
@@ -380,12 +393,12 @@ class ArrowIndex:
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         try:
-            batch = pa.ipc.open_file(pa.PythonFile(source, mode="r")).get_batch(unit.number)
+            batch = pa.ipc.open_file(pa.PythonFile(source, mode="r")).get_batch(unit.number).select(list(columns))
+            batch.validate(full=True)  # bad offsets or codes would read other memory: about 2 GB/s
         except (pa.ArrowException, OSError) as problem:
             if isinstance(problem, PysparkLookupError):
                 raise
             raise _damaged(self._file, "Arrow IPC", problem) from problem
-        batch = batch.select(list(columns))
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
 
@@ -453,11 +466,11 @@ class WholeFileFormat:
             else:
                 table = _parse(self._name, content, planned)
                 schema = table.schema
+            return WholeFileIndex(file, self._name, schema, table, content, self.first_ranges(file))
         except PysparkLookupError:
             raise
         except (pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as problem:
             raise _damaged(file, self._name.value, problem) from problem
-        return WholeFileIndex(file, self._name, schema, table, content, self.first_ranges(file))
 
 
 class WholeFileIndex:
