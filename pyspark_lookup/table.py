@@ -29,6 +29,8 @@ __all__ = ["Kind", "PartitionValue", "Table", "TableVersion", "data_files", "par
 PartitionValue = str | None
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _GLOB = re.compile(r"[*?\[{]")
+_INTEGER = re.compile(r"[+-]?\d{1,38}")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 class Kind(enum.Enum):
@@ -226,14 +228,14 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
 
 def _partition_type(values: list[PartitionValue]) -> pa.DataType:
     known = {value for value in values if value is not None}
-    integers = [int(value) for value in known if re.fullmatch(r"[+-]?\d{1,38}", value)]
+    integers = [int(value) for value in known if _INTEGER.fullmatch(value)]
     bits = max(((n if n >= 0 else ~n).bit_length() + 1 for n in integers), default=0)
     if known and len(integers) == len(known):
         digits = max(len(str(abs(n))) for n in integers)
         return pa.int32() if bits <= 32 else pa.int64() if bits <= 64 else pa.decimal128(digits, 0)
     if known and all(_is_date(value) for value in known):
         return pa.date32()
-    numbers = all(re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value) for value in known)
+    numbers = all(_NUMBER.fullmatch(value) for value in known)
     return pa.float64() if known and numbers and bits <= 32 else pa.string()
 
 
@@ -248,16 +250,23 @@ def partition_value(value: PartitionValue, kind: pa.DataType) -> object:
     """A raw partition value as a Python value of its column's type. Raises ValueError if it is none."""
     if value is None:
         return None
-    if pa.types.is_integer(kind):
-        number, bound = int(value), 1 << (kind.bit_width - 1)
-        if not -bound <= number < bound:
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        # Python reads more spellings (1_000) than inference takes for a number; so for the others.
+        number = int(value) if _INTEGER.fullmatch(value) else None
+        bound = 10**kind.precision - 1 if pa.types.is_decimal(kind) else (1 << (kind.bit_width - 1)) - 1
+        low = -bound if pa.types.is_decimal(kind) else -bound - 1
+        if number is None or not low <= number <= bound:
             raise ValueError(value)
-        return number
-    if pa.types.is_decimal(kind):
-        return decimal.Decimal(int(value))
+        return decimal.Decimal(number) if pa.types.is_decimal(kind) else number
     if pa.types.is_date(kind):
+        if not _is_date(value):
+            raise ValueError(value)
         return datetime.date.fromisoformat(value)
-    return float(value) if pa.types.is_floating(kind) else value
+    if pa.types.is_floating(kind):
+        if not _NUMBER.fullmatch(value):
+            raise ValueError(value)
+        return float(value)
+    return value
 
 
 def select_partitions(table: Table, files: Sequence[FileVersion], options: LookupOptions) -> tuple[FileVersion, ...]:

@@ -1,0 +1,560 @@
+"""What a path means: which files are data, which partitions they lie in, and what is no table at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup import planner
+from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
+from pyspark_lookup.options import FileFormatName, LookupOptions
+from pyspark_lookup.table import (
+    Kind,
+    PartitionValue,
+    Table,
+    TableVersion,
+    data_files,
+    glob_root,
+    is_glob,
+    partition_fields,
+    partition_value,
+    partition_values,
+    select_partitions,
+)
+from pyspark_lookup.ufs import FileVersion, Listing
+from tests.fakes import Host, make_host
+
+ROOT = "file:///data/dim"
+
+
+def listing(*names: str, empty: Sequence[str] = ()) -> Listing:
+    """A listing of ROOT: files by relative name, a name that ends in `/` is a directory without files."""
+    directories = {name.rstrip("/") for name in names if name.endswith("/")}
+    found = [name for name in names if not name.endswith("/")]
+    for name in (*found, *directories):
+        parts = name.split("/")
+        directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
+    files = [FileVersion(f"{ROOT}/{name}", 0 if name in empty else 7, "v1") for name in (*found, *empty)]
+    return Listing(ROOT, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+
+def data_names(found: Listing, pattern: str | None = None, success_file: bool = False) -> list[str]:
+    """Relative names of the data files of a directory, or of a glob below it."""
+    url, kind = (ROOT, Kind.DIRECTORY) if pattern is None else (f"{ROOT}/{pattern}", Kind.GLOB)
+    return [file.url[len(ROOT) + 1 :] for file in data_files(url, kind, found, success_file)]
+
+
+def directory_of(*names: str) -> tuple[Table, tuple[FileVersion, ...]]:
+    """A directory table and its data files."""
+    table = Table(ROOT, "file", Kind.DIRECTORY, FileFormatName.PARQUET)
+    return table, data_files(ROOT, Kind.DIRECTORY, listing(*names))
+
+
+def put(path: Path, rows: int = 1) -> Path:
+    """A small parquet file on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": range(rows)}), path)
+    return path
+
+
+def discovered(path: Path | str, host: Host | None = None) -> tuple[Table, TableVersion]:
+    """What planning learns of a local path."""
+    return (host or make_host(str(path), None)).metadata.discover(LookupOptions.parse({"path": str(path)}))
+
+
+# --- which files count ----------------------------------------------------------------------------
+
+
+def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
+    """Files named or below a directory named `_…` or `.…` are no data; `_k=v` directories are."""
+    found = listing(
+        "a.parquet", "_b.parquet", ".c.parquet", "_d/e.parquet", ".f/g.parquet", "h/_i/j.parquet", "h/.k/l.parquet",
+        "h/_m.parquet", "h/n/o.parquet", "_p=1/q.parquet", "_p=1/_r=2/s.parquet", "_p=1/_t.parquet", ".u=1/v.parquet",
+        "_SUCCESS", "_metadata", ".a.parquet.crc",
+    )  # fmt: skip
+    assert data_names(found) == ["_p=1/_r=2/s.parquet", "_p=1/q.parquet", "a.parquet", "h/n/o.parquet"]
+    assert data_names(found, "*") == ["_p=1/_r=2/s.parquet", "_p=1/q.parquet", "a.parquet", "h/n/o.parquet"]
+    assert data_names(found, "*.parquet") == ["a.parquet"]
+
+
+def test_only_names_below_the_table_are_looked_at() -> None:
+    """A table that itself lies in a hidden directory is a table."""
+    root = "file:///home/.cache/_tables/dim"
+    found = Listing(root, (FileVersion(f"{root}/x/a.parquet", 1, "1"),), frozenset({"x"}))
+    assert data_files(root, Kind.DIRECTORY, found) == found.files
+
+
+def test_zero_byte_files_are_skipped() -> None:
+    """Markers and files a writer has only created are no data."""
+    found = listing("a.parquet", "x/b.parquet", empty=["c.parquet", "x/_started", "x/d.parquet"])
+    assert data_names(found) == ["a.parquet", "x/b.parquet"]
+    assert data_names(found, "*") == ["a.parquet", "x/b.parquet"]
+
+
+def test_a_directory_is_read_recursively_from_disk(tmp_path: Path) -> None:
+    """Planning finds files at every depth, sorted by URL, and follows the same rules on disk."""
+    for name in ("b.parquet", "a/z.parquet", "a/b/c/d.parquet", "_x/e.parquet", "a/.y/f.parquet", "_k=1/g.parquet"):
+        put(tmp_path / "dim" / name)
+    (tmp_path / "dim" / "a" / "empty.parquet").touch()
+    table, version = discovered(tmp_path / "dim")
+    root = f"file://{tmp_path}/dim/"
+    assert table.kind is Kind.DIRECTORY
+    wanted = ["_k=1/g.parquet", "a/b/c/d.parquet", "a/z.parquet", "b.parquet"]
+    assert [file.url.removeprefix(root) for file in version.files] == wanted
+
+
+@pytest.mark.parametrize("name", [".dim.parquet", "_dim.parquet", "_dir/dim.parquet", ".dir/dim.parquet"])
+def test_an_explicit_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """The skip rules are for what a directory happens to hold, not for a file that is asked for."""
+    path = put(tmp_path / name)
+    table, version = discovered(path)
+    assert table.kind is Kind.FILE
+    assert [file.url for file in version.files] == [f"file://{path}"]
+
+
+# --- globs ----------------------------------------------------------------------------------------
+
+MANY = ("a.parquet", "b.parquet", "b.csv", "x/a.parquet", "x/deep/a.parquet", "y/a.parquet", "z1/a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("*.parquet", ["a.parquet", "b.parquet"]),
+        ("?.csv", ["b.csv"]),
+        ("??.csv", []),
+        ("[ac].parquet", ["a.parquet"]),
+        ("[!a].parquet", ["b.parquet"]),
+        ("[^a].parquet", ["b.parquet"]),
+        ("[a-b].*", ["a.parquet", "b.csv", "b.parquet"]),
+        ("{a,b}.parquet", ["a.parquet", "b.parquet"]),
+        ("{a,b}.{csv,orc}", ["b.csv"]),
+        ("{a.parquet,x}", ["a.parquet", "x/a.parquet", "x/deep/a.parquet"]),
+        ("{x,{y,z?}}/a.parquet", ["x/a.parquet", "y/a.parquet", "z1/a.parquet"]),
+        ("{x/deep,y}/*.parquet", ["x/deep/a.parquet", "y/a.parquet"]),
+        ("*/a.parquet", ["x/a.parquet", "y/a.parquet", "z1/a.parquet"]),
+        ("*/*/a.parquet", ["x/deep/a.parquet"]),
+        ("x*", ["x/a.parquet", "x/deep/a.parquet"]),
+        ("[yz]*/", ["y/a.parquet", "z1/a.parquet"]),
+        ("*", sorted(MANY)),
+        ("A.*", []),
+    ],
+)
+def test_a_glob_matches_component_by_component(tmp_path: Path, pattern: str, wanted: list[str]) -> None:
+    """`*`, `?`, `[…]` and `{a,b}` match within one path component; a matching directory gives all files below it."""
+    for name in MANY:
+        put(tmp_path / name)
+    host = make_host(str(tmp_path), None)
+    table = Table(host.ufs.url_of(f"{tmp_path}/{pattern}"), "file", Kind.GLOB, None)
+    found = host.ufs.list_status(table.root)
+    if not wanted:
+        with pytest.raises(TableEmptyError, match="no file matches the glob"):
+            data_files(table.url, table.kind, found)
+    else:
+        files = data_files(table.url, table.kind, found)
+        assert [file.url.removeprefix(f"file://{tmp_path}/") for file in files] == wanted
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("s3://b/t/*.parquet", "s3://b/t"),
+        ("s3://b/t/dt=*/x.parquet", "s3://b/t"),
+        ("s3://b/t/dt=1/[ab]?.parquet", "s3://b/t/dt=1"),
+        ("s3://b/t/{x/y,z}/*.parquet", "s3://b/t"),
+        ("s3://b/*", "s3://b"),
+        ("file:///data/a?c/d", "file:///data"),
+    ],
+)
+def test_a_globs_root_is_the_directory_above_the_first_wildcard(url: str, root: str) -> None:
+    """The listing starts, and partition directories count, below the last component without a wildcard."""
+    assert is_glob(url)
+    assert glob_root(url) == root
+    assert Table(url, "s3", Kind.GLOB, None).root == root
+
+
+def test_wildcards_of_a_web_address_are_its_query() -> None:
+    """A `?` in an http(s) URL makes it no glob, nor does a plain path."""
+    assert not is_glob("https://host/a.csv?token=[x]*")
+    assert not is_glob("http://host/a.csv?b=1")
+    assert not is_glob("s3://bucket/dim/a=1/x.parquet")
+
+
+def test_partition_directories_below_a_globs_root_count() -> None:
+    """A glob over partitions has their columns, one inside a partition has those below it only."""
+    found = listing("dt=1/hh=2/a.parquet", "dt=2/hh=3/b.parquet")
+    over = Table(f"{ROOT}/dt=*/hh=*/*.parquet", "file", Kind.GLOB, None)
+    assert partition_fields(over, found.files).names == ["dt", "hh"]
+    inside = Table(f"{ROOT}/dt=1/*", "file", Kind.GLOB, None)
+    assert partition_fields(inside, found.files[:1]).names == ["hh"]
+
+
+def test_what_lies_beside_a_glob_is_none_of_its_business() -> None:
+    """Another table's log or job directory counts only where the glob's own files may lie."""
+    found = listing(
+        "a/x.parquet", "b/_delta_log/", "b/.hoodie/", "b/_temporary/", "c/metadata/v1.metadata.json", "c/.spark-staging-1/"
+    )  # fmt: skip
+    assert data_names(found, "a*/*.parquet") == ["a/x.parquet"]
+    assert data_names(found, "a/[x].parquet") == ["a/x.parquet"]
+    for pattern in ("*/*.parquet", "{a,b}/*.parquet"):
+        with pytest.raises(TableFormatError, match="Delta"):
+            data_names(found, pattern)
+    with pytest.raises(TableFormatError, match="Iceberg"):
+        data_names(found, "[ac]/*.parquet")
+    with pytest.raises(TableBusyError, match="_temporary"):
+        data_names(listing("b/x.parquet", "b/_temporary/"), "b*")
+
+
+# --- partitions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "typed"),
+    [
+        (["1", "02", "-3"], pa.int32(), [1, 2, -3]),
+        (["2147483647", "-2147483648"], pa.int32(), [2**31 - 1, -(2**31)]),
+        (["2147483648", "1"], pa.int64(), [2**31, 1]),
+        (["9223372036854775807", "-9223372036854775808"], pa.int64(), [2**63 - 1, -(2**63)]),
+        (["9223372036854775808", "1"], pa.decimal128(19, 0), [decimal.Decimal(2**63), decimal.Decimal(1)]),
+        (["2024-01-31", "0001-01-01"], pa.date32(), [datetime.date(2024, 1, 31), datetime.date(1, 1, 1)]),
+        (["2024-02-30"], pa.string(), ["2024-02-30"]),
+        (["2024-01-31", "7"], pa.string(), ["2024-01-31", "7"]),
+        (["20240131"], pa.int32(), [20240131]),
+        (["1.5", "2", "-.5e1"], pa.float64(), [1.5, 2.0, -5.0]),
+        (["1.5", "2147483648"], pa.string(), ["1.5", "2147483648"]),
+        (["a", "1"], pa.string(), ["a", "1"]),
+        (["", "1"], pa.string(), ["", "1"]),
+        (["10:00:00"], pa.string(), ["10:00:00"]),
+        (["nan"], pa.string(), ["nan"]),
+        (["1_000"], pa.string(), ["1_000"]),
+        (["7", None], pa.int32(), [7, None]),
+        (["2024-01-31", None], pa.date32(), [datetime.date(2024, 1, 31), None]),
+        (["1.5", None], pa.float64(), [1.5, None]),
+        ([None], pa.string(), [None]),
+    ],
+)
+def test_partition_values_are_typed_by_all_of_them(
+    values: list[PartitionValue], kind: pa.DataType, typed: list[object]
+) -> None:
+    """int32, int64, decimal, date, double or string: the narrowest that holds every value exactly; nulls fit any."""
+    names = [f"k={'__HIVE_DEFAULT_PARTITION__' if v is None else v}/{n}.parquet" for n, v in enumerate(values)]
+    table, files = directory_of(*names)
+    assert partition_fields(table, files) == pa.schema([("k", kind)])
+    raw = {int(file.url[-9]): partition_values(ROOT, file.url) for file in files}
+    assert raw == {number: (("k", value),) for number, value in enumerate(values)}
+    assert [partition_value(value, kind) for value in values] == typed
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("x", pa.int32()),
+        ("2147483648", pa.int32()),
+        ("1.5", pa.int64()),
+        ("1_000", pa.int64()),
+        (" 1", pa.int32()),
+        ("1234", pa.decimal128(3, 0)),
+        ("1_0", pa.decimal128(3, 0)),
+        ("2024-02-30", pa.date32()),
+        ("20240131", pa.date32()),
+        ("x", pa.float64()),
+        ("1_0.5", pa.float64()),
+        ("nan", pa.float64()),
+    ],
+)
+def test_a_value_that_is_none_of_its_columns_type_is_an_error(value: str, kind: pa.DataType) -> None:
+    """What inference would not have taken for the type is not read as it later either."""
+    with pytest.raises(ValueError):
+        partition_value(value, kind)
+
+
+def test_percent_escapes_are_undone() -> None:
+    """Column names and values are unescaped as UTF-8; a plus sign, other equal signs and lone percents stay."""
+    url = f"{ROOT}/a%3Db=x%2Fy/city=S%C3%A3o%20Paulo/c=1%252/d=1+1=2/e=100%/f=/plain/x=1.parquet"
+    assert partition_values(ROOT, url) == (
+        ("a=b", "x/y"), ("city", "São Paulo"), ("c", "1%2"), ("d", "1+1=2"), ("e", "100%"), ("f", ""),
+    )  # fmt: skip
+
+
+def test_levels_are_columns_in_order() -> None:
+    """Each `k=v` directory is a column, outermost first; plain directories between them are none."""
+    table, files = directory_of("year=2024/x/month=01/a.parquet", "year=2025/y/month=12/b.parquet")
+    assert partition_fields(table, files) == pa.schema([("year", pa.int32()), ("month", pa.int32())])
+
+
+def test_a_single_file_has_no_partitions() -> None:
+    """Directories above an explicit file are no columns: its path is the table."""
+    table = Table(f"{ROOT}/dt=1/a.parquet", "file", Kind.FILE, FileFormatName.PARQUET)
+    assert partition_fields(table, [FileVersion(table.url, 1, "1")]).names == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("a.parquet", "dt=1/b.parquet"),
+        ("dt=1/a.parquet", "dt=1/hh=2/b.parquet"),
+        ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet"),
+        ("dt=1/a.parquet", "day=1/b.parquet"),
+    ],
+)
+def test_disagreeing_directories_name_two_files(one: str, other: str) -> None:
+    """Files whose directories name other columns are not one table: the error shows a file of each."""
+    table, files = directory_of(one, other)
+    with pytest.raises(NotATableError) as caught:
+        partition_fields(table, files)
+    assert f"{ROOT}/{one}" in str(caught.value)
+    assert f"{ROOT}/{other}" in str(caught.value)
+    assert "one table" in str(caught.value)
+
+
+# --- lookup.partition -----------------------------------------------------------------------------
+
+
+def selected(partition: str, *names: str) -> list[str]:
+    """The relative names of the files that `lookup.partition` leaves."""
+    table, files = directory_of(*names)
+    options = LookupOptions.parse({"path": "/data/dim", "lookup.partition": partition})
+    return [file.url[len(ROOT) + 1 :] for file in select_partitions(table, files, options)]
+
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["dt=9/a", "dt=10/a", "dt=10/b"], ["dt=10/a", "dt=10/b"]),
+        (["dt=-1/a", "dt=-2/a"], ["dt=-1/a"]),
+        (["dt=010/a", "dt=10/a", "dt=9/a"], ["dt=010/a", "dt=10/a"]),
+        (["dt=x9/a", "dt=x10/a"], ["dt=x9/a"]),
+        (["dt=2024-01-31/a", "dt=2024-02-01/a"], ["dt=2024-02-01/a"]),
+        (["dt=9.5/a", "dt=10/a"], ["dt=10/a"]),
+        (["dt=9223372036854775808/a", "dt=10/a"], ["dt=9223372036854775808/a"]),
+        ([f"dt={NULL}/a", "dt=-5/a"], ["dt=-5/a"]),
+        ([f"dt={NULL}/a"], [f"dt={NULL}/a"]),
+        (["y=2024/m=12/a", "y=2025/m=1/a", "y=2025/m=2/a"], ["y=2025/m=2/a"]),
+        (["y=2024/m=12/a", f"y=2025/m={NULL}/a", "y=2025/m=1/a"], ["y=2025/m=1/a"]),
+        (["y=2024/m=12/a", f"y=2025/m={NULL}/a"], [f"y=2025/m={NULL}/a"]),
+    ],
+)
+@pytest.mark.parametrize("spelling", ["max_pt()", " MAX_PT( ) "])
+def test_max_pt_is_the_latest_partition(spelling: str, names: list[str], wanted: list[str]) -> None:
+    """Level by level the largest value, compared in the column's type; null is below every value."""
+    assert selected(spelling, *(f"{name}.parquet" for name in names)) == [f"{name}.parquet" for name in wanted]
+
+
+@pytest.mark.parametrize(
+    ("partition", "wanted"),
+    [
+        ("dt=1", ["dt=1/c=a b/x", "dt=1/c=é/x"]),
+        ("dt=01", ["dt=1/c=a b/x", "dt=1/c=é/x"]),
+        (" DT = 1 , C = a b ", ["dt=1/c=a b/x"]),
+        ("c=%C3%A9,dt=2", ["dt=2/c=é/x"]),
+        (f"dt={NULL}", [f"dt={NULL}/c=é/x"]),
+        ("dt=3", []),
+    ],
+)
+def test_partition_values_select_files(partition: str, wanted: list[str]) -> None:
+    """`k=v,…` leaves the files of those partitions: typed values, names in any case, escapes and nulls as in paths."""
+    names = ["dt=1/c=a b/x", "dt=1/c=é/x", "dt=2/c=é/x", f"dt={NULL}/c=é/x"]
+    assert sorted(selected(partition, *names)) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("partition", "names", "message"),
+    [
+        ("max_pt()", ["a.parquet"], "has no k=v directories"),
+        ("dt=1", ["a.parquet"], "has no k=v directories"),
+        ("day=1", ["dt=1/a.parquet"], "over dt"),
+        ("max_pt(x)", ["dt=1/a.parquet"], "over dt"),
+        ("dt", ["dt=1/hh=2/a.parquet"], "over dt, hh"),
+        ("dt=1,", ["dt=1/a.parquet"], "over dt"),
+        ("dt=x", ["dt=1/a.parquet"], "'x' is no int32 for column dt"),
+        ("dt=2024-13-01", ["dt=2024-12-01/a.parquet"], "is no date32"),
+    ],
+)
+def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: list[str], message: str) -> None:
+    """A table without partitions, an unknown column or a value of another type: the error names the option and why."""
+    with pytest.raises(OptionError, match=message) as caught:
+        selected(partition, *names)
+    assert "lookup.partition" in str(caught.value)
+
+
+def test_without_the_option_every_file_is_read() -> None:
+    """No `lookup.partition` leaves all files, in order, whatever their directories."""
+    table, files = directory_of("dt=1/a.parquet", "dt=2/b.parquet")
+    assert select_partitions(table, files, LookupOptions.parse({"path": "/data/dim"})) == files
+
+
+# --- what is no version ---------------------------------------------------------------------------
+
+FOREIGN = {
+    "_delta_log/": (TableFormatError, r"Delta table.*format\('delta'\)"),
+    "_delta_log/00000000000000000000.json": (TableFormatError, r"Delta table.*format\('delta'\)"),
+    ".hoodie/": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
+    ".hoodie/hoodie.properties": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
+    "metadata/v3.metadata.json": (TableFormatError, "Iceberg table.*catalog"),
+    "metadata/00001-5f.gz.metadata.json": (TableFormatError, "Iceberg table.*catalog"),
+    "_temporary/": (TableBusyError, "_temporary.*remove the directory"),
+    "_temporary/0/_temporary/attempt_1/part-0.parquet": (TableBusyError, "_temporary.*metadata.source=CACHE"),
+    ".spark-staging-8c1f/": (TableBusyError, ".spark-staging-8c1f.*remove the directory"),
+    ".hive-staging_hive_2024/": (TableBusyError, ".hive-staging_hive_2024.*remove the directory"),
+    "__magic/": (TableBusyError, "__magic.*remove the directory"),
+}
+
+
+@pytest.mark.parametrize("depth", ["", "x/", "dt=1/hh=2/"])
+@pytest.mark.parametrize("marker", FOREIGN)
+def test_a_foreign_or_busy_directory_is_never_half_a_table(tmp_path: Path, depth: str, marker: str) -> None:
+    """A table format's log or a job's directory at any depth is its named error with the way out, from the store too."""
+    kind, message = FOREIGN[marker]
+    inner = "dt=1/hh=2/" if depth.startswith("dt") else ""
+    for pattern in (None, "*"):
+        with pytest.raises(kind, match=message) as caught:
+            data_names(listing(f"{inner}a.parquet", f"{inner}b.parquet", depth + marker), pattern)
+        assert depth + marker.split("/", maxsplit=1)[0] in str(caught.value)
+    path = tmp_path / "dim"
+    put(path / inner / "a.parquet")
+    if marker.endswith("/"):
+        (path / depth / marker).mkdir(parents=True)
+    else:
+        put(path / depth / marker)
+    with pytest.raises(kind, match=message):
+        discovered(path)
+
+
+@given(st.sets(st.from_regex(r"([a-z]{1,2}/){0,2}[a-z]{1,3}\.parquet", fullmatch=True), max_size=6), st.data())
+def test_no_set_of_files_beside_a_marker_is_a_table(names: set[str], data: st.DataObject) -> None:
+    """Whatever data files there are, wherever the marker lies: the error, and not one file."""
+    above = sorted({"", *(name.rpartition("/")[0] + "/" for name in names if "/" in name)})
+    place = data.draw(st.sampled_from(above))
+    marker = data.draw(st.sampled_from(sorted(FOREIGN)))
+    with pytest.raises(FOREIGN[marker][0]):
+        data_names(listing(*names, place + marker))
+
+
+def test_names_that_only_resemble_markers_are_data() -> None:
+    """A `metadata` directory without table metadata, and files named like a job's directory, are plain."""
+    found = listing("metadata/a.parquet", "x/metadata.json", "_temporary", "y/magic/b.parquet", "delta_log/c.parquet")
+    assert data_names(found) == ["delta_log/c.parquet", "metadata/a.parquet", "x/metadata.json", "y/magic/b.parquet"]
+
+
+@pytest.mark.parametrize("names", [(), ("x/",), ("_a.parquet", ".b/c.parquet"), ("_SUCCESS",)])
+def test_a_directory_without_data_is_empty(names: tuple[str, ...]) -> None:
+    """Emptied, or holding only names that are skipped: TableEmptyError tells the rule."""
+    with pytest.raises(TableEmptyError, match=r"holds no data file.*_ or"):
+        data_names(listing(*names, empty=["started.parquet"]))
+
+
+def test_a_directory_that_lost_all_its_files_is_an_error(tmp_path: Path) -> None:
+    """The version known before does not answer for a directory that was emptied."""
+    path = put(tmp_path / "dim" / "a.parquet")
+    host = make_host(str(path.parent), tmp_path / "cache")
+    discovered(path.parent, host)
+    path.unlink()
+    with pytest.raises(TableEmptyError):
+        discovered(path.parent, host)
+    shutil.rmtree(path.parent)
+    path.parent.mkdir()
+    with pytest.raises(TableEmptyError):
+        discovered(path.parent, host)
+
+
+def test_a_required_success_file_must_be_at_the_root() -> None:
+    """lookup.success-file: without `_SUCCESS` the table is busy; one further down is another job's; it may be empty."""
+    with pytest.raises(TableBusyError, match=r"_SUCCESS.*lookup\.success-file=true"):
+        data_names(listing("a.parquet"), success_file=True)
+    with pytest.raises(TableBusyError):
+        data_names(listing("x/a.parquet", "x/_SUCCESS"), success_file=True)
+    assert data_names(listing("a.parquet", empty=["_SUCCESS"]), success_file=True) == ["a.parquet"]
+    assert data_names(listing("a.parquet")) == ["a.parquet"]
+
+
+def test_a_job_directory_is_told_before_the_missing_success_file() -> None:
+    """While a job runs the error names its directory, which says more than the missing mark."""
+    with pytest.raises(TableBusyError, match="_temporary"):
+        data_names(listing("a.parquet", "_temporary/"), success_file=True)
+
+
+def test_a_success_file_of_one_file_is_refused(tmp_path: Path) -> None:
+    """lookup.success-file asks for a directory: with a file it is an option error, not a wait for ever."""
+    path = put(tmp_path / "a.parquet")
+    options = LookupOptions.parse({"path": str(path), "lookup.success-file": "true"})
+    found = planner.find(make_host(str(path), None).reader, options)
+    with pytest.raises(OptionError, match=r"lookup\.success-file"):
+        planner.table_columns(found, options)
+
+
+# --- names of tables and versions -----------------------------------------------------------------
+
+# Sizes and identities that run into each other when they are written side by side.
+FILES = st.dictionaries(
+    st.sampled_from(["s3://b/t/a", "s3://b/t/a1", "s3://b/t/b"]),
+    st.tuples(st.sampled_from([1, 11, 111]), st.sampled_from(["", "1", "11", "1,", '"1"'])),
+    max_size=3,
+)
+
+
+def version_of(files: dict[str, tuple[int, str]], table_id: str = "t") -> TableVersion:
+    return TableVersion(table_id, tuple(FileVersion(url, *files[url]) for url in sorted(files)))
+
+
+@given(FILES, FILES)
+def test_digests_are_equal_if_and_only_if_the_files_are(one: dict[str, tuple[int, str]], other: dict) -> None:  # type: ignore[type-arg]
+    """Any added, removed, resized or rewritten file is another digest; the same set is the same digest."""
+    first, second = version_of(one), version_of(other)
+    assert (first.digest == second.digest) == (one == other)
+    assert len(first.digest) == 32
+    assert first.bytes == sum(size for size, _ in one.values())
+
+
+@given(FILES, st.booleans())
+def test_a_digest_is_of_the_state_not_of_its_observation(files: dict[str, tuple[int, str]], settled: bool) -> None:
+    """When a version was seen, or whether it has settled, does not change its name; its table does."""
+    version = version_of(files)
+    seen = tuple(dataclasses.replace(file, modified_at_s=5.0, settled=settled) for file in version.files)
+    again = TableVersion("t", seen)
+    assert (again, again.digest) == (version, version.digest)
+    assert all(file.settled for file in again.settled().files)
+    assert again.settled().digest == version.digest
+    assert version_of(files, "u").digest != version.digest
+
+
+TABLES = st.builds(
+    Table,
+    url=st.sampled_from(["s3://a/dim", "s3://b/dim", "s3://a/dim2", "s3://a/dim/*"]),
+    scope=st.sampled_from(['s3"http://one"', 's3"http://two"', "file"]),
+    kind=st.sampled_from(Kind),
+    format=st.sampled_from([None, FileFormatName.PARQUET]),
+    success_file=st.booleans(),
+    settle_s=st.sampled_from([None, 0.0, 1.0]),
+)
+
+
+@given(TABLES, TABLES)
+def test_ids_are_equal_if_and_only_if_references_must_agree(one: Table, other: Table) -> None:
+    """Store, location, kind and what counts as a version make the id; how files are parsed does not."""
+    same = dataclasses.replace(one, format=None) == dataclasses.replace(other, format=None)
+    assert (one.id == other.id) == same
+    assert len(one.id) == 32
+
+
+def test_two_buckets_with_one_path_are_two_tables() -> None:
+    """Equal file sets under one name in two buckets, or at two endpoints, share neither id nor digest."""
+    tables = [
+        Table("s3://a/dim", 's3"http://one"', Kind.DIRECTORY, None),
+        Table("s3://b/dim", 's3"http://one"', Kind.DIRECTORY, None),
+        Table("s3://a/dim", 's3"http://two"', Kind.DIRECTORY, None),
+    ]
+    assert len({table.id for table in tables}) == 3
+    assert len({version_of({"x": (1, "1")}, table.id).digest for table in tables}) == 3
