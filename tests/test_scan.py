@@ -1,0 +1,760 @@
+"""Rows of a version: who reads which bytes, what is skipped, and that no row is lost, doubled or changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup import planner
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.formats import BATCH_ROWS
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.reader import ReadPlan, ReadTask
+from pyspark_lookup.scan import Slice, share_of, slices_of
+from pyspark_lookup.ufs import FileVersion
+from tests.fakes import Host, make_host
+
+NONE: Mapping[str, str] = MappingProxyType({})
+TAIL = 64 * 1024  # what opening a large parquet file asks for
+
+
+def put(path: Path, group: int | None = None, **columns: Any) -> Path:
+    """A parquet file of these columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=group, compression="none")
+    return path
+
+
+def planned(
+    host: Host, path: Path, more: Mapping[str, str] = NONE, columns: pa.Schema | None = None
+) -> tuple[ReadPlan, list[ReadTask]]:
+    """The plan of a read with these options, of the columns they leave or of given ones."""
+    options = LookupOptions.parse({"path": str(path), **{f"lookup.{key}": value for key, value in more.items()}})
+    found = planner.find(host.reader, options)
+    wanted = planner.table_columns(found, options) if columns is None else columns
+    made = planner.plan_read(found, options, wanted, host.clock.host())
+    return made, planner.plan_tasks(host.reader, found, made)
+
+
+def batches_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[pa.RecordBatch]:
+    """A task's batches; without one, those of the only task."""
+    return list(host.reader.read(made, task or ReadTask(0, 1), None))
+
+
+def rows_of(host: Host, made: ReadPlan, task: ReadTask | None = None) -> list[dict[str, Any]]:
+    return [row for batch in batches_of(host, made, task) for row in batch.to_pylist()]
+
+
+def read(path: Path, more: Mapping[str, str] = NONE, columns: pa.Schema | None = None) -> list[dict[str, Any]]:
+    """All rows of a fresh read without a cache."""
+    host = make_host(str(path), None)
+    return rows_of(host, planned(host, path, more, columns)[0])
+
+
+def moved(host: Host, before: Mapping[str, int]) -> dict[str, int]:
+    """The counters that moved since `before`."""
+    after = host.metrics.snapshot()
+    return {name: after[name] - before[name] for name in after if after[name] != before[name]}
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+SIZES = st.lists(st.one_of(st.integers(1, 20), st.integers(1, 2**40)), min_size=1, max_size=12)
+
+
+def versions_of(sizes: Sequence[int]) -> tuple[FileVersion, ...]:
+    return tuple(FileVersion(f"s3://b/{number:03}", size, "v") for number, size in enumerate(sizes))
+
+
+@given(SIZES, st.integers(1, 40), st.booleans())
+def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: bool) -> None:
+    """Over all tasks each file's bytes come once, in order; asked again the answer is the same."""
+    files = versions_of(sizes)
+    shares = [share_of(files, number, count, splittable) for number in range(count)]
+    assert shares == [share_of(list(files), number, count, splittable) for number in range(count)]
+    pieces = [piece for share in shares for piece in share]
+    for file in files:
+        own = [piece for piece in pieces if piece.file == file]
+        assert [piece.start for piece in own] == [0, *(piece.end for piece in own[:-1])]
+        assert own[-1].end == file.size
+    assert [piece.file.url for piece in pieces] == sorted(piece.file.url for piece in pieces)
+
+
+@given(SIZES, st.integers(1, 40), st.booleans())
+def test_only_large_files_are_cut(sizes: list[int], count: int, splittable: bool) -> None:
+    """A file below 1.5 shares stays whole, one above is cut, one that cannot be split never is."""
+    files = versions_of(sizes)
+    share = sum(sizes) / count
+    for number in range(count):
+        for piece in share_of(files, number, count, splittable):
+            if not splittable or piece.file.size < 1.49 * share:
+                assert piece.whole
+            elif piece.file.size > 1.51 * share:
+                assert not piece.whole
+
+
+@given(st.lists(st.integers(1000, 10**9), min_size=1, max_size=12), st.integers(1, 20))
+def test_shares_are_about_equal(sizes: list[int], count: int) -> None:
+    """No share of files that can be split is above 2.5 times the mean."""
+    files = versions_of(sizes)
+    for number in range(count):
+        size = sum(piece.end - piece.start for piece in share_of(files, number, count, True))
+        assert size <= 2.5 * sum(sizes) / count + count
+
+
+def test_an_empty_file_is_opened_by_the_first_task() -> None:
+    """A file that became empty is read, and found damaged, by one task."""
+    files = (FileVersion("s3://b/x", 0, "v"),)
+    assert share_of(files, 0, 3, True) == slices_of(files) == (Slice(files[0], 0, 0),)
+    assert share_of(files, 1, 3, True) == share_of(files, 2, 3, True) == ()
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    pq.write_table(table, path, row_group_size=97)
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=97)
+
+
+def write_csv(path: Path, table: pa.Table) -> None:
+    pa.csv.write_csv(table, path)
+
+
+def write_json(path: Path, table: pa.Table) -> None:
+    path.write_text("".join(f'{{"id": {row["id"]}, "text": "{row["text"]}"}}\n' for row in table.to_pylist()))
+
+
+def write_orc(path: Path, table: pa.Table) -> None:
+    pa.orc.write_table(table, path)
+
+
+WRITERS: Mapping[str, Callable[[Path, pa.Table], None]] = {
+    "parquet": write_parquet,
+    "arrow": write_arrow,
+    "csv": write_csv,
+    "json": write_json,
+    "orc": write_orc,
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("form", WRITERS)
+def test_several_tasks_lose_and_double_no_row(tmp_path: Path, form: str, count: int) -> None:
+    """The tasks' rows one after another are the whole read's: row groups go where their middle lies."""
+    start = 0
+    for number, rows in enumerate((1500, 3, 400, 0, 97)):
+        ids = pa.array(range(start, start + rows), pa.int64())
+        table = pa.table({"id": ids, "text": pa.array([f"t{i}" for i in range(start, start + rows)], pa.string())})
+        if rows or form in ("parquet", "arrow"):
+            WRITERS[form](tmp_path / f"{number}.{form}", table)
+        start += rows
+    host = make_host(str(tmp_path), None)
+    made, _ = planned(host, tmp_path)
+    parts = [rows_of(host, made, ReadTask(number, count)) for number in range(count)]
+    assert [row for part in parts for row in part] == [{"id": i, "text": f"t{i}"} for i in range(2000)]
+    if count <= 3:  # rows lie as bytes do, so no task may have next to nothing
+        assert min(map(len, parts)) > (100 if form in ("parquet", "arrow") else -1)
+
+
+def test_planned_slices_read_the_same_rows(tmp_path: Path) -> None:
+    """Slices fixed by planning cover a table above lookup.scan.split-size, and none is empty."""
+    for number in range(2):
+        noise = pa.array([os.urandom(64) for _ in range(30_000)])
+        ids = pa.array(range(number * 30_000, (number + 1) * 30_000))
+        put(tmp_path / f"{number}.parquet", group=1000, id=ids, noise=noise)
+    host = make_host(str(tmp_path), None)
+    made, tasks = planned(host, tmp_path, {"scan.split-size": "1 MiB", "columns": "id"})
+    assert len(tasks) >= 4
+    ids = [[row["id"] for row in rows_of(host, made, task)] for task in tasks]
+    assert all(ids)
+    assert [number for part in ids for number in part] == list(range(60_000))
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_many_small_files_become_few_batches_in_order(tmp_path: Path) -> None:
+    """150 files of 1000 rows come as batches of nearly 64k rows, never more, in order of the files."""
+    for number in range(150):
+        put(tmp_path / f"{number:03}.parquet", id=pa.array(range(number * 1000, number * 1000 + 1000)))
+    host = make_host(str(tmp_path), None)
+    batches = batches_of(host, planned(host, tmp_path)[0])
+    assert [batch.num_rows for batch in batches] == [65_000, 65_000, 20_000]
+    assert pa.concat_arrays([batch.column("id") for batch in batches]).to_pylist() == list(range(150_000))
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv"])
+def test_large_files_become_bounded_batches(tmp_path: Path, form: str) -> None:
+    """One row group, record batch or file of 200k rows is handed out in pieces of at most 64k rows."""
+    table = pa.table({"id": range(200_000)})
+    path = tmp_path / f"big.{form}"
+    if form == "parquet":
+        pq.write_table(table, path, row_group_size=200_000)
+    elif form == "arrow":
+        pa.feather.write_feather(table, path, chunksize=200_000, compression="uncompressed")
+    else:
+        pa.csv.write_csv(table, path)
+    host = make_host(str(path), None)
+    batches = batches_of(host, planned(host, path)[0])
+    assert max(batch.num_rows for batch in batches) <= BATCH_ROWS
+    assert len(batches) <= 5
+    assert [i for batch in batches for i in batch.column("id").to_pylist()] == list(range(200_000))
+
+
+def test_a_sparse_filter_still_gives_few_batches(tmp_path: Path) -> None:
+    """What a predicate leaves of many batches is put together again, and counted as rows read."""
+    path = put(tmp_path / "a.parquet", group=5000, id=pa.array(range(100_000)), m=pa.array([i % 50 for i in range(100_000)]))  # fmt: skip
+    host = make_host(str(path), None)
+    made, _ = planned(host, path, {"where": "m = 7"})
+    before = host.metrics.snapshot()
+    batches = batches_of(host, made)
+    assert [batch.num_rows for batch in batches] == [2000]
+    assert batches[0].column("id").to_pylist() == list(range(7, 100_000, 50))
+    assert moved(host, before)["rowsReadCount"] == 2000
+
+
+def test_every_batch_has_exactly_the_projections_schema(tmp_path: Path) -> None:
+    """Names, order, types, nullability and metadata, also of batches from files that lack columns or spell types otherwise."""
+    put(
+        tmp_path / "p=1" / "a.parquet",
+        10,
+        id=pa.array([1, 2], pa.int16()),
+        name=pa.array(["x", None]).dictionary_encode(),
+    )
+    put(tmp_path / "p=2" / "b.parquet", 10, id=pa.array([3], pa.int64()), when=pa.array([5], pa.timestamp("ms")))
+    put(tmp_path / "p=3" / "c.parquet", 10, name=pa.array(["y"], pa.large_string()), id=pa.array([4], pa.uint16()))
+    host = make_host(str(tmp_path), None)
+    for more, given_columns in (
+        (NONE, None),
+        ({"columns": "when,p,id"}, None),
+        ({"where": "p >= 2 AND id > 0"}, None),
+        (NONE, pa.schema([pa.field("p", pa.int64(), metadata={"a": "b"}), pa.field("id", pa.int64(), nullable=False)])),
+    ):
+        made, _ = planned(host, tmp_path, more, given_columns)
+        for count in (1, 3):
+            for number in range(count):
+                for batch in batches_of(host, made, ReadTask(number, count)):
+                    assert batch.schema.equals(made.projection.columns, check_metadata=True)
+                    batch.validate(full=True)
+        if given_columns is not None:
+            assert made.projection.columns is given_columns
+    assert read(tmp_path, {"columns": "p,id,name"}) == [
+        {"p": 1, "id": 1, "name": "x"},
+        {"p": 1, "id": 2, "name": None},
+        {"p": 2, "id": 3, "name": None},
+        {"p": 3, "id": 4, "name": "y"},
+    ]
+
+
+def test_no_row_is_no_batch(tmp_path: Path) -> None:
+    """A predicate that nothing fulfils, pruned or not, gives no batch at all."""
+    path = put(tmp_path / "a.parquet", id=[1, 3])
+    host = make_host(str(path), None)
+    for where in ("id = 2", "id = 9", "id IS NULL", "NULL"):
+        assert batches_of(host, planned(host, path, {"where": where})[0]) == []
+
+
+# --- pruning --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "opened", "dts"),
+    [
+        ("dt = 2", "2", [2]),
+        ("dt > 1 AND n >= 0", "23", [2, 3]),
+        ("dt IN (1, 3, 7)", "13", [1, 3]),
+        ("dt IS NULL", "_", [None]),
+        ("dt <=> NULL", "_", [None]),
+        ("NOT (dt < 3)", "3", [3]),
+        ("dt <> 2", "123", [1, 3]),  # bounds do not exclude a value within them
+        ("dt = 1 OR n >= 30", "123_", [1, 3, None]),
+        ("dt = 1 AND dt = 2", "", []),
+        ("dt = 8", "", []),
+        ("n >= 0", "123_", [1, 2, 3, None]),
+    ],
+)
+def test_files_are_pruned_by_partition_value(tmp_path: Path, where: str, opened: str, dts: list[int | None]) -> None:
+    """Files whose partition cannot match are not asked for one byte, and counted."""
+    for dt, n in ((1, 10), (2, 20), (3, 30), (None, 40)):
+        put(tmp_path / f"dt={'__HIVE_DEFAULT_PARTITION__' if dt is None else dt}" / "a.parquet", n=[n])
+    host = make_host(str(tmp_path), None)
+    made, _ = planned(host, tmp_path, {"where": where})
+    before = host.metrics.snapshot()
+    host.store.calls.clear()
+    assert [row["dt"] for row in rows_of(host, made)] == dts
+    gets = {subject[0].split("dt=")[1][0] for kind, subject in host.store.calls if kind == "get"}  # type: ignore[index]
+    assert gets == set(opened)
+    assert moved(host, before).get("filesPrunedCount", 0) == 4 - len(opened)
+
+
+@pytest.mark.parametrize(
+    ("where", "groups", "ids"),
+    [
+        ("id = 35", 1, [35]),
+        ("id >= 80", 2, list(range(80, 100))),
+        ("id < 10 OR id > 95", 2, [*range(10), *range(96, 100)]),
+        ("id IN (5, 55)", 2, [5, 55]),
+        ("id = 1000", 0, []),
+        ("few IS NOT NULL", 1, list(range(20, 30))),
+        ("few IS NULL AND id < 25", 2, list(range(20))),
+        ("text LIKE 't4%'", 1, list(range(40, 50))),
+        ("id IS NULL", 0, []),
+        ("id >= 0", 10, list(range(100))),
+    ],
+)
+def test_row_groups_are_pruned_by_statistics(tmp_path: Path, where: str, groups: int, ids: list[int]) -> None:
+    """Row groups whose bounds or null counts exclude a match are not decoded; both kinds are counted."""
+    few = pa.array([i if 20 <= i < 30 else None for i in range(100)], pa.int32())
+    text = pa.array([f"t{i:02}" for i in range(100)])
+    path = put(tmp_path / "a.parquet", 10, id=pa.array(range(100)), few=few, text=text)
+    host = make_host(str(path), None)
+    made, _ = planned(host, path, {"where": where})
+    before = host.metrics.snapshot()
+    assert [row["id"] for row in rows_of(host, made)] == ids
+    counts = moved(host, before)
+    assert counts.get("rowGroupsPrunedCount", 0) == 10 - groups
+    assert counts.get("rowGroupsReadCount", 0) == groups
+
+
+# A row in plain Python, three-valued: None is "unknown".
+Truth = bool | None
+Test = tuple[str, Callable[[Mapping[str, Any]], Truth]]
+
+
+def comparison(column: str, op: str, value: Any) -> Test:
+    def holds(row: Mapping[str, Any]) -> Truth:
+        found = row[column]
+        if found is None:
+            return None
+        return {
+            "=": found == value, "<>": found != value, "<": found < value, "<=": found <= value, ">": found > value,
+            ">=": found >= value,
+        }[op]  # fmt: skip
+
+    return f"{column} {op} {value!r}", holds
+
+
+def membership(column: str, values: list[Any], with_null: bool) -> Test:
+    shown = ", ".join([*map(repr, values), *(["NULL"] if with_null else [])])
+
+    def holds(row: Mapping[str, Any]) -> Truth:
+        found = row[column]
+        return None if found is None else True if found in values else None if with_null else False
+
+    return f"{column} IN ({shown})", holds
+
+
+def nullness(column: str) -> Test:
+    return f"{column} IS NULL", lambda row: row[column] is None
+
+
+def null_safe(column: str, value: Any) -> Test:
+    return f"{column} <=> {'NULL' if value is None else repr(value)}", lambda row: row[column] == value
+
+
+def prefix(column: str, text: str) -> Test:
+    return f"{column} LIKE '{text}%'", lambda row: None if row[column] is None else row[column].startswith(text)
+
+
+def negation(inner: Test) -> Test:
+    def holds(row: Mapping[str, Any]) -> Truth:
+        truth = inner[1](row)
+        return None if truth is None else not truth
+
+    return f"NOT ({inner[0]})", holds
+
+
+def conjunction(one: Test, other: Test) -> Test:
+    def holds(row: Mapping[str, Any]) -> Truth:
+        truths = (one[1](row), other[1](row))
+        return False if False in truths else None if None in truths else True
+
+    return f"({one[0]}) AND ({other[0]})", holds
+
+
+def disjunction(one: Test, other: Test) -> Test:
+    def holds(row: Mapping[str, Any]) -> Truth:
+        truths = (one[1](row), other[1](row))
+        return True if True in truths else None if None in truths else False
+
+    return f"({one[0]}) OR ({other[0]})", holds
+
+
+NUMBERS, TEXTS = st.integers(-3, 6), st.text("ab", max_size=2)
+OPS = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
+LEAVES = st.one_of(
+    st.builds(comparison, st.sampled_from(["n", "p"]), OPS, NUMBERS),
+    st.builds(comparison, st.just("s"), OPS, TEXTS),
+    st.builds(membership, st.sampled_from(["n", "p"]), st.lists(NUMBERS, min_size=1, max_size=3), st.booleans()),
+    st.builds(membership, st.just("s"), st.lists(TEXTS, min_size=1, max_size=3), st.booleans()),
+    st.builds(nullness, st.sampled_from(["n", "p", "s"])),
+    st.builds(null_safe, st.sampled_from(["n", "p"]), st.none() | NUMBERS),
+    st.builds(prefix, st.just("s"), st.text("ab", min_size=1, max_size=2)),
+)
+TESTS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(negation, inner), st.builds(conjunction, inner, inner), st.builds(disjunction, inner, inner)
+    ),
+    max_leaves=5,
+)
+
+
+@dataclasses.dataclass
+class SmallFile:
+    """A file of a generated table: its partition, its columns beside `i`, and its rows' values."""
+
+    p: int | None
+    has_n: bool
+    has_s: bool
+    rows: list[tuple[int | None, str | None]]
+    group: int
+
+
+SMALL_FILES = st.builds(
+    SmallFile,
+    p=st.none() | st.integers(0, 3),
+    has_n=st.booleans(),
+    has_s=st.booleans(),
+    # Runs of one value make row groups that statistics tell apart.
+    rows=st.lists(st.tuples(st.none() | NUMBERS, st.none() | TEXTS), max_size=12).map(
+        lambda rows: sorted(rows, key=lambda row: (row[0] is None, row[0] or 0))
+    ),
+    group=st.integers(1, 5),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SMALL_FILES, max_size=4), TESTS, st.integers(1, 4), st.sampled_from(["i", "i,p", "s,i,n", ""]))
+def test_filtered_rows_are_a_plain_models(files: list[SmallFile], test: Test, count: int, columns: str) -> None:
+    """Over partitions, missing columns, nulls and pruned row groups the rows are those a loop in Python finds, in order."""
+    files = [SmallFile(1, True, True, [(1, "a"), (None, None)], 1), *files]
+    text, holds = test
+    model, serial = [], 0
+    with tempfile.TemporaryDirectory() as directory:
+        numbered = sorted(
+            (f"p={'__HIVE_DEFAULT_PARTITION__' if file.p is None else file.p}/{number}.parquet", number, file)
+            for number, file in enumerate(files)
+        )
+        for name, _, file in numbered:
+            ids = list(range(serial, serial + len(file.rows)))
+            serial += len(ids)
+            data: dict[str, pa.Array] = {"i": pa.array(ids, pa.int64())}
+            if file.has_n:
+                data["n"] = pa.array([n for n, _ in file.rows], pa.int32())
+            if file.has_s:
+                data["s"] = pa.array([s for _, s in file.rows], pa.string())
+            put(Path(directory, name), file.group, **data)
+            for i, (n, s) in zip(ids, file.rows, strict=True):
+                row = {"i": i, "n": n if file.has_n else None, "s": s if file.has_s else None, "p": file.p}
+                if holds(row) is True:
+                    model.append(row)
+        host = make_host(directory, None)
+        made, _ = planned(host, Path(directory), {"where": text, **({"columns": columns} if columns else {})})
+        found = [row for number in range(count) for row in rows_of(host, made, ReadTask(number, count))]
+    names = columns.split(",") if columns else ["i", "n", "s", "p"]
+    assert found == [{name: row[name] for name in names} for row in model], text
+
+
+# --- which bytes ----------------------------------------------------------------------------------
+
+GROUPS, GROUP_ROWS = 4, 20_000
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A file of 4 row groups that bounds of `id` do not tell apart; each column chunk is far above the merge gap."""
+    rows = GROUPS * GROUP_ROWS
+    ids = pa.array([2 * ((i * 7919) % rows) for i in range(rows)], pa.int64())
+    noise = {name: pa.array([os.urandom(16) for _ in range(rows)]) for name in ("one", "two")}
+    path = tmp_path / "wide.parquet"
+    table = pa.table({"id": ids, **noise})
+    pq.write_table(table, path, row_group_size=GROUP_ROWS, compression="none", use_dictionary=False)
+    return path
+
+
+def chunks(path: Path, *columns: str) -> dict[int, list[tuple[int, int]]]:
+    """(offset, length) of the columns' chunks by row group."""
+    metadata = pq.read_metadata(path)
+    names = metadata.schema.to_arrow_schema().names
+    found = {}
+    for group in range(metadata.num_row_groups):
+        of_group = [metadata.row_group(group).column(names.index(name)) for name in columns]
+        found[group] = [(chunk.data_page_offset, chunk.total_compressed_size) for chunk in of_group]
+    return found
+
+
+def gets_of(host: Host, made: ReadPlan) -> tuple[list[tuple[int, int]], list[dict[str, Any]]]:
+    """The (offset, length) requests of a read after its tail, and the rows."""
+    host.store.calls.clear()
+    rows = rows_of(host, made)
+    gets = [subject[1:] for kind, subject in host.store.calls if kind == "get"]  # type: ignore[index]
+    (tail,) = [part for part in gets if part[1] == TAIL]
+    assert gets[0] == tail
+    return gets[1:], rows  # type: ignore[return-value]
+
+
+def flat(parts: Mapping[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    return [part for group in parts.values() for part in group]
+
+
+def covered(gets: Sequence[tuple[int, int]]) -> set[int]:
+    """The KiB that requests touch; asserts that no byte is asked for twice."""
+    ordered = sorted(gets)
+    assert all(offset + length <= following for (offset, length), (following, _) in itertools.pairwise(ordered))
+    return {kib for offset, length in gets for kib in range(offset // 1024, (offset + length) // 1024 + 1)}
+
+
+def test_a_hit_fetches_the_tested_column_and_one_row_group(wide: Path) -> None:
+    """Of a selective read the predicate's column comes first, and the others only of the row group with the row."""
+    host = make_host(str(wide), None)
+    made, _ = planned(host, wide, {"where": "id = 4242", "columns": "id,one"})
+    gets, rows = gets_of(host, made)
+    (place,) = [i for i, value in enumerate(pq.read_table(wide)["id"].to_pylist()) if value == 4242]
+    assert [row["id"] for row in rows] == [4242]
+    assert sorted(gets[:GROUPS]) == flat(chunks(wide, "id"))
+    assert gets[GROUPS:] == chunks(wide, "one")[place // GROUP_ROWS]
+
+
+def test_an_absent_key_fetches_only_the_tested_column(wide: Path) -> None:
+    """A key within the bounds but in no row costs its column, not one byte of the others."""
+    host = make_host(str(wide), None)
+    made, _ = planned(host, wide, {"where": "id = 4243"})
+    gets, rows = gets_of(host, made)
+    assert rows == []
+    assert sorted(gets) == flat(chunks(wide, "id"))
+
+
+def test_a_key_outside_the_bounds_fetches_the_tail_only(wide: Path) -> None:
+    """Statistics in the footer answer for a key no row group can hold."""
+    host = make_host(str(wide), None)
+    made, _ = planned(host, wide, {"where": "id = -1"})
+    assert gets_of(host, made) == ([], [])
+
+
+def test_a_predicate_that_selects_everything_fetches_each_byte_once(wide: Path) -> None:
+    """Two phases of a predicate that every row group matches ask for no byte twice, and leave none out."""
+    host = make_host(str(wide), None)
+    made, _ = planned(host, wide, {"where": "id >= 0"})
+    gets, rows = gets_of(host, made)
+    assert len(rows) == GROUPS * GROUP_ROWS
+    assert sorted(gets[:GROUPS]) == flat(chunks(wide, "id"))
+    assert covered(gets) == covered(flat(chunks(wide, "id", "one", "two")))
+
+
+def test_a_read_of_many_row_groups_is_one_phase(tmp_path: Path) -> None:
+    """Above eight row groups a second round of requests does not pay: each group's neighbouring columns come together."""
+    rows = 9 * 10_000
+    ids, noise = pa.array([(i * 7919) % rows for i in range(rows)]), pa.array([os.urandom(16) for _ in range(rows)])
+    path = put(tmp_path / "a.parquet", 10_000, id=ids, noise=noise)
+    host = make_host(str(path), None)
+    made, _ = planned(host, path, {"where": "id = 4242"})
+    gets, rows_found = gets_of(host, made)
+    assert len(rows_found) == 1
+    assert sum(length for _, length in gets) > 9 * 10_000 * 24
+
+
+def test_only_the_columns_asked_for_are_fetched(wide: Path) -> None:
+    """A projection without a predicate costs its columns' chunks and the tail."""
+    host = make_host(str(wide), None)
+    made, _ = planned(host, wide, {"columns": "two"})
+    gets, rows = gets_of(host, made)
+    assert sorted(gets) == flat(chunks(wide, "two"))
+    assert list(rows[0]) == ["two"]
+
+
+def test_a_tested_column_need_not_be_returned(wide: Path) -> None:
+    """The predicate's column is fetched and left out of the rows."""
+    host = make_host(str(wide), None)
+    made, _ = planned(host, wide, {"where": "id = 4242", "columns": "two"})
+    gets, rows = gets_of(host, made)
+    assert [list(row) for row in rows] == [["two"]]
+    assert sorted(gets[:GROUPS]) == flat(chunks(wide, "id"))
+    assert set(gets[GROUPS:]) <= set(flat(chunks(wide, "two")))
+
+
+def test_a_second_read_of_one_version_fetches_nothing(wide: Path, cache_dir: Path) -> None:
+    """What a selective read brought stays: the same read again makes its metadata call only, another column adds itself."""
+    host = make_host(str(wide), cache_dir)
+    made, _ = planned(host, wide, {"where": "id = 4242", "columns": "one"})
+    first = rows_of(host, made)
+    host.store.calls.clear()
+    assert rows_of(host, made) == first
+    assert host.store.kinds() == ["head"]
+    host.store.calls.clear()
+    rows_of(host, planned(host, wide, {"where": "id = 4242", "columns": "two"})[0])
+    gets = [subject[1:] for kind, subject in host.store.calls if kind == "get"]  # type: ignore[index]
+    assert len(gets) == 1
+    assert gets[0] in flat(chunks(wide, "two"))
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_partition_columns_alone_can_be_read_and_filtered(tmp_path: Path, form: str) -> None:
+    """One value per row of the files, though no column of theirs is read, in every format."""
+    for dt, rows in ((1, 150), (2, 3)):
+        (tmp_path / f"dt={dt}").mkdir()
+        table = pa.table({"id": pa.array(range(rows)), "text": pa.array(["x"] * rows)})
+        WRITERS[form](tmp_path / f"dt={dt}" / f"a.{form}", table)
+    assert read(tmp_path, {"columns": "dt"}) == [{"dt": 1}] * 150 + [{"dt": 2}] * 3
+    assert read(tmp_path, {"columns": "dt", "where": "dt >= 2"}) == [{"dt": 2}] * 3
+    assert read(tmp_path, {"columns": "dt", "where": "dt = 1 OR id = 2"}) == [{"dt": 1}] * 150 + [{"dt": 2}]
+    assert read(tmp_path, {"columns": "id", "where": "dt = 2"}) == [{"id": 0}, {"id": 1}, {"id": 2}]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "orc"])
+def test_a_column_only_in_some_files_is_null_elsewhere(tmp_path: Path, form: str) -> None:
+    """The table has the columns of all its files, and predicates see null where a file lacks one."""
+    WRITERS[form](tmp_path / f"a.{form}", pa.table({"id": [1], "old": ["o"]}))
+    WRITERS[form](tmp_path / f"b.{form}", pa.table({"new": [2.5], "id": [2]}))
+    both = [{"id": 1, "old": "o", "new": None}, {"id": 2, "old": None, "new": 2.5}]
+    assert read(tmp_path) == both
+    assert read(tmp_path, {"where": "old IS NULL"}) == both[1:]
+    assert read(tmp_path, {"where": "new IS NULL"}) == both[:1]
+    assert read(tmp_path, {"where": "old <> 'x' OR new > 0"}) == both
+    assert read(tmp_path, {"where": "NOT (old = 'x')"}) == both[:1]
+    assert read(tmp_path, {"where": "NOT (new <=> 2.5D)"}) == both[:1]
+    assert read(tmp_path, {"columns": "new"}) == [{"new": None}, {"new": 2.5}]
+
+
+def test_a_column_in_no_pruned_file_is_null_not_lost(tmp_path: Path) -> None:
+    """Where pruning leaves only files without a column it is null: the others still have it."""
+    put(tmp_path / "dt=1" / "a.parquet", id=[1], old=["o"])
+    put(tmp_path / "dt=2" / "a.parquet", id=[2])
+    assert read(tmp_path, {"where": "dt = 2"}) == [{"id": 2, "old": None, "dt": 2}]
+
+
+class Changing:
+    """A table that is planned once and read after changes."""
+
+    def __init__(self, path: Path, more: Mapping[str, str] = NONE) -> None:
+        self.host = make_host(str(path), None)
+        self.plan, _ = planned(self.host, path, more)
+
+    def read(self) -> list[dict[str, Any]]:
+        return rows_of(self.host, self.plan)
+
+
+def test_a_lost_column_is_an_error_only_if_it_is_needed(tmp_path: Path) -> None:
+    """A planned column that is in no file any more is named, whether it is returned or only tested; others may go."""
+    path = tmp_path / "a.parquet"
+    put(path, id=[1], name=["a"], rest=[1.5])
+    returned, tested = Changing(path, {"columns": "name,id"}), Changing(path, {"columns": "id", "where": "name = 'a'"})
+    without = Changing(path, {"columns": "id"})
+    put(path, id=[1], name=["a"])
+    assert returned.read() == [{"name": "a", "id": 1}]
+    put(path, id=[1])
+    for scan in (returned, tested):
+        with pytest.raises(SchemaError, match=r"'name' is in no file .*plan again"):
+            scan.read()
+    assert without.read() == [{"id": 1}]
+
+
+def test_a_changed_type_names_the_column_both_types_and_the_file(tmp_path: Path) -> None:
+    """A type that does not widen to the planned one is an error, not a cast."""
+    put(tmp_path / "a.parquet", id=pa.array([1], pa.int32()), name=["a"])
+    put(tmp_path / "b.parquet", id=pa.array([2], pa.int32()), name=["b"])
+    scan, other = Changing(tmp_path), Changing(tmp_path, {"columns": "name"})
+    put(tmp_path / "b.parquet", id=pa.array([2], pa.int64()), name=["b"])
+    with pytest.raises(SchemaError, match=r"'id' was planned as int32 but is int64 in file://.*/b\.parquet"):
+        scan.read()
+    assert other.read() == [{"name": "a"}, {"name": "b"}]
+    put(tmp_path / "b.parquet", id=pa.array([2], pa.int8()), name=["b"])
+    assert scan.read() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+
+def test_a_vanished_partition_column_is_named(tmp_path: Path) -> None:
+    """Files outside the planned directories, or below values of another type, are errors that name the column."""
+    put(tmp_path / "dt=1" / "a.parquet", id=[1])
+    scan = Changing(tmp_path)
+    put(tmp_path / "b.parquet", id=[2])
+    with pytest.raises(SchemaError, match=r"/b\.parquet lies in no dt=… directory.*plan again"):
+        scan.read()
+    (tmp_path / "b.parquet").unlink()
+    for value in ("x", "1_0", "2147483648"):
+        new = put(tmp_path / f"dt={value}" / "c.parquet", id=[3])
+        with pytest.raises(SchemaError, match=rf"'dt' was planned as int32, which '{value}' of .* is not: plan again"):
+            scan.read()
+        new.unlink()
+        new.parent.rmdir()
+    put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "d.parquet", id=[4])
+    assert scan.read() == [{"id": 1, "dt": 1}, {"id": 4, "dt": None}]
+
+
+def test_a_partition_beyond_the_planned_decimal_is_named(tmp_path: Path) -> None:
+    """A later value with more digits than the planned decimal is the same named error."""
+    put(tmp_path / "k=9223372036854775808" / "a.parquet", id=[1])
+    scan = Changing(tmp_path)
+    assert [int(row["k"]) for row in scan.read()] == [2**63]
+    put(tmp_path / "k=92233720368547758080" / "b.parquet", id=[2])
+    with pytest.raises(SchemaError, match="'k' was planned as decimal128"):
+        scan.read()
+
+
+def test_a_new_column_waits_for_the_next_plan(tmp_path: Path) -> None:
+    """Columns that files or directories gain are ignored by a plan made before."""
+    put(tmp_path / "a.parquet", id=[1])
+    scan = Changing(tmp_path)
+    put(tmp_path / "b.parquet", new=["n"], id=[2])
+    assert scan.read() == [{"id": 1}, {"id": 2}]
+    assert read(tmp_path) == [{"id": 1, "new": None}, {"id": 2, "new": "n"}]
+    (tmp_path / "a.parquet").unlink()
+    (tmp_path / "b.parquet").unlink()
+    put(tmp_path / "dt=1" / "a.parquet", id=[3])
+    assert scan.read() == [{"id": 3}]
+    assert read(tmp_path) == [{"id": 3, "dt": 1}]
+
+
+def test_names_are_found_in_any_letter_case(tmp_path: Path) -> None:
+    """Options may spell columns otherwise than the files, and later files otherwise than the plan."""
+    path = put(tmp_path / "Dt=5" / "a.parquet", Id=[1, 2], Name=["a", "b"])
+    more = {"columns": "NAME,dt,iD", "where": "ID = 2 AND DT = 5"}
+    assert read(tmp_path, more) == [{"Name": "b", "Dt": 5, "Id": 2}]
+    scan = Changing(tmp_path, more)
+    put(path, iD=[2, 3], nAME=["c", "d"])
+    assert scan.read() == [{"Name": "c", "Dt": 5, "Id": 2}]
+
+
+def test_a_wider_planned_type_is_cast_without_loss(tmp_path: Path) -> None:
+    """A reader's schema may be wider than the table: files and partitions are read, tested and returned so."""
+    put(tmp_path / "dt=1" / "a.parquet", id=pa.array([1, 2], pa.int32()), x=pa.array([0.5, None], pa.float32()))
+    wide = pa.schema([("x", pa.float64()), ("id", pa.int64()), ("dt", pa.int64())])
+    assert read(tmp_path, {"where": "id >= 1 AND dt = 1"}, wide) == [
+        {"x": 0.5, "id": 1, "dt": 1},
+        {"x": None, "id": 2, "dt": 1},
+    ]
+    assert read(tmp_path, {"where": "x > 0.25"}, wide) == [{"x": 0.5, "id": 1, "dt": 1}]
+    assert len(read(tmp_path, {"where": "id = 2"}, pa.schema([("id", pa.decimal128(12, 2))]))) == 1
+    host = make_host(str(tmp_path), None)
+    for narrow in (pa.schema([("id", pa.int16())]), pa.schema([("id", pa.string())]), pa.schema([("dt", pa.string())])):
+        with pytest.raises(SchemaError, match=f"'{narrow.names[0]}' was planned as"):
+            planned(host, tmp_path, NONE, narrow)
+
+
+@pytest.mark.parametrize("spelling", ["dt", "DT"])
+def test_a_column_of_files_and_directories_is_the_directorys(tmp_path: Path, spelling: str) -> None:
+    """Values, type and spelling come from the directory, in rows and in predicates."""
+    put(tmp_path / "dt=5" / "a.parquet", **{"id": [1], spelling: ["wrong"]})
+    put(tmp_path / "dt=6" / "a.parquet", **{"id": [2], spelling: ["wrong"]})
+    assert read(tmp_path) == [{"id": 1, "dt": 5}, {"id": 2, "dt": 6}]
+    assert read(tmp_path, {"where": "dt = 6 OR id = 7"}) == [{"id": 2, "dt": 6}]
+    assert read(tmp_path, {"columns": "dt", "where": "dt >= 5 AND id > 0"}) == [{"dt": 5}, {"dt": 6}]
