@@ -237,8 +237,10 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
         mask = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_map(column.type):  # no kernel takes a map; the same bytes are a list of entries
-        entry = [pa.field("key", column.type.key_type, nullable=False), column.type.item_field.with_name("value")]
-        column = column.view(pa.list_(pa.struct(entry)))
+        entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
+        column = pa.ListArray.from_buffers(
+            pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]
+        )
     offsets, inner = _offsets(column), column.flatten()
     if pa.types.is_map(kind):
         keys = cast_column(inner.field(0), kind.key_type, f"{name}.key", origin)

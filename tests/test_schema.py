@@ -1,0 +1,578 @@
+"""Arrow schemas as Spark takes them: types as PySpark has them, files merged, values kept or refused."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.schema import (
+    cast_column,
+    check_readable,
+    merge_schemas,
+    resolve_names,
+    spark_schema,
+    spark_type,
+    widens,
+)
+
+US, US_UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
+
+
+def listed(kind: pa.DataType) -> pa.DataType:
+    """A list as Spark names its element."""
+    return pa.list_(pa.field("element", kind))
+
+
+# --- one type ----------------------------------------------------------------------------------------
+
+# What a file may hold -> what Spark takes.
+FLAT = [
+    (pa.bool_(), pa.bool_()),
+    (pa.int8(), pa.int8()),
+    (pa.int16(), pa.int16()),
+    (pa.int32(), pa.int32()),
+    (pa.int64(), pa.int64()),
+    (pa.uint8(), pa.int16()),
+    (pa.uint16(), pa.int32()),
+    (pa.uint32(), pa.int64()),
+    (pa.uint64(), pa.decimal128(20, 0)),
+    (pa.float16(), pa.float32()),
+    (pa.float32(), pa.float32()),
+    (pa.float64(), pa.float64()),
+    (pa.string(), pa.string()),
+    (pa.large_string(), pa.string()),
+    (pa.string_view(), pa.string()),
+    (pa.binary(), pa.binary()),
+    (pa.large_binary(), pa.binary()),
+    (pa.binary_view(), pa.binary()),
+    (pa.binary(4), pa.binary()),
+    (pa.date32(), pa.date32()),
+    (pa.date64(), pa.date32()),
+    *((pa.timestamp(unit), US) for unit in ("s", "ms", "us", "ns")),
+    *(
+        (pa.timestamp(unit, zone), US_UTC)
+        for unit in ("s", "ms", "us", "ns")
+        for zone in ("UTC", "+02:00", "Asia/Tokyo")
+    ),
+    *((pa.duration(unit), pa.duration("us")) for unit in ("s", "ms", "us", "ns")),
+    (pa.decimal32(5, 2), pa.decimal128(5, 2)),
+    (pa.decimal64(12, 2), pa.decimal128(12, 2)),
+    (pa.decimal128(38, 38), pa.decimal128(38, 38)),
+    (pa.decimal256(38, 10), pa.decimal128(38, 10)),
+    (pa.null(), pa.string()),
+    (pa.dictionary(pa.int8(), pa.large_string()), pa.string()),
+    (pa.dictionary(pa.int32(), pa.uint16()), pa.int32()),
+    (pa.run_end_encoded(pa.int32(), pa.timestamp("ns", "UTC")), US_UTC),
+    (pa.uuid(), pa.binary()),
+    (pa.bool8(), pa.int8()),
+]
+NESTED = [
+    (pa.list_(pa.uint8()), listed(pa.int16())),
+    (pa.list_(pa.field("item", pa.int8(), nullable=False)), listed(pa.int8())),
+    (pa.large_list(pa.date64()), listed(pa.date32())),
+    (pa.list_(pa.float16(), 3), listed(pa.float32())),
+    (pa.list_view(pa.int64()), listed(pa.int64())),
+    (pa.large_list_view(pa.null()), listed(pa.string())),
+    (pa.map_(pa.dictionary(pa.int8(), pa.string()), pa.uint64()), pa.map_(pa.string(), pa.decimal128(20, 0))),
+    (
+        pa.map_(pa.int32(), pa.field("x", pa.list_(pa.int8()), nullable=False), keys_sorted=True),
+        pa.map_(pa.int32(), pa.field("value", listed(pa.int8()))),
+    ),
+    (
+        pa.struct([pa.field("a.b", pa.uint8(), nullable=False), ("ä", pa.struct([("n", pa.null())]))]),
+        pa.struct([("a.b", pa.int16()), ("ä", pa.struct([("n", pa.string())]))]),
+    ),
+    (pa.struct([]), pa.struct([])),
+    (pa.fixed_shape_tensor(pa.int32(), [2, 2]), listed(pa.int32())),
+]
+
+
+@pytest.mark.parametrize(("kind", "expected"), FLAT + NESTED, ids=str)
+def test_spark_type(kind: pa.DataType, expected: pa.DataType) -> None:
+    """Each type becomes the one Spark has for its values, to the last field name, at once and for good."""
+    found = spark_type(kind)
+    assert found.equals(expected, check_metadata=True), f"{found} is not {expected}"
+    assert spark_type(found).equals(found, check_metadata=True)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in FLAT + NESTED], ids=str)
+def test_spark_type_is_what_pyspark_writes(kind: pa.DataType) -> None:
+    """PySpark turns the type into an SQL type whose Arrow type is the same, so batches are taken as they are."""
+    schema = pa.schema([("c", spark_type(kind))])
+    assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema, check_metadata=True)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in FLAT], ids=str)
+def test_spark_type_agrees_with_pyspark(kind: pa.DataType) -> None:
+    """Where PySpark itself knows a flat type, it gives the same one."""
+    try:
+        theirs = to_arrow_schema(from_arrow_schema(pa.schema([("c", kind)])), timezone="UTC").field("c").type
+    except TypeError:
+        theirs = None  # PySparkTypeError
+    known = not isinstance(kind, pa.BaseExtensionType) and not any(
+        test(kind)
+        for test in (
+            pa.types.is_unsigned_integer,
+            pa.types.is_float16,
+            pa.types.is_date64,
+            pa.types.is_string_view,
+            pa.types.is_binary_view,
+            pa.types.is_run_end_encoded,
+        )
+    )
+    unsigned = pa.types.is_dictionary(kind) and pa.types.is_unsigned_integer(kind.value_type)
+    assert (theirs is not None) == (known and not unsigned)
+    if theirs is not None and not pa.types.is_null(kind):
+        assert spark_type(kind).equals(theirs, check_metadata=True)
+
+
+UNSUPPORTED = [
+    pa.time32("s"),
+    pa.time64("ns"),
+    pa.month_day_nano_interval(),
+    pa.decimal256(39, 0),
+    pa.decimal128(5, 6),
+    pa.decimal128(5, -1),
+    pa.dense_union([pa.field("a", pa.int8())]),
+]
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED, ids=str)
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda kind: kind,
+        pa.list_,
+        lambda kind: pa.struct([("x", pa.int8()), ("y", kind)]),
+        lambda kind: pa.map_(pa.string(), kind),
+    ],
+    ids=["flat", "list", "struct", "map"],
+)
+def test_unsupported_type_names_column_and_file(kind: pa.DataType, wrapped: Any) -> None:
+    """A type Spark lacks, however deep, is an error that names the type, the column and the file."""
+    schema = pa.schema([("ok", pa.int8()), ("bad column", wrapped(kind))])
+    with pytest.raises(SchemaError) as caught:
+        spark_schema(schema, "s3://b/part-7")
+    message = str(caught.value)
+    assert "'bad column'" in message
+    assert message.startswith("s3://b/part-7: ")
+    assert str(kind) in message
+    assert caught.value.__cause__ is None
+
+
+# --- one file's schema ---------------------------------------------------------------------------------
+
+
+def test_spark_schema_keeps_names_and_order_only() -> None:
+    """Columns keep names and order; all become nullable, and metadata of files and fields goes."""
+    schema = pa.schema(
+        [
+            pa.field("b", pa.uint8(), nullable=False, metadata={"k": "v"}),
+            pa.field("A.x y", pa.null()),
+            ("ü", pa.date64()),
+        ],
+        metadata={"pandas": "{}"},
+    )
+    expected = pa.schema([("b", pa.int16()), ("A.x y", pa.null()), ("ü", pa.date32())])
+    assert spark_schema(schema, "f").equals(expected, check_metadata=True)
+
+
+def test_nulls_only_stay_open_until_files_are_merged() -> None:
+    """A column of nulls, flat or inside another, is still null in its file's schema."""
+    schema = pa.schema([("n", pa.null()), ("l", pa.list_(pa.null())), ("s", pa.struct([("x", pa.null())]))])
+    found = spark_schema(schema, "f")
+    assert found.types == [pa.null(), listed(pa.null()), pa.struct([("x", pa.null())])]
+
+
+@pytest.mark.parametrize(("one", "other"), [("id", "id"), ("id", "ID"), ("Größe", "GRÖSSE")])
+def test_names_equal_but_for_case(one: str, other: str) -> None:
+    """Two columns that Spark would not tell apart are an error naming both and the file."""
+    with pytest.raises(SchemaError, match=f"dim.csv: columns '{one}' and '{other}' differ at most in letter case"):
+        spark_schema(pa.schema([(one, pa.int8()), ("x", pa.int8()), (other, pa.int8())]), "dim.csv")
+
+
+# --- many files ----------------------------------------------------------------------------------------
+
+
+def merged(*schemas: dict[str, pa.DataType]) -> pa.Schema:
+    return merge_schemas(
+        (f"file-{n}", spark_schema(pa.schema(list(s.items())), f"file-{n}")) for n, s in enumerate(schemas)
+    )
+
+
+def test_merge_takes_columns_in_order_of_first_appearance() -> None:
+    """A column that any file has is in the table, where it appeared first."""
+    found = merged({"b": pa.int8()}, {"a": pa.string(), "b": pa.int8()}, {}, {"c": pa.date32(), "a": pa.string()})
+    assert found == pa.schema([("b", pa.int8()), ("a", pa.string()), ("c", pa.date32())])
+    assert merged() == pa.schema([])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (pa.int8(), pa.int32(), pa.int32()),
+        (pa.int32(), pa.float64(), pa.float64()),
+        (pa.int64(), pa.uint64(), pa.decimal128(20, 0)),
+        (pa.decimal128(5, 2), pa.decimal128(9, 3), pa.decimal128(9, 3)),
+        (pa.null(), pa.date32(), pa.date32()),
+        (pa.null(), pa.null(), pa.string()),
+        (pa.null(), pa.list_(pa.null()), listed(pa.string())),
+        (pa.list_(pa.null()), pa.list_(pa.int8()), listed(pa.int8())),
+        (pa.list_(pa.int8(), 2), pa.large_list(pa.int16()), listed(pa.int16())),
+        (pa.dictionary(pa.int8(), pa.string()), pa.string_view(), pa.string()),
+        (
+            pa.struct([("x", pa.int8()), ("y", pa.list_(pa.float64()))]),
+            pa.struct([("x", pa.int64()), ("y", pa.list_(pa.float32()))]),
+            pa.struct([("x", pa.int64()), ("y", listed(pa.float64()))]),
+        ),
+        (pa.map_(pa.int8(), pa.int64()), pa.map_(pa.int32(), pa.int8()), pa.map_(pa.int32(), pa.int64())),
+    ],
+    ids=str,
+)
+def test_merge_widens(one: pa.DataType, other: pa.DataType, both: pa.DataType) -> None:
+    """Whichever file comes first, a column gets the type that holds both files' values, part by part."""
+    for first, second in ((one, other), (other, one)):
+        found = merged({"c": first}, {"c": second}).field("c").type
+        assert found.equals(both, check_metadata=True)
+        assert widens(spark_type(first, pa.null()), found)
+        assert widens(spark_type(second, pa.null()), found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.int64(), pa.float64()),
+        (pa.int32(), pa.float32()),
+        (pa.string(), pa.binary()),
+        (pa.string(), pa.int8()),
+        (pa.date32(), pa.timestamp("us")),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.bool_(), pa.int8()),
+        (pa.decimal128(5, 0), pa.decimal128(5, 2)),
+        (pa.int64(), pa.decimal128(18, 0)),
+        (pa.list_(pa.int8()), pa.int8()),
+        (pa.list_(pa.int8()), pa.list_(pa.string())),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.string(), pa.int8())),
+        (pa.map_(pa.int8(), pa.int8()), pa.map_(pa.int8(), pa.string())),
+        (pa.struct([("x", pa.int8())]), pa.struct([("X", pa.int8())])),
+        (pa.struct([("x", pa.int8())]), pa.struct([("x", pa.int8()), ("y", pa.int8())])),
+        (pa.struct([("x", pa.int8()), ("y", pa.int8())]), pa.struct([("y", pa.int8()), ("x", pa.int8())])),
+        (pa.struct([("x", pa.int8())]), pa.struct([("x", pa.string())])),
+    ],
+    ids=str,
+)
+def test_merge_refuses_types_that_do_not_fit(one: pa.DataType, other: pa.DataType) -> None:
+    """Types without a common one are an error naming the column, both types and both files."""
+    for first, second in ((one, other), (other, one)):
+        with pytest.raises(SchemaError) as caught:
+            merged({"k": pa.int8(), "c": first}, {"k": pa.int8()}, {"c": second})
+        message = str(caught.value)
+        assert message.startswith(f"column 'c' is {spark_type(first)} in file-0 but {spark_type(second)} in file-2")
+
+
+def test_merge_names_the_file_that_widened() -> None:
+    """After a widening, a conflict is told with the file that the wider type came from."""
+    with pytest.raises(SchemaError, match="is double in file-1 but string in file-2"):
+        merged({"c": pa.int8()}, {"c": pa.float64()}, {"c": pa.string()})
+    with pytest.raises(SchemaError, match="is int8 in file-0 but string in file-2"):
+        merged({"c": pa.int8()}, {"c": pa.int8()}, {"c": pa.string()})
+
+
+def test_merge_refuses_two_spellings() -> None:
+    """A column spelled in two letter cases is an error naming both spellings and files."""
+    with pytest.raises(SchemaError, match="column 'id' of file-0 is spelled 'ID' in file-2"):
+        merged({"id": pa.int8()}, {"x": pa.int8()}, {"ID": pa.int8()})
+
+
+# --- widening --------------------------------------------------------------------------------------------
+
+BASE = [
+    pa.null(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
+    pa.date32(), US, US_UTC, pa.duration("us"),
+    *(pa.decimal128(p, s) for p, s in [(1, 0), (3, 0), (3, 3), (5, 0), (5, 2), (7, 2), (10, 0), (19, 0), (20, 0), (21, 2), (38, 0), (38, 19), (38, 38)]),
+]  # fmt: skip
+TYPES = [
+    *BASE,
+    *(listed(kind) for kind in BASE),
+    *(pa.struct([("x", kind)]) for kind in BASE),
+    pa.struct([]),
+    pa.struct([("y", pa.int8())]),
+    *(pa.struct([("x", a), ("y", b)]) for a, b in itertools.product(BASE[2:6], BASE[6:8])),
+    *(
+        pa.map_(a, pa.field("value", b))
+        for a, b in itertools.product(BASE[2:6], [pa.null(), pa.int8(), pa.int64(), pa.string()])
+    ),
+    listed(listed(pa.int8())),
+    listed(listed(pa.float64())),
+]
+PAIRS = [(a, b) for a in TYPES for b in TYPES if a != b and widens(a, b)]
+
+
+def test_widens_is_a_partial_order() -> None:
+    """Every type widens to itself, no two to each other, and what widens in two steps widens in one."""
+    assert all(widens(kind, kind) for kind in TYPES)
+    above: dict[pa.DataType, set[pa.DataType]] = {kind: set() for kind in TYPES}
+    for narrow, wide in PAIRS:
+        above[narrow].add(wide)
+    for narrow, wide in PAIRS:
+        assert narrow not in above[wide], f"{narrow} and {wide} widen to each other"
+        assert above[wide] <= above[narrow], f"{narrow} widens to {wide}, which widens further"
+    assert len(PAIRS) > 300
+
+
+def extremes(kind: pa.DataType) -> list[Any]:
+    """Values of a type that a narrower or less exact one would lose."""
+    if pa.types.is_integer(kind):
+        bits = kind.bit_width - 1
+        return [None, -(2**bits), 2**bits - 1, 0, -1]
+    if pa.types.is_float32(kind):
+        return [None, 3.4028234663852886e38, 1e-45, 0.1, -0.0, float("inf")]
+    if pa.types.is_float64(kind):
+        return [None, 1.7976931348623157e308, 5e-324, 0.1]
+    if pa.types.is_decimal(kind):
+        most = decimal.Decimal((0, (9,) * kind.precision, -kind.scale))
+        return [None, most, -most, most.copy_sign(1).scaleb(-kind.precision + 1).quantize(decimal.Decimal(1).scaleb(-kind.scale), context=decimal.Context(prec=50))]  # fmt: skip
+    if pa.types.is_list(kind):
+        return [None, [], extremes(kind.value_type)]
+    if pa.types.is_map(kind):
+        keys = [key for key in extremes(kind.key_type) if key is not None]
+        return [None, [], list(zip(keys, itertools.cycle(extremes(kind.item_type)), strict=False))]
+    if pa.types.is_struct(kind):
+        columns = [extremes(field.type) for field in kind]
+        rows = max(map(len, columns), default=1)
+        return [None, *({f.name: c[n % len(c)] for f, c in zip(kind, columns, strict=True)} for n in range(rows))]
+    return [None]
+
+
+@pytest.mark.parametrize(("narrow", "wide"), PAIRS, ids=str)
+def test_widening_keeps_every_value(narrow: pa.DataType, wide: pa.DataType) -> None:
+    """The extreme values of a type are the same values after the cast to each type it widens to."""
+    column = pa.array(extremes(narrow), spark_type(narrow, pa.null()))
+    found = cast_column(column, spark_type(wide), "c", "f")
+    found.validate(full=True)
+    assert found.type == spark_type(wide)
+    assert found.to_pylist() == column.to_pylist()
+
+
+def test_check_readable() -> None:
+    """A file's type may be narrower than planned; otherwise the error names column, both types, file and remedy."""
+    planned = pa.field("c", pa.int32())
+    for kind in (pa.null(), pa.int8(), pa.int32()):
+        check_readable(planned, kind, "f")
+    for kind in (pa.int64(), pa.string(), pa.float32()):
+        with pytest.raises(SchemaError) as caught:
+            check_readable(planned, kind, "s3://b/f")
+        assert str(caught.value).startswith(
+            f"column 'c' was planned as int32 but is {kind} in s3://b/f: the table changed"
+        )
+        assert "load()" in str(caught.value)
+
+
+def test_resolve_names() -> None:
+    """Wanted columns come in the wanted order, in the schema's spelling; an unknown one is told with those there are."""
+    schema = pa.schema([("Id", pa.int8()), ("Straße", pa.int8()), ("a.b", pa.int8())])
+    assert resolve_names(["A.B", "id", "STRASSE"], schema, "lookup.columns") == ["a.b", "Id", "Straße"]
+    assert resolve_names([], schema, "lookup.columns") == []
+    with pytest.raises(SchemaError) as caught:
+        resolve_names(["id", "nme"], schema, "lookup.columns")
+    assert str(caught.value) == "option lookup.columns: the table has no column 'nme'; it has Id, Straße, a.b"
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+
+def exact_datetimes(zone: datetime.timezone | None) -> st.SearchStrategy[datetime.datetime]:
+    """Whole seconds, which every unit can hold."""
+    seconds = st.integers(-(10**9), 4 * 10**9)
+    return seconds.map(lambda s: datetime.datetime(1970, 1, 1, tzinfo=zone) + datetime.timedelta(seconds=s))
+
+
+def flat_kinds() -> list[tuple[pa.DataType, st.SearchStrategy[Any]]]:
+    texts, blobs = st.text(max_size=20), st.binary(max_size=20)
+    made: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+        (pa.bool_(), st.booleans()),
+        (pa.float16(), st.floats(width=16, allow_nan=False)),
+        (pa.float32(), st.floats(width=32, allow_nan=False)),
+        (pa.float64(), st.floats(allow_nan=False)),
+        (pa.date32(), st.dates()),
+        (pa.date64(), st.dates()),
+        (pa.binary(3), st.binary(min_size=3, max_size=3)),
+        (pa.null(), st.none()),
+        (pa.decimal256(30, 4), st.decimals(-(10**20), 10**20, places=4)),
+        (pa.decimal64(9, 2), st.decimals(-(10**6), 10**6, places=2)),
+    ]
+    for bits in (8, 16, 32, 64):
+        made.append((getattr(pa, f"int{bits}")(), st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)))
+        made.append((getattr(pa, f"uint{bits}")(), st.integers(0, 2**bits - 1)))
+    made += [(kind, texts) for kind in (pa.string(), pa.large_string(), pa.string_view())]
+    made += [(kind, blobs) for kind in (pa.binary(), pa.large_binary(), pa.binary_view())]
+    made += [(pa.dictionary(pa.int8(), pa.large_string()), st.sampled_from(["a", "bb", ""]))]
+    made += [(pa.dictionary(pa.uint16(), pa.uint64()), st.sampled_from([0, 2**64 - 1]))]
+    for unit in ("s", "ms", "us", "ns"):
+        made.append((pa.timestamp(unit), exact_datetimes(None)))
+        made.append((pa.timestamp(unit, "Asia/Tokyo"), exact_datetimes(datetime.timezone.utc)))
+        made.append((pa.duration(unit), st.integers(-(10**9), 10**9).map(lambda s: datetime.timedelta(seconds=s))))
+    return made
+
+
+Made = tuple[pa.DataType, st.SearchStrategy[Any]]
+
+
+def or_null(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+@st.composite
+def nested(draw: st.DrawFn, children: st.SearchStrategy[Made]) -> Made:
+    kind, values = draw(children)
+    shape = draw(st.sampled_from(["list", "large", "fixed", "view", "large view", "struct", "map"]))
+    lists = st.lists(or_null(values), max_size=4)
+    match shape:
+        case "list":
+            return pa.list_(pa.field("item", kind, nullable=draw(st.just(True)))), lists
+        case "large":
+            return pa.large_list(kind), lists
+        case "fixed":
+            return pa.list_(kind, 2), st.lists(or_null(values), min_size=2, max_size=2)
+        case "view":
+            return pa.list_view(kind), lists
+        case "large view":
+            return pa.large_list_view(kind), lists
+        case "map":
+            return pa.map_(pa.large_string(), kind), st.lists(
+                st.tuples(st.text(max_size=5), or_null(values)), max_size=3
+            )
+    other, more = draw(children)
+    return pa.struct([("x", kind), ("y.z", other)]), st.fixed_dictionaries({"x": or_null(values), "y.z": or_null(more)})
+
+
+KINDS = st.recursive(st.sampled_from(flat_kinds()), nested, max_leaves=6)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_cast_keeps_values(data: st.DataObject) -> None:
+    """Any slice of any column, nested and null at any level, has the same values in Spark's type."""
+    kind, values = data.draw(KINDS)
+    rows = data.draw(st.lists(or_null(values), max_size=12))
+    column = pa.array(rows, kind)
+    start, length = data.draw(st.integers(0, len(rows))), data.draw(st.integers(0, len(rows)))
+    column = column.slice(start, length)
+    found = cast_column(column, spark_type(kind), "c", "f")
+    found.validate(full=True)
+    assert found.type.equals(spark_type(kind))
+    assert found.to_pylist() == column.to_pylist()
+
+
+def test_values_under_a_null_row_stay_hidden() -> None:
+    """A null row that still spans values, as another writer may leave it, shifts no other row's values."""
+    valid = pa.py_buffer(b"\x05")  # rows 0 and 2
+    inner = pa.array([1, 2, 3, 4, 5, 6], pa.uint8())
+    offsets = pa.py_buffer(pa.array([0, 2, 4, 6], pa.int32()).buffers()[1])
+    column = pa.ListArray.from_buffers(pa.list_(pa.uint8()), 3, [valid, offsets], children=[inner])
+    assert cast_column(column, listed(pa.int16()), "c", "f").to_pylist() == [[1, 2], None, [5, 6]]
+    assert cast_column(column[1:], listed(pa.int16()), "c", "f").to_pylist() == [None, [5, 6]]
+
+    fixed = pa.FixedSizeListArray.from_arrays(inner, 2, mask=pa.array([False, True, False]))
+    assert cast_column(fixed, listed(pa.int16()), "c", "f").to_pylist() == [[1, 2], None, [5, 6]]
+
+    pairs = pa.StructArray.from_arrays([inner], ["x"], mask=pa.array([False, True] * 3))
+    expected = [{"x": 1}, None, {"x": 3}, None, {"x": 5}, None]
+    assert cast_column(pairs, pa.struct([("x", pa.int16())]), "c", "f").to_pylist() == expected
+
+
+def test_views_out_of_order() -> None:
+    """List views whose rows overlap or go backwards come out row by row."""
+    column = pa.ListViewArray.from_arrays(pa.array([3, 0, 1], pa.int32()), pa.array([2, 2, 0], pa.int32()), pa.array([1, 2, 3, 4, 5], pa.uint8()))  # fmt: skip
+    assert cast_column(column, listed(pa.int16()), "c", "f").to_pylist() == [[4, 5], [1, 2], []]
+
+
+def test_encodings_and_extensions() -> None:
+    """Runs, dictionaries with null among their values, and extension types give the values they stand for."""
+    runs = pc.run_end_encode(pa.array([1, 1, None, 2, 2], pa.uint32()))
+    assert cast_column(runs, pa.int64(), "c", "f").to_pylist() == [1, 1, None, 2, 2]
+    assert cast_column(runs[1:4], pa.int64(), "c", "f").to_pylist() == [1, None, 2]
+    codes = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2], pa.uint8()), pa.array(["a", None, "c"]))
+    assert cast_column(codes, pa.string(), "c", "f").to_pylist() == ["a", None, None, "c"]
+    uuids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16, None, b"2" * 16], pa.binary(16)))
+    assert cast_column(uuids[1:], pa.binary(), "c", "f").to_pylist() == [None, b"2" * 16]
+    tensors = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.uint8(), [2]), pa.array([[1, 2], [3, 4]], pa.list_(pa.uint8(), 2))
+    )
+    assert cast_column(tensors, listed(pa.int16()), "c", "f").to_pylist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("kind", [kind for _, kind in FLAT + NESTED], ids=str)
+def test_nulls_only_become_any_type(kind: pa.DataType) -> None:
+    """A column without a value takes whatever type the other files give it."""
+    for nothing in (pa.nulls(3), pa.DictionaryArray.from_arrays(pa.array([None] * 3, pa.int8()), pa.nulls(0))):
+        found = cast_column(nothing, kind, "c", "f")
+        assert found.type == kind
+        assert found.to_pylist() == [None] * 3
+
+
+def wrapped(column: pa.Array, kind: pa.DataType) -> list[tuple[pa.Array, pa.DataType, str]]:
+    """A column and its Spark type alone and inside each nested type, with how an error names the inside."""
+    rows = len(column)
+    offsets = pa.array(range(rows + 1), pa.int32())
+    keys = pa.array([str(n) for n in range(rows)])
+    return [
+        (column, kind, "'c'"),
+        (pa.ListArray.from_arrays(offsets, column), listed(kind), "'c.element'"),
+        (pa.StructArray.from_arrays([column], ["x"]), pa.struct([("x", kind)]), "'c.x'"),
+        (pa.MapArray.from_arrays(offsets, keys, column), pa.map_(pa.string(), kind), "'c.value'"),
+        (pa.MapArray.from_arrays(offsets, column, keys), pa.map_(kind, pa.string()), "'c.key'"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([1_000, 1_001], pa.timestamp("ns")), US),
+        (pa.array([1_000, 1_001], pa.timestamp("ns", "UTC")), US_UTC),
+        (pa.array([1_000, 1_001], pa.duration("ns")), pa.duration("us")),
+        (pa.array([0, 2**62], pa.timestamp("s")), US),
+        (pa.array([0, 2**62], pa.duration("ms")), pa.duration("us")),
+        (pa.array([0, 86_400_001], pa.int64()).view(pa.date64()), pa.date32()),
+        (pa.array([0, 2**40], pa.int64()), pa.int32()),
+        (pa.array(["1", "x"]), pa.int32()),
+        (pa.array([b"ok", b"\xff"]), pa.string()),
+    ],
+    ids=str,
+)
+def test_a_value_that_would_change_is_an_error(column: pa.Array, kind: pa.DataType) -> None:
+    """Digits of a nanosecond, values out of range or of another kind: the error names the column, inside too, and the file."""
+    for array, into, name in wrapped(column, kind):
+        with pytest.raises(SchemaError) as caught:
+            cast_column(array, into, "c", "s3://b/part-1")
+        assert str(caught.value).startswith(f"column {name} of s3://b/part-1 cannot be read as {kind}: ")
+        assert isinstance(caught.value.__cause__, pa.ArrowException)
+
+
+def test_nanoseconds_that_lose_nothing_are_read() -> None:
+    """Nanoseconds that are whole microseconds are those microseconds, a null among them too."""
+    column = pa.array([1_000, None, -5_000], pa.timestamp("ns"))
+    assert cast_column(column, US, "c", "f").cast(pa.int64()).to_pylist() == [1, None, -5]
+
+
+def test_naive_instants_are_utc() -> None:
+    """An INT96 column, which pyarrow gives without a zone, keeps its clock reading as UTC."""
+    column = pa.array([datetime.datetime(2020, 3, 1, 12, 30), None], pa.timestamp("ns"))
+    found = cast_column(column, US_UTC, "c", "f")
+    assert found.to_pylist() == [datetime.datetime(2020, 3, 1, 12, 30, tzinfo=datetime.timezone.utc), None]
+
+
+def test_a_column_already_right_is_handed_on() -> None:
+    """No copy is made of a column that has the type."""
+    column = pa.array([1, 2, 3])
+    assert cast_column(column, pa.int64(), "c", "f") is column
