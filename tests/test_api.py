@@ -1,0 +1,504 @@
+"""`LookupTable`: what it answers, which calls that costs, and that processes share their counters."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import api
+from pyspark_lookup import runtime as runtime_module
+from pyspark_lookup.api import LookupTable
+from pyspark_lookup.errors import (
+    OptionError,
+    PredicateError,
+    SchemaError,
+    TableBusyError,
+    TableEmptyError,
+    UfsNotFoundError,
+)
+from pyspark_lookup.metrics import COUNTERS, GAUGES
+from pyspark_lookup.runtime import Runtime
+from pyspark_lookup.stores import open_store
+from tests.fakes import FakeClock, FaultyStore, wait_until_settled
+
+BOUND_S = 120  # far above what any of this takes; a process not done by then hangs
+
+
+def put(path: Path, **columns: Any) -> Path:
+    """A parquet file in place of what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    pq.write_table(pa.table(columns), new)
+    os.replace(new, path)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of four rows."""
+    return put(tmp_path / "dim.parquet", id=[1, 2, 3, 4], name=["a", "b", None, "b"], x=[0.5, 1.5, 2.5, 3.5])
+
+
+class Process:
+    """A process as `LookupTable` sees it: a runtime of its own, under a clock a minute past any file's time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock(time.time() + 60)  # further off, what it left would be swept as abandoned
+        self.stores: list[FaultyStore] = []
+        self._monkeypatch = monkeypatch
+
+        def opened(*args: Any) -> FaultyStore:
+            self.stores.append(FaultyStore(open_store(*args)))
+            return self.stores[-1]
+
+        monkeypatch.setattr(runtime_module, "open_store", opened)
+        self.restart()
+
+    def restart(self) -> None:
+        """Go on as another process would: nothing but the cache directory is left."""
+        fresh = Runtime(self.clock.host(), random.Random(7))
+        self._monkeypatch.setattr(api, "runtime", lambda: fresh)
+
+    def calls(self) -> list[str]:
+        """The kinds of store calls since the last question."""
+        kinds = [kind for store in self.stores for kind in store.kinds()]
+        for store in self.stores:
+            store.calls.clear()
+        return kinds
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    return Process(monkeypatch)
+
+
+@pytest.fixture
+def table(process: Process, path: Path, cache_dir: Path) -> Callable[..., LookupTable]:
+    """Opens the four rows' table with options."""
+
+    def opened(more: dict[str, Any] | None = None, at: Path = path) -> LookupTable:
+        return LookupTable(str(at), {"lookup.cache.dir": str(cache_dir), **(more or {})})
+
+    return opened
+
+
+Opens = Callable[..., LookupTable]
+
+
+# --- scan -----------------------------------------------------------------------------------------
+
+
+def test_a_scan_is_the_whole_table(table: Opens) -> None:
+    """Without arguments all columns and rows come as one Arrow table."""
+    found = table().scan()
+    assert isinstance(found, pa.Table)
+    assert found.schema == pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
+    assert found.to_pydict() == {"id": [1, 2, 3, 4], "name": ["a", "b", None, "b"], "x": [0.5, 1.5, 2.5, 3.5]}
+
+
+def test_columns_come_in_the_order_asked_for(table: Opens) -> None:
+    """Names are found in any letter case, spelled as in the table, and replace lookup.columns for one scan."""
+    assert table().scan(["x", "id"]).column_names == ["x", "id"]
+    assert table().scan(("NAME",)).column_names == ["name"]
+    narrow = table({"lookup.columns": "name, x"})
+    assert narrow.scan().column_names == ["name", "x"]
+    assert narrow.scan(["id", "x"]).column_names == ["id", "x"]
+    assert narrow.scan().column_names == ["name", "x"]
+
+
+def test_any_column_name_can_be_asked_for(table: Opens, tmp_path: Path) -> None:
+    """Commas, backticks, quotes, dots and spaces are part of a name, not of the list."""
+    names = ["a,b", "c`d", "e f", "g.h", '"i"', "`", "ä"]
+    odd = put(tmp_path / "odd.parquet", **{name: [number] for number, name in enumerate(names)})
+    assert table(at=odd).scan(names[::-1]).to_pylist() == [{name: number for number, name in enumerate(names)}]
+    assert table(at=odd).scan(names[::-1]).column_names == names[::-1]
+
+
+def test_unknown_or_repeated_columns_are_errors(table: Opens) -> None:
+    """An unknown column is named with those there are; none, and one twice, are refused."""
+    with pytest.raises(SchemaError, match=r"no column 'nope'; it has id, name, x"):
+        table().scan(["id", "nope"])
+    for columns in ([], ["id", "id"]):
+        with pytest.raises(OptionError, match=r"lookup\.columns"):
+            table().scan(columns)
+
+
+@pytest.mark.parametrize(
+    ("where", "predicate", "ids"),
+    [
+        (None, None, [1, 2, 3, 4]),
+        ("id > 1", None, [2, 3, 4]),
+        (None, "name = 'b'", [2, 4]),
+        ("id > 2", "name = 'b'", [4]),
+        ("id = 1 OR id = 2", "x > 1 OR name IS NULL", [2]),
+        ("id > 1 -- not the first", "id < 4 -- nor the last", [2, 3]),
+        ("name = 'b'", "name <> 'b'", []),
+        ("name = 'b'", "NULL", []),
+        ("NOT name = 'b'", "true", [1]),
+    ],
+)
+def test_a_predicate_is_in_addition_to_lookup_where(
+    table: Opens, where: str | None, predicate: str | None, ids: list[int]
+) -> None:
+    """Both must hold, each as a whole; rows for which either is unknown are left out; the option stays as it was."""
+    opened = table({} if where is None else {"lookup.where": where})
+    before = opened.scan(["id"])["id"].to_pylist()
+    assert opened.scan(["id"], predicate)["id"].to_pylist() == ids
+    assert opened.scan(["x"], predicate).num_rows == len(ids)
+    assert opened.scan(["id"])["id"].to_pylist() == before
+
+
+@pytest.mark.parametrize("predicate", ["", "nope = 1", "id = ", "length(name) = 1", "id = 1; id = 2", "WHERE id = 1"])
+def test_a_predicate_that_is_none_is_an_error(table: Opens, predicate: str) -> None:
+    """What is not understood, not supported or not about this table is refused, with lookup.where or without."""
+    for more in ({}, {"lookup.where": "id > 0"}):
+        with pytest.raises(PredicateError if predicate else OptionError, match=r"lookup\.where"):
+            table(more).scan(predicate=predicate)
+
+
+def test_an_empty_result_has_the_columns(table: Opens) -> None:
+    """No row is a table of no rows with the schema of the columns asked for."""
+    found = table().scan(["x", "id"], "id > 100")
+    assert found.num_rows == 0
+    assert found.schema == pa.schema([("x", pa.float64()), ("id", pa.int64())])
+
+
+def test_a_scan_follows_the_table(table: Opens, path: Path) -> None:
+    """The same instance answers from each new version, with its rows and its columns."""
+    opened = table()
+    opened.scan()
+    put(path, id=[9], more=[True])
+    assert opened.scan().to_pylist() == [{"id": 9, "more": True}]
+    path.unlink()
+    put(path / "dt=1" / "part.parquet", id=[7])  # a directory in place of the file
+    assert opened.scan().to_pylist() == [{"id": 7, "dt": 1}]
+    assert opened.describe()["kind"] == "DIRECTORY"
+
+
+# --- version and description ----------------------------------------------------------------------
+
+
+def test_versions_are_equal_if_and_only_if_nothing_changed(table: Opens, tmp_path: Path) -> None:
+    """Added, replaced, touched or removed files are another version each; asking, reading or another spelling is not."""
+    root = tmp_path / "t"
+    put(root / "a.parquet", id=[1])
+    opened = table(at=root)
+
+    def version() -> str:
+        first = opened.version
+        opened.scan()
+        same = [
+            opened.version,
+            table(at=root).version,
+            table({"lookup.where": "id = 1"}, at=root / "." / "x" / "..").version,
+        ]
+        assert same == [first] * 3
+        assert len(first) == 32
+        return first
+
+    seen = [version()]
+    put(root / "b.parquet", id=[2])
+    seen.append(version())
+    put(root / "b.parquet", id=[2])  # the same rows in a new file
+    seen.append(version())
+    os.utime(root / "b.parquet", (1, 1))
+    seen.append(version())
+    os.replace(root / "b.parquet", root / "c.parquet")
+    seen.append(version())
+    (root / "c.parquet").unlink()
+    seen.append(version())
+    assert len(set(seen[:-1])) == len(seen) - 1
+    assert seen[-1] == seen[0]  # a.parquet alone, untouched
+
+
+def test_files_that_do_not_count_do_not_change_the_version(table: Opens, tmp_path: Path) -> None:
+    """Hidden and empty files beside the data leave the version as it is."""
+    root = tmp_path / "t"
+    put(root / "a.parquet", id=[1])
+    first = table(at=root).version
+    (root / "_SUCCESS").touch()
+    (root / ".a.parquet.crc").write_bytes(b"1")
+    (root / "b.parquet").touch()
+    assert table(at=root).version == first
+
+
+def test_describe_tells_what_a_scan_would_read(table: Opens, tmp_path: Path) -> None:
+    """Path, kind, format, the columns a scan returns, version, files, bytes and the options given."""
+    root = tmp_path / "t"
+    files = [put(root / f"dt={dt}" / "a.parquet", id=[1], name=["n"]) for dt in (1, 2)]
+    opened = table({"lookup.columns": "DT,id", "lookup.where": "id = 1"}, at=root)
+    found = opened.describe()
+    options = found.pop("options")
+    assert found == {
+        "path": f"file://{root}",
+        "kind": "DIRECTORY",
+        "format": "parquet",
+        "columns": {"dt": "int32", "id": "int64"},
+        "version": opened.version,
+        "files": 2,
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+    assert opened.scan().column_names == list(found["columns"])
+    assert "lookup.where='id = 1'" in options
+    assert "lookup.partition" not in options
+    json.dumps(found)
+
+
+# --- options, closing, errors ---------------------------------------------------------------------
+
+
+def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> None:
+    """True and False are Spark's true and false, numbers their digits."""
+    root = tmp_path / "t"
+    put(root / "a.parquet", id=[1])
+    assert table({"lookup.success-file": False, "lookup.max-retries": 0}, at=root).scan().num_rows == 1
+    with pytest.raises(TableBusyError, match="_SUCCESS"):
+        table({"lookup.success-file": True}, at=root).scan()
+    (root / "_SUCCESS").touch()
+    assert table({"lookup.success-file": True}, at=root).scan().num_rows == 1
+    cached = table({"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": -1}, at=root)
+    cached.scan()
+    put(root / "b.parquet", id=[2])
+    assert cached.scan().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lookup.wher": "id = 1"}, r"lookup\.where"),
+        ({"lookup.success-file": 2}, r"lookup\.success-file = '2'"),
+        ({"lookup.metadata.source": "CACHE"}, "sync-interval"),
+        ({"lookup.storage.secret": "x"}, r"lookup\.storage\.secret"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_at_once(path: Path, options: dict[str, Any], message: str) -> None:
+    """Creation checks options without asking the store, and names the key."""
+    with pytest.raises(OptionError, match=message):
+        LookupTable(str(path.with_name("absent")), options)
+
+
+def test_a_closed_table_refuses_every_use(table: Opens, process: Process) -> None:
+    """After close(), or the end of a with block, nothing is answered or asked; closing again is fine."""
+    with table() as opened:
+        assert opened.scan().num_rows == 4
+    process.calls()
+    for use in (opened.scan, opened.metrics, opened.describe, lambda: opened.version):
+        with pytest.raises(ValueError, match="closed"):
+            use()
+    opened.close()
+    assert process.calls() == []
+    assert table().scan().num_rows == 4  # the table is not closed for others
+
+
+def test_a_with_block_closes_on_an_error(table: Opens) -> None:
+    """The error leaves the block unchanged, and the table is closed."""
+    opened = table()
+    with pytest.raises(SchemaError), opened:
+        opened.scan(["nope"])
+    with pytest.raises(ValueError, match="closed"):
+        opened.scan()
+
+
+def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -> None:
+    """Missing, empty, emptied later, or of no known format: the error says which, when asked and not before."""
+    missing = table(at=tmp_path / "missing.parquet")
+    for use in (missing.scan, missing.describe, lambda: missing.version):
+        with pytest.raises(UfsNotFoundError, match=r"missing\.parquet does not exist"):
+            use()
+        with pytest.raises(FileNotFoundError):
+            use()
+    (tmp_path / "t").mkdir()
+    opened = table(at=tmp_path / "t")
+    for use in (opened.scan, opened.describe, lambda: opened.version):
+        with pytest.raises(TableEmptyError, match="no data file"):
+            use()
+    (tmp_path / "t" / "data.bin").write_bytes(b"x")
+    with pytest.raises(OptionError, match=r"set lookup\.format"):
+        opened.scan()
+    (tmp_path / "t" / "data.bin").unlink()
+    put(tmp_path / "t" / "a.parquet", id=[1])
+    assert opened.scan().num_rows == 1
+    (tmp_path / "t" / "a.parquet").unlink()
+    with pytest.raises(TableEmptyError):
+        opened.scan()
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, process: Process, path: Path) -> None:
+    """The first question learns what the path is; after it a scan of an unchanged file is one HEAD and no data."""
+    opened = table()
+    opened.scan()
+    assert process.calls() == ["status", "get"]
+    opened.scan()
+    assert process.calls() == ["head"]
+    opened.scan(["id"], "id = 2")
+    assert process.calls() == ["head"]
+    assert len(opened.version) == 32
+    assert process.calls() == ["head"]
+    opened.describe()
+    assert process.calls() == ["head"]
+    assert opened.metrics()["ufsHeadCount"] == 5
+    assert process.calls() == []
+    put(path, id=[1])
+    opened.scan()
+    assert process.calls() == ["head", "get"]
+
+
+def test_a_directory_costs_one_listing_per_question(table: Opens, process: Process, tmp_path: Path) -> None:
+    """An unchanged directory is one listing and no data; a glob is never asked what it is."""
+    put(tmp_path / "t" / "a.parquet", id=[1])
+    put(tmp_path / "t" / "b.parquet", id=[2])
+    opened = table(at=tmp_path / "t")
+    opened.scan()
+    assert process.calls() == ["status", "get", "get"]
+    opened.scan()
+    assert process.calls() == ["list"]
+    assert table(at=tmp_path / "t" / "*.parquet").scan().num_rows == 2
+    assert process.calls() == ["list"]
+
+
+def test_another_process_fetches_no_data_again(table: Opens, process: Process) -> None:
+    """A later process on the host makes its one metadata call and reads what the first one left."""
+    table().scan()
+    process.calls()
+    process.restart()
+    opened = table()
+    assert opened.scan().num_rows == 4
+    assert process.calls() == ["status"]
+
+
+def test_cache_mode_asks_nothing_within_its_interval(table: Opens, process: Process, path: Path) -> None:
+    """With lookup.metadata.source=CACHE a process answers from what its host knows until the interval is over."""
+    opened = table({"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "10 s"})
+    opened.scan()
+    process.calls()
+    put(path, id=[1])
+    process.clock.tick(9)
+    assert opened.scan().num_rows == 4
+    process.restart()
+    assert table({"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "10 s"}).scan().num_rows == 4
+    assert process.calls() == []
+    process.clock.tick(2)
+    assert opened.scan().num_rows == 1
+    assert process.calls() == ["head", "get"]
+
+
+# --- counters of several processes ----------------------------------------------------------------
+
+
+def test_metrics_have_every_name(table: Opens) -> None:
+    """Counters start at 0 and gauges nobody set at -1; the names are those of pyspark_lookup.metrics."""
+    opened = table()
+    assert opened.metrics() == {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, -1)}
+    opened.scan()
+    assert opened.metrics()["rowsReadCount"] == 4
+
+
+def test_references_to_one_table_count_together(table: Opens, tmp_path: Path) -> None:
+    """Two instances with other options share counters, counted once; another table has its own."""
+    one, other = table(), table({"lookup.where": "id = 1", "lookup.max-retries": 0})
+    one.scan()
+    other.scan()
+    assert one.metrics()["rowsReadCount"] == other.metrics()["rowsReadCount"] == 5
+    beside = table(at=put(tmp_path / "beside.parquet", id=[1]))
+    beside.scan()
+    assert beside.metrics()["rowsReadCount"] == 1
+    assert one.metrics()["rowsReadCount"] == 5
+
+
+def test_closing_publishes_the_counters(table: Opens, process: Process) -> None:
+    """What an instance counted after its last scan is seen by others of the host once it is closed."""
+    opened = table()
+    assert opened.version
+    opened.close()
+    process.restart()
+    assert table().metrics()["ufsHeadCount"] == 1
+
+
+CHILD = """
+import json, sys
+from pyspark_lookup.api import LookupTable
+table = LookupTable(sys.argv[1], {"lookup.cache.dir": sys.argv[2]})
+assert table.scan().num_rows == 4
+print(json.dumps(table.metrics()))
+"""
+
+
+def test_metrics_sum_over_processes(path: Path, cache_dir: Path) -> None:
+    """A child that scans the same table reads the parent's blocks, and both see the sum of both."""
+    wait_until_settled(path)
+    opened = LookupTable(str(path), {"lookup.cache.dir": str(cache_dir)})
+    opened.scan()
+    own = opened.metrics()
+    assert (own["rowsReadCount"], own["ufsHeadCount"], own["fileLoadedCount"]) == (4, 1, 1)
+    command = [sys.executable, "-c", CHILD, str(path), str(cache_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert done.returncode == 0, done.stderr
+    both = opened.metrics()
+    assert json.loads(done.stdout) == both
+    assert (both["rowsReadCount"], both["ufsHeadCount"], both["rowGroupsReadCount"]) == (8, 2, 2)
+    assert both["fileLoadedCount"] == 1
+    assert (both["ufsGetCount"], both["ufsGetBytes"]) == (own["ufsGetCount"], own["ufsGetBytes"])
+    opened.scan()
+    assert opened.metrics()["rowsReadCount"] == 12
+
+
+# --- after a fork ---------------------------------------------------------------------------------
+
+
+def use_and_fork(path: Path, cache_dir: Path, answer: Path) -> None:
+    """Use a table, fork, and use the same instance in parent and child at once."""
+    opened = LookupTable(str(path), {"lookup.cache.dir": str(cache_dir)})
+    opened.scan()
+    report, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            rows = opened.scan(["id"], "id > 1")["id"].to_pylist()
+            put(path, id=[9])
+            told = [rows, opened.scan()["id"].to_pylist(), len(opened.version), opened.describe()["files"]]
+            opened.close()
+            os.write(tell, json.dumps(told).encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    ready, _, _ = select.select([report], [], [], BOUND_S)
+    if not ready:
+        os.kill(child, 9)
+        raise TimeoutError("the forked child hangs")
+    told = json.loads(os.read(report, 10_000) or b"null")
+    os.waitpid(child, 0)
+    answer.write_text(json.dumps([told, opened.scan()["id"].to_pylist(), opened.metrics()["rowsReadCount"]]))
+
+
+def test_an_instance_works_in_a_forked_child(path: Path, cache_dir: Path, tmp_path: Path) -> None:
+    """Used before the fork, one instance answers in the child and goes on in the parent; counters are neither lost nor doubled."""
+    # In a spawned process: this one has threads and must not fork.
+    process = multiprocessing.get_context("spawn").Process(
+        target=use_and_fork, args=(path, cache_dir, tmp_path / "answer")
+    )
+    process.start()
+    process.join(BOUND_S + 30)
+    if process.is_alive():
+        process.kill()
+        pytest.fail("the process hangs")
+    assert process.exitcode == 0
+    told, after, rows_read = json.loads((tmp_path / "answer").read_text())
+    assert told == [[2, 3, 4], [9], 32, 1]
+    assert after == [9]
+    assert rows_read == 4 + (3 + 1) + 1
