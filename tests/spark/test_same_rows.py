@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_lookup import LookupTable
 
@@ -333,8 +334,6 @@ def written_in_partitions(path: Path, rng: random.Random) -> Table:
 
 def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timestamps: str) -> Table:
     """Files as Spark writes them; INT96 timestamps among them."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     columns = [*PRIMITIVES, *NESTED]
     table, known = arrow_table(columns, rng)
     spark.conf.set("spark.sql.parquet.outputTimestampType", timestamps)
