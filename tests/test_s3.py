@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import socket
 import socketserver
 import subprocess
 import sys
 import threading
+import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,14 +85,60 @@ def raw_server() -> Iterator[Callable[[bytes], RawServer]]:
         server.close()
 
 
-@pytest.fixture(scope="module")
-def crowd(s3_server: S3Server) -> str:
-    """A bucket with 1001 keys `t/dim-…` that sort before `t/dim/a`."""
-    name = f"b-{uuid.uuid4().hex[:12]}"
-    s3_server.client.create_bucket(Bucket=name)
-    for key in (*(f"t/dim-{n:04}" for n in range(1001)), "t/dim/a"):
-        s3_server.client.put_object(Bucket=name, Key=key, Body=b"x")
-    return name
+class KeyServer:
+    """An endpoint that answers LIST for a bucket of given keys, a thousand to a page as S3 does, and keeps the prefixes."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self.asked: list[str] = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: object) -> None: ...
+
+            def do_GET(self) -> None:
+                query = dict(urllib.parse.parse_qsl(self.path.partition("?")[2]))
+                outer.asked.append(query["prefix"])
+                after = query.get("continuation-token", "")
+                found = [key for key in sorted(keys) if key.startswith(query["prefix"]) and key > after]
+                body = "".join(
+                    f"<Contents><Key>{key}</Key><Size>1</Size><ETag>&quot;{key}&quot;</ETag></Contents>"
+                    for key in found[:1000]
+                )
+                if len(found) > 1000:
+                    body += f"<NextContinuationToken>{found[999]}</NextContinuationToken>"
+                truncated = str(len(found) > 1000).lower()
+                answer = f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{body}</ListBucketResult>".encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.ufs = make_host(
+            "s3://b/t", None, storage={"endpoint_url": f"http://127.0.0.1:{self._server.server_port}"}
+        ).ufs
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def key_server() -> Iterator[Callable[[list[str]], KeyServer]]:
+    """Makes key servers, and closes them."""
+    servers: list[KeyServer] = []
+
+    def make(keys: list[str]) -> KeyServer:
+        servers.append(KeyServer(keys))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
 
 
 def host_of(s3: S3Server, path: str, cache_dir: Path | None = None, **options: Any) -> Host:
@@ -300,16 +348,15 @@ def test_one_list_for_a_tree_of_directories(s3: S3Server, bucket: str) -> None:
     }  # fmt: skip
 
 
-def test_one_list_per_thousand_objects(s3: S3Server, crowd: str) -> None:
+def test_one_list_per_thousand_objects(key_server: Callable[[list[str]], KeyServer]) -> None:
     """A listing is one request per 1000 keys, complete and in order; what a name is takes as many."""
-    host = host_of(s3, f"s3://{crowd}/t")
-    by_name = host.ufs.list_status(f"s3://{crowd}/t")
-    assert requests(s3) == ["list", "list"]
-    names = [file.url.removeprefix(f"s3://{crowd}/t/") for file in by_name.files]
-    assert names == [*(f"dim-{n:04}" for n in range(1001)), "dim/a"]
-    assert host.ufs.get_status(f"s3://{crowd}/t") == by_name
-    assert requests(s3) == ["list"] * 4
-    assert host.metrics.snapshot()["ufsListCount"] == 4
+    keys = [f"t/{n:04}" for n in range(2001)]
+    server = key_server(keys)
+    listing = server.ufs.list_status("s3://b/t")
+    assert [file.url for file in listing.files] == [f"s3://b/{key}" for key in keys]
+    assert server.asked == ["t/"] * 3
+    assert server.ufs.get_status("s3://b/t") == listing
+    assert server.asked[3:] == ["t"] * 3
 
 
 @pytest.mark.parametrize(
@@ -345,18 +392,25 @@ def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str, path: str, 
     assert requests(s3) == ["list"]
 
 
-def test_a_crowd_of_siblings_costs_one_request_more(s3: S3Server, crowd: str) -> None:
-    """More than 1000 keys that sort before a directory cost a second request; a file among them takes one."""
-    ufs = host_of(s3, f"s3://{crowd}/t").ufs
-    status = ufs.get_status(f"s3://{crowd}/t/dim")
+@pytest.mark.parametrize("crowd", ["dim-{:04}", "dim.{:04}"])
+def test_a_crowd_that_sorts_before_costs_one_request_more(key_server: Callable[[list[str]], KeyServer], crowd: str) -> None:  # fmt: skip
+    """However many keys sort between a name and what lies below it, a directory costs two requests, a file one."""
+    server = key_server([*(crowd.format(n) for n in range(5000)), "dim/a"])
+    status = server.ufs.get_status("s3://b/dim")
     assert isinstance(status, Listing)
-    assert [file.url for file in status.files] == [f"s3://{crowd}/t/dim/a"]
-    assert requests(s3) == ["list", "list"]
-    assert isinstance(ufs.get_status(f"s3://{crowd}/t/dim-0500"), FileVersion)
-    assert requests(s3) == ["list"] * 3
-    with pytest.raises(UfsNotFoundError):
-        ufs.get_status(f"s3://{crowd}/t/dim-0")
-    assert requests(s3) == ["list"] * 4
+    assert [file.url for file in status.files] == ["s3://b/dim/a"]
+    assert server.asked == ["dim", "dim/"]
+    assert isinstance(server.ufs.get_status(f"s3://b/{crowd.format(4000)}"), FileVersion)
+    assert len(server.asked) == 3
+
+
+def test_a_crowd_that_sorts_after_costs_nothing(key_server: Callable[[list[str]], KeyServer]) -> None:
+    """However many keys sort after a directory, they are not asked for."""
+    server = key_server(["dim/a", *(f"dim{n:04}" for n in range(5000))])
+    status = server.ufs.get_status("s3://b/dim")
+    assert isinstance(status, Listing)
+    assert [file.url for file in status.files] == ["s3://b/dim/a"]
+    assert server.asked == ["dim"]
 
 
 def test_a_bucket_is_a_directory(s3: S3Server, bucket: str) -> None:
@@ -450,11 +504,24 @@ def test_a_body_cut_short(raw_server: Callable[[bytes], RawServer]) -> None:
 
 
 def test_a_server_that_says_nothing(raw_server: Callable[[bytes], RawServer]) -> None:
-    """A server that accepts and never answers ends in a timeout error, after the timeout the options set."""
-    storage = {"endpoint_url": raw_server(b"").endpoint, "config_kwargs": {"read_timeout": 0.2}}
-    host = make_host("s3://b/a", None, storage=storage)
+    """A server that accepts and never answers ends in a timeout error, after the timeout and attempts the options set."""
+    server = raw_server(b"")
+    storage = {"endpoint_url": server.endpoint, "config_kwargs": {"read_timeout": 0.2}}
+    host = make_host("s3://b/a", None, storage=storage, max_retries=1)
     with pytest.raises(UfsTimeoutError):
         host.ufs.get_meta("s3://b/a")
+    assert host.metrics.snapshot()["ufsHeadCount"] == 2 == len(server.received)
+
+
+def test_slow_down_is_tried_again_by_us_alone(raw_server: Callable[[bytes], RawServer]) -> None:
+    """S3's SlowDown, which the client libraries like to try again by themselves, is one request per counted attempt."""
+    body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+    answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    server = raw_server(answer)
+    host = make_host("s3://b/a", None, storage={"endpoint_url": server.endpoint}, max_retries=2)
+    with pytest.raises(UfsUnavailableError, match="reduce your request rate"):
+        host.ufs.list_status("s3://b/a")
+    assert host.metrics.snapshot()["ufsListCount"] == 3 == len(server.received)
 
 
 def test_no_credentials(s3: S3Server) -> None:

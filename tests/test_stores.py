@@ -860,6 +860,7 @@ def test_a_failing_web_server_is_not_a_missing_file(web: WebServer, status: int,
         store_of(url).get_meta(url, ignore)
     assert type(caught.value) is ours
     assert "sig=[redacted]" in str(caught.value)
+    assert str(status or "reset") in str(caught.value) or ours is UfsNotFoundError
     assert "abc" not in str(caught.value)
 
 
