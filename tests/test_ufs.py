@@ -314,3 +314,22 @@ def test_reads_run_at_the_same_time() -> None:
     door.ufs.read_many([(f, [(0, 1), (1, 1)]), (g, [(0, 1), (1, 1)])])
     assert door.counts()["ufsGetCount"] == 8
     assert not [thread for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name]
+
+
+@pytest.mark.parametrize(("files", "ranges"), [(1, 40), (4, 40), (40, 4), (17, 1)])
+def test_at_most_sixteen_requests_at_once(files: int, ranges: int) -> None:
+    """However many files and ranges are asked for, a seventeenth request waits for one of sixteen."""
+    door = Door()
+    seventeen = threading.Barrier(17)
+    met: list[int] = []
+
+    def meet(kind: str, subject: object) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            met.append(seventeen.wait(0.5))
+
+    door.store.files = {str(n): bytes(100) for n in range(files)}
+    wanted = [(FileVersion(url, 100, "x"), [(n, 1) for n in range(ranges)]) for url in door.store.files]
+    door.store.before = meet
+    door.ufs.read_many(wanted)
+    assert met == []
+    assert door.counts()["ufsGetCount"] == files * ranges
