@@ -242,7 +242,8 @@ class ParquetIndex:
             self._leaves[field.name] = leaves
             first = leaves.stop
         self.schema = spark_schema(pa.schema(fields), file.url)
-        self._flat = {f.name for f in arrow if not pa.types.is_nested(f.type) and _bounded(f.type)}
+        flat = [not pa.types.is_nested(field.type) for field in self.schema]
+        self._flat = {f.name for f, is_flat in zip(arrow, flat, strict=True) if is_flat and _bounded(f.type)}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
     def _middle(self, number: int) -> int:
@@ -265,6 +266,8 @@ class ParquetIndex:
             # A date or time beyond Python's years, or a text cut inside a character, bounds nothing here.
             with contextlib.suppress(OverflowError, ValueError):
                 low, high = _comparable(found.min), _comparable(found.max)
+            if isinstance(low, bytes) and not pa.types.is_binary(self.schema.field(column).type):
+                low = high = None  # half floats and JSON texts, as they are stored
         return ColumnStats(low, high, found.null_count if found.has_null_count else None, group.num_rows)
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
@@ -325,10 +328,12 @@ def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
 
 
 def _bounded(kind: pa.DataType) -> bool:
-    """Whether parquet bounds of this type compare as its values do (nanoseconds lose digits here)."""
+    """Whether parquet bounds of this type compare as its values do (nanoseconds lose digits, durations are numbers)."""
     if pa.types.is_dictionary(kind):
         return _bounded(kind.value_type)
-    return not pa.types.is_timestamp(kind) or kind.unit in ("ms", "us", "s")
+    if pa.types.is_timestamp(kind):
+        return kind.unit in ("ms", "us", "s")
+    return not pa.types.is_duration(kind)
 
 
 def _comparable(value: Any) -> Any:

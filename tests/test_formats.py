@@ -75,10 +75,8 @@ class Stored:
             raise AssertionError(f"{part} was not announced")
 
         ranges = self.bring(index.ranges(unit, columns))
-        # A unit's own ranges alone, unless the whole file came first.
-        head = self.held if len(self.content) > SMALL else {}
-        if not isinstance(self.form, type(open_format(FileFormatName.PARQUET, 0))):
-            head = self.held
+        # Parquet needs no more than these; the others see their footer, or blocks, again.
+        head = {} if self.file.url.endswith(".parquet") else self.held
         for batch in index.batches(unit, columns, RangesFile(len(self.content), {**head, **ranges}, refuse)):
             batch.validate(full=True)
             assert set(columns) == set(batch.schema.names)
@@ -489,6 +487,21 @@ def test_parquet_stats_that_tell_less() -> None:
     assert stats_of(pa.array([None, None], pa.int32())) == ColumnStats(None, None, 2, 2)
     index = Stored("a.parquet", parquet(pa.table({"c": [1]}))).open()
     assert index.stats(index.units[0], "other") is None
+    assert stats_of(pa.array([1, 2], pa.duration("ms"))) is None
+    tensors = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int8(), [1]), pa.array([[1]], pa.list_(pa.int8(), 1))
+    )
+    assert stats_of(tensors) is None
+
+
+@pytest.mark.parametrize("store_schema", [True, False])
+def test_parquet_bounds_stored_as_bytes_are_none(store_schema: bool) -> None:
+    """Half floats and JSON texts, whose bounds come as raw bytes, have none to compare with their values."""
+    for column in (pa.array([1.5, -2.5, None], pa.float16()), pa.array(['"a"', '"b"', None], pa.json_())):
+        assert stats_of(column, store_schema=store_schema) == ColumnStats(None, None, 1, 3)
+    assert stats_of(pa.array([b"ab", b"cd"], pa.binary(2)), store_schema=store_schema) == ColumnStats(
+        b"ab", b"cd", 0, 2
+    )
 
 
 def test_parquet_stats_are_of_the_row_group() -> None:
@@ -725,6 +738,17 @@ def test_csv_names_twice() -> None:
     """A column named twice is an error of the schema that names the file."""
     with pytest.raises(SchemaError, match=r"s3://bucket/a\.csv: columns 'a' and 'A' differ"):
         Stored("a.csv", b"a,A\n1,2\n").open()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json"])
+def test_text_with_a_value_of_megabytes(name: str) -> None:
+    """A row larger than any read-ahead is a row."""
+    value = "line\n" * 500_000
+    lines = ["id,text", '1,"a"', f'2,"{value}"', '3,"b"']
+    if name == "a.json":
+        lines = [json.dumps({"id": n, "text": text}) for n, text in enumerate(["a", value, "b"], 1)]
+    found = Stored(name, "\n".join(lines).encode()).table()
+    assert found.to_pydict() == {"id": [1, 2, 3], "text": ["a", value, "b"]}
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------
