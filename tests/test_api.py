@@ -28,6 +28,7 @@ from pyspark_lookup.errors import (
     TableBusyError,
     TableEmptyError,
     UfsNotFoundError,
+    UfsUnavailableError,
 )
 from pyspark_lookup.metrics import COUNTERS, GAUGES
 from pyspark_lookup.runtime import Runtime
@@ -275,6 +276,20 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
     assert cached.scan().num_rows == 1
 
 
+def test_storage_options_keep_their_types(monkeypatch: pytest.MonkeyPatch, process: Process) -> None:
+    """Python values in `lookup.storage.*` reach the store as the values they were."""
+    seen: list[object] = []
+
+    def refuse(path: str, storage: dict[str, object], now_s: object) -> None:
+        seen.append(storage)
+        raise UfsUnavailableError("seen")
+
+    monkeypatch.setattr(runtime_module, "open_store", refuse)
+    with pytest.raises(UfsUnavailableError, match="seen"):
+        LookupTable("s3://bucket/dim", {"lookup.storage.anon": True, "lookup.storage.use_ssl": False}).scan()
+    assert seen == [{"anon": True, "use_ssl": False}]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -415,10 +430,24 @@ def test_references_to_one_table_count_together(table: Opens, tmp_path: Path) ->
     one.scan()
     other.scan()
     assert one.metrics()["rowsReadCount"] == other.metrics()["rowsReadCount"] == 5
+    assert other.version
+    assert one.metrics()["ufsHeadCount"] == 3  # at once, in one process
     beside = table(at=put(tmp_path / "beside.parquet", id=[1]))
     beside.scan()
     assert beside.metrics()["rowsReadCount"] == 1
     assert one.metrics()["rowsReadCount"] == 5
+
+
+def test_a_scan_publishes_the_counters(table: Opens, process: Process) -> None:
+    """What a scan counted is seen by other processes of the host when it returns, and when it fails."""
+    opened = table()
+    opened.scan()
+    process.restart()
+    assert table().metrics()["rowsReadCount"] == 4
+    with pytest.raises(SchemaError):
+        table().scan(["nope"])
+    process.restart()
+    assert table().metrics()["ufsHeadCount"] == 2
 
 
 def test_closing_publishes_the_counters(table: Opens, process: Process) -> None:

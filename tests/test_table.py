@@ -445,8 +445,8 @@ def test_no_set_of_files_beside_a_marker_is_a_table(names: set[str], data: st.Da
 
 def test_names_that_only_resemble_markers_are_data() -> None:
     """A `metadata` directory without table metadata, and files named like a job's directory, are plain."""
-    found = listing("metadata/a.parquet", "x/metadata.json", "_temporary", "y/magic/b.parquet", "delta_log/c.parquet")
-    assert data_names(found) == ["delta_log/c.parquet", "metadata/a.parquet", "x/metadata.json", "y/magic/b.parquet"]
+    names = ["delta_log/c", "metadata/a", "metadata/metadata.json", "x/v1.metadata.json", "y/magic/b"]
+    assert data_names(listing(*names, "_temporary")) == names
 
 
 @pytest.mark.parametrize("names", [(), ("x/",), ("_a.parquet", ".b/c.parquet"), ("_SUCCESS",)])
