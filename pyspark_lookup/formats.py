@@ -541,7 +541,10 @@ def _parse(name: FileFormatName, content: bytes, planned: pa.Schema | None) -> p
 def _read_json(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
     schema = pa.schema(list(types.items())) if types else None
     options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
-    return pa.json.read_json(pa.BufferReader(content), pa.json.ReadOptions(block_size=_one_block(content)), options)
+    read = pa.json.ReadOptions(block_size=_one_block(content))
+    table = pa.json.read_json(pa.BufferReader(content), read, options)
+    table.validate(full=True)  # the reader lets texts through that are no UTF-8
+    return table
 
 
 def _read_csv(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
