@@ -41,6 +41,7 @@ __all__ = ["parse_where"]
 
 _COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_ESCAPES = "ntrb%_'\\"  # those that every sqlglot reads as Spark does
 _PLAIN = frozenset({"this", "expression", "expressions", "low", "high", "to", "is_string"})
 _INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIMESTAMPS = ("TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPLTZ", "TIMESTAMPNTZ")
@@ -65,6 +66,11 @@ def parse_where(text: str, schema: pa.Schema) -> Predicate:
 
 
 def _parsed_where(text: str, schema: pa.Schema) -> Predicate:
+    for escape in re.finditer(r"\\(.)", text, re.DOTALL):
+        if escape[1] not in _ESCAPES:
+            raise PredicateError(
+                f"option lookup.where = {text!r}: the escape {escape[0]!r} is not supported; write the character itself"
+            )
     try:
         statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({text}\n)", dialect="spark")
     except SqlglotError as problem:

@@ -58,7 +58,7 @@ def drawn(strategy: st.SearchStrategy[T], count: int, salt: str) -> list[T]:
 
 
 def quoted(text: str) -> str:
-    escapes = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
+    escapes = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return "'" + "".join(escapes.get(char, char) for char in text) + "'"
 
 
