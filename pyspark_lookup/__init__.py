@@ -32,8 +32,8 @@ def __getattr__(name: str) -> Any:
     module, attribute = _HOMES[name]
     try:
         return getattr(importlib.import_module(module), attribute)
-    except ImportError as problem:
+    except Exception as problem:
         if name != "DefaultSource":
             raise
-        # Spark asks with hasattr(), and an exception here would take every Python source down.
+        # Spark asks with hasattr(): whatever is broken here must not take every Python source down.
         raise AttributeError(f"pyspark_lookup cannot offer its Spark source: {problem}") from problem

@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from pyspark_lookup import planner
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.options import LookupOptions, conf_file_options
+from pyspark_lookup.options import LookupOptions, View, conf_file_options
 from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import ReadTask
 from pyspark_lookup.runtime import Engine, runtime
+from pyspark_lookup.scan import all_columns
 from pyspark_lookup.table import Table
+from pyspark_lookup.where import parse_where
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +36,10 @@ class LookupTable:
     def __init__(self, path: str, options: Mapping[str, Any] | None = None) -> None:
         given = {key: _option_text(value) for key, value in (options or {}).items()}
         self._options = LookupOptions.parse({**given, "path": path}, conf=conf_file_options())
+        if self._options.view is not View.DATA:
+            raise OptionError(
+                f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
+            )
         self._closed = False
         self._table: Table | None = None
 
@@ -63,14 +69,14 @@ class LookupTable:
         overrides: dict[str, str] = {}
         if columns is not None:
             overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
-        if predicate is not None:
-            given = self._options.where
-            overrides["lookup.where"] = predicate if given is None else f"({given}\n) AND ({predicate}\n)"
         options = self._options.overridden(overrides)
         engine = runtime().engine(options)
         try:
             found = self._find(engine, options)
-            plan = planner.plan_read(found, options, planner.table_columns(found, options), runtime().clock)
+            shown = planner.table_columns(found, options)
+            # Parsed by itself: joined as text, its parentheses could leave lookup.where.
+            added = [] if predicate is None else [parse_where(predicate, all_columns((found.data, found.partitions)))]
+            plan = planner.plan_read(found, options, shown, runtime().clock, added)
             batches = engine.reader.read(plan, ReadTask(0, 1), None, found.version)
             return pa.Table.from_batches(list(batches), plan.projection.columns)
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -93,6 +94,9 @@ class TableReader:
                 self.metrics.inc("cacheFailureCount")
         return found
 
+    def _data_schema(self, table: Table, version: TableVersion) -> pa.Schema:
+        return self.schema(table, version)[0]
+
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may go to several tasks."""
         assert table.format is not None
@@ -117,7 +121,15 @@ class TableReader:
         files = select_partitions(plan.table, resolution.version.files, plan.options)
         pieces = share_of(files, task.number, task.count, self.splittable(plan.table))
         try:
-            prepared = self._scan.prepare(plan.table, pieces, plan.projection, complete=task.count == 1)
+            # Files that lookup.partition leaves out may have the columns that these lack.
+            complete = task.count == 1 and len(files) == len(resolution.version.files)
+            prepared = self._scan.prepare(
+                plan.table,
+                pieces,
+                plan.projection,
+                complete,
+                functools.partial(self._data_schema, plan.table, resolution.version),
+            )
         except SourceChangedError as change:
             if task.count > 1:
                 prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
@@ -136,7 +148,8 @@ class TableReader:
             # Too new to keep when it was planned, but by now its identity is proof enough.
             pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
-            return self._scan.prepare(plan.table, pieces, plan.projection, complete=task.count == 1)
+            complete = task.count == 1 and plan.options.partition is None
+            return self._scan.prepare(plan.table, pieces, plan.projection, complete)
         except SourceChangedError as change:
             planned = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
             if task.count > 1:
@@ -151,7 +164,14 @@ class TableReader:
             gone = self.metadata.resolve_again(plan.table, plan.options, execution, gone)
             pieces = slices_of(select_partitions(plan.table, gone.files, plan.options))
             try:
-                return self._scan.prepare(plan.table, pieces, plan.projection, complete=True)
+                complete = len(pieces) == len(gone.files)
+                return self._scan.prepare(
+                    plan.table,
+                    pieces,
+                    plan.projection,
+                    complete,
+                    functools.partial(self._data_schema, plan.table, gone),
+                )
             except SourceChangedError:
                 continue
         raise VersionGoneError(

@@ -7,13 +7,13 @@ meanwhile is noticed while nothing has been handed out. The prepared task only d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
 from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.formats import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, may_match
 from pyspark_lookup.schema import cast_column, check_readable, merge_schemas
@@ -22,7 +22,6 @@ from pyspark_lookup.ufs import FileVersion, Range
 
 __all__ = ["Prepared", "Projection", "Scan", "Slice", "all_columns", "share_of", "slices_of"]
 
-Data = bytes | memoryview
 
 # A scan that looks into so few units decodes its predicate's columns first and fetches the others
 # only where rows match; above, a second round of requests costs more than it saves.
@@ -74,7 +73,7 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
     pieces: list[Slice] = []
     start = 0
     for file in files:
-        cuts = max(round(file.size * count / total), 1) if splittable else 1
+        cuts = min(max(round(file.size * count / total), 1), file.size) if splittable else 1
         for cut in range(cuts):
             piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
             if low <= start + (piece.start + piece.end) // 2 < high:
@@ -132,16 +131,24 @@ class Scan:
 
     # --- rows -------------------------------------------------------------------------------------
 
-    def prepare(self, table: Table, pieces: Sequence[Slice], projection: Projection, complete: bool) -> Prepared:
+    def prepare(
+        self,
+        table: Table,
+        pieces: Sequence[Slice],
+        projection: Projection,
+        complete: bool,
+        whole: Callable[[], pa.Schema] | None = None,
+    ) -> Prepared:
         """Everything a task needs, in memory: no store call follows.
 
-        `complete`: the pieces are all of the version, so a planned column that no file has is lost.
+        `complete`: the pieces are all of the version, so a planned column that no file has is lost. Else
+        `whole` is asked for the columns of the version's files, if some column is missing here.
         Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit
         the projection.
         """
         kept = self._prune_files(table, pieces, projection)
         opened = self._open(table, kept, projection)
-        self._check_schema(opened, projection, complete and len(kept) == len(pieces))
+        self._check_schema(opened, projection, complete and len(kept) == len(pieces), whole)
         for file in opened:
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
             file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
@@ -202,19 +209,25 @@ class Scan:
             for number, piece in enumerate(pieces)
         ]
 
-    def _check_schema(self, opened: list[_OpenFile], projection: Projection, complete: bool) -> None:
+    def _check_schema(
+        self, opened: list[_OpenFile], projection: Projection, complete: bool, whole: Callable[[], pa.Schema] | None
+    ) -> None:
         needed = _needed(projection)
         for file in opened:
             for name in needed & file.names.keys():
                 found = file.index.schema.field(file.names[name]).type
                 check_readable(projection.data.field(name), found, file.piece.file.url)
-        if complete and opened:
-            lost = sorted(name for name in needed if not any(name in file.names for file in opened))
-            if lost:
-                raise SchemaError(
-                    f"column {lost[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
-                    "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
-                )
+        lost = sorted(name for name in needed if not any(name in file.names for file in opened))
+        if not lost or not opened or (not complete and whole is None):
+            return
+        if not complete and whole is not None:  # files that are not read here may have it
+            elsewhere = {name.casefold() for name in whole().names}
+            lost = [name for name in lost if name.casefold() not in elsewhere]
+        if lost:
+            raise SchemaError(
+                f"column {lost[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
+                "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+            )
 
     def _may_match(self, file: _OpenFile, unit: Unit, projection: Projection) -> bool:
         if projection.predicate is None:

@@ -21,10 +21,22 @@ import pyarrow as pa
 
 from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
-from pyspark_lookup.options import FileFormatName, LookupOptions
+from pyspark_lookup.options import FileFormatName, LookupOptions, redact
 from pyspark_lookup.ufs import FileVersion, Listing
 
-__all__ = ["Kind", "PartitionValue", "Table", "TableVersion", "data_files", "partition_fields", "select_partitions"]
+__all__ = [
+    "Kind",
+    "PartitionValue",
+    "Table",
+    "TableVersion",
+    "data_files",
+    "glob_root",
+    "is_glob",
+    "partition_fields",
+    "partition_value",
+    "partition_values",
+    "select_partitions",
+]
 
 PartitionValue = str | None
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -214,6 +226,10 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     for file in files:
         pairs = partition_values(table.root, file.url)
         names = tuple(name for name, _ in pairs)
+        if len({name.casefold() for name in names}) < len(names):
+            raise NotATableError(
+                f"{redact('path', file.url)} lies in two directories of one partition column: {list(names)}"
+            )
         if first is None:
             first = names
         if names != first:

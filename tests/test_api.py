@@ -170,6 +170,14 @@ def test_a_predicate_that_is_none_is_an_error(table: Opens, predicate: str) -> N
             table(more).scan(predicate=predicate)
 
 
+@pytest.mark.parametrize("predicate", ["id = 1) OR (id = 2", "true) OR (true"])
+def test_a_predicate_cannot_leave_lookup_where(table: Opens, predicate: str) -> None:
+    """Parentheses that only fit the text around them are refused, so no predicate sees rows lookup.where hides."""
+    for more in ({}, {"lookup.where": "id = 1"}):
+        with pytest.raises(PredicateError):
+            table(more).scan(predicate=predicate)
+
+
 def test_an_empty_result_has_the_columns(table: Opens) -> None:
     """No row is a table of no rows with the schema of the columns asked for."""
     found = table().scan(["x", "id"], "id > 100")
@@ -531,3 +539,9 @@ def test_an_instance_works_in_a_forked_child(path: Path, cache_dir: Path, tmp_pa
     assert told == [[2, 3, 4], [9], 32, 1]
     assert after == [9]
     assert rows_read == 4 + (3 + 1) + 1
+
+
+def test_views_are_sparks(tmp_path: Path) -> None:
+    """`lookup.view` does not change what a LookupTable is: it is refused, with what to use."""
+    with pytest.raises(OptionError, match=r"describe\(\) or metrics\(\)"):
+        LookupTable(str(tmp_path), {"lookup.view": "files"})

@@ -558,3 +558,11 @@ def test_two_buckets_with_one_path_are_two_tables() -> None:
     ]
     assert len({table.id for table in tables}) == 3
     assert len({version_of({"x": (1, "1")}, table.id).digest for table in tables}) == 3
+
+
+def test_one_partition_column_twice_is_an_error(tmp_path: Path) -> None:
+    """`a=1/A=2` has two values for one column, which is no table."""
+    file = FileVersion(f"file://{tmp_path}/a=1/A=2/x.parquet", 1, "i")
+    table = Table(f"file://{tmp_path}", "file", Kind.DIRECTORY, FileFormatName.PARQUET)
+    with pytest.raises(NotATableError, match="two directories of one partition column"):
+        partition_fields(table, [file])

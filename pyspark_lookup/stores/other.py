@@ -124,7 +124,16 @@ class FsspecStore:
 
 
 _STRONG = ("generation", "ETag", "etag", "Content-MD5", "md5")
-_WEAK = ("modified", "mtime", "last_modified", "LastModified", "Last-Modified", "created", "updated")
+_WEAK = (
+    "modified",
+    "mtime",
+    "last_modified",
+    "LastModified",
+    "Last-Modified",
+    "created",
+    "updated",
+    "modificationTime",
+)
 
 
 def _instant(info: Mapping[str, Any]) -> float | None:
@@ -134,7 +143,7 @@ def _instant(info: Mapping[str, Any]) -> float | None:
         if isinstance(value, datetime):
             return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
         if isinstance(value, (int, float)):
-            return float(value)
+            return value / 1000 if key == "modificationTime" else float(value)  # WebHDFS counts milliseconds
         if isinstance(value, str):
             for parse in (parsedate_to_datetime, datetime.fromisoformat):
                 with contextlib.suppress(ValueError):
