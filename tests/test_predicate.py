@@ -232,6 +232,42 @@ def test_evaluate_is_sparks_answer(case: tuple[dict[str, pa.Array], Tree]) -> No
     assert answers_of(bound(tree), chunk) == [spark_answer(tree, row) for row in rows_of(chunk)]
 
 
+EDGES: Mapping[str, tuple[list[Any], list[Any]]] = {
+    "tiny": ([-128, -1, 0, 1, 127], [-129, -128, -1, 0, 127, 128, Decimal("-128.5"), Decimal("127.5"), Decimal("0.5"), 1.0, math.nan]),
+    "big": ([-(2**63), 2**53, 2**53 + 1, 2**63 - 1], [-(2**63) - 1, -(2**63), 2**53 + 1, 2.0**53, 2**63 - 1, 2**63, Decimal("0.1")]),
+    "money": (
+        [Decimal("-999.99"), Decimal("-0.01"), Decimal("0.00"), Decimal("999.99")],
+        [Decimal("-999.99"), Decimal("-999.991"), -1000, Decimal("-0.005"), 0, Decimal("999.99"), Decimal("999.999"), 1000, 999.99],
+    ),
+    "single": ([-math.inf, -1.5, -0.0, 0.0, _single(0.1), math.inf, math.nan], [-math.inf, -0.0, 0, 0.1, Decimal("0.1"), math.inf, math.nan]),
+    "double": ([-math.inf, -1.5, -0.0, 0.0, 0.1, math.inf, math.nan], [-math.inf, -0.0, 0, 0.1, Decimal("0.1"), math.inf, math.nan]),
+    "text": (["", "a", "a\0", "ab", "é", "\uffff", "\U0001f600"], ["", "a", "b", "\uffff", "\U0001f600"]),
+    "bytes": ([b"", b"\x00", b"a", b"\xff"], [b"", b"a", b"\xff"]),
+    "flag": ([False, True], [False, True]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_evaluate_at_the_edges(name: str) -> None:
+    """Least and greatest values, literals just inside and outside of them, NaN, zeros, text beyond ASCII: all pairs."""
+    values, others = EDGES[name]
+    chunk = {name: pa.array([*values, None], FIELDS[name].type)}
+    stats = {name: ColumnStats(*_bounds(values), 1, len(values) + 1)}
+    for other in others:
+        leaves: list[Tree] = [("compare", name, op, other) for op in ("=", "<>", "<", "<=", ">", ">=")]
+        leaves += [("safe", name, other), ("in", name, [other]), ("in", name, [other, None]), ("in", name, others)]
+        for leaf in leaves:
+            for tree in (leaf, ("not", leaf)):
+                expected = [spark_answer(tree, row) for row in rows_of(chunk)]
+                assert answers_of(bound(tree), chunk) == expected, tree
+                assert may_match(bound(tree), stats.get) or True not in expected, tree
+
+
+def _bounds(values: Sequence[Any]) -> tuple[Any, Any]:
+    known = [value for value in values if not (isinstance(value, float) and math.isnan(value))]
+    return min(known, key=_key), max(known, key=_key)
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(cases(), st.integers(0, 3))
 def test_evaluate_takes_slices(case: tuple[dict[str, pa.Array], Tree], start: int) -> None:
@@ -349,7 +385,9 @@ def test_may_match_prunes(stats: ColumnStats | None, node: Predicate, expected: 
     [
         ("tiny", "=", 5, Compare("tiny", "=", 5)),
         ("tiny", "=", Decimal("5.00"), Compare("tiny", "=", 5)),
-        ("tiny", "=", 300, Constant(False, "tiny")),
+        ("tiny", "=", 128, Constant(False, "tiny")),
+        ("tiny", "=", -129, Constant(False, "tiny")),
+        ("tiny", "=", -128, Compare("tiny", "=", -128)),
         ("tiny", "<>", 300, Constant(True, "tiny")),
         ("tiny", "<", 300, Constant(True, "tiny")),
         ("tiny", ">", -300, Constant(True, "tiny")),
@@ -401,6 +439,7 @@ def test_bind_in_keeps_what_can_match() -> None:
         ("at", "2024-01-31 12:00:00", r"give '2024-01-31 12:00:00' for column 'at' as a timestamp with its zone"),
         ("at", datetime.date(2024, 1, 31), r"with its zone, e\.g\."),
         ("at", "0001-01-01 00:00:00+01:00", r"give .* with its zone"),
+        ("at", "9999-12-31 23:59:59-01:00", r"give .* with its zone"),
         ("clock", "2024-01-31 12:00:00+00:00", r"without a zone, e\.g\."),
         ("clock", "noon", r"'noon' is no timestamp\[us\] value"),
     ],
