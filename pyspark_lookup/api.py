@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pyspark_lookup import planner
+from pyspark_lookup import planner, progress
+from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.options import LookupOptions, View, conf_file_options
+from pyspark_lookup.lookup import KEY_INDEX, get_many
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import ReadTask
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.scan import all_columns
+from pyspark_lookup.schema import resolve_names
+from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.table import Table
 from pyspark_lookup.where import parse_where
 
@@ -81,6 +85,87 @@ class LookupTable:
             return pa.Table.from_batches(list(batches), plan.projection.columns)
         finally:
             engine.publish_metrics()
+
+    def get(self, key: Any) -> list[dict[str, Any]]:
+        """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
+
+        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
+        """
+        names = self._key_names()
+        values = [key[name] for name in names] if isinstance(key, Mapping) else list(key) if len(names) > 1 else [key]
+        if len(values) != len(names):
+            raise ValueError(f"key {key!r}: lookup.keys has {len(names)} columns: {', '.join(names)}")
+        found = self._get_many(pa.table({name: [value] for name, value in zip(names, values, strict=True)}))
+        rows: list[dict[str, Any]] = found.drop_columns([KEY_INDEX]).to_pylist()
+        return rows
+
+    def get_many(self, keys: pa.Table) -> pa.Table:
+        """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
+
+        `keys`: columns named as `lookup.keys`, or as many in that order. The answer has one row per match,
+        by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
+        call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
+        as `scan`.
+        """
+        self._key_names()
+        return self._get_many(keys)
+
+    def _get_many(self, keys: pa.Table) -> pa.Table:
+        options = self._options
+        engine = runtime().engine(options)
+        try:
+            found = self._find(engine, options)
+            shown = planner.table_columns(found, options)
+            everything = all_columns((found.data, found.partitions))
+            names = resolve_names(self._key_names(), everything, "lookup.keys")
+            columns = pa.schema(
+                [*(everything.field(name) for name in names), *(field for field in shown if field.name not in names)]
+            )
+            plan = planner.plan_read(found, options, columns, runtime().clock)
+            return get_many(engine.reader, plan, keys, names, None, found.version)
+        finally:
+            engine.publish_metrics()
+
+    def _key_names(self) -> tuple[str, ...]:
+        self._check_open()
+        if not self._options.keys:
+            raise OptionError("option lookup.keys is missing: name the key columns, e.g. {'lookup.keys': 'id'}")
+        return self._options.keys
+
+    def reload(self) -> str:
+        """Load the current version into this host's snapshot now; its digest.
+
+        With `lookup.cache=FULL` only; only what changed is fetched. A bar or log lines tell of a long load.
+        Raises what the load raises; the snapshots there are stay.
+        """
+        full = self._full()
+        with progress.shown(f"lookupcache {redact('path', self._options.path)}", runtime().clock.steady_s) as report:
+            return full.version_of(full.reload(report)).digest
+
+    def warm(self) -> str:
+        """Make sure that this host has a snapshot of the current version, and say which; one metadata call.
+
+        As `reload`, which differs only where nothing has to be done in CACHE mode: there a snapshot that is
+        being served already will do.
+        """
+        if self._options.metadata_source is MetadataSource.CACHE:
+            latest = self._full().latest()
+            if latest is not None:
+                return latest.digest
+        return self.reload()
+
+    def _full(self) -> FullCache:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        table = self._table or self._find(engine, self._options).table
+        full = engine.reader.full(table, self._options)
+        if full is None:
+            raise OptionError(
+                "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
+                if self._options.cache is not CacheMode.FULL
+                else f"the cache directory {self._options.cache_directory()} cannot be used: set lookup.cache.dir"
+            )
+        return full
 
     @property
     def version(self) -> str:

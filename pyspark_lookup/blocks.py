@@ -8,6 +8,7 @@ version and never answers from another (Alluxio's getBlocksAndLocations, by equa
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 from collections.abc import Sequence
@@ -58,10 +59,17 @@ class BlockCache:
     """
 
     def __init__(self, ufs: Ufs, disk: Disk | None, metrics: CacheMetricGroup, wait_s: float) -> None:
+        self._keeps = True
         self._ufs = ufs
         self._disk = disk
         self._metrics = metrics
         self._wait_s = wait_s
+
+    def read_only(self) -> BlockCache:
+        """The same blocks for a reader whose own fetches are not to be kept: what it reads, it stores elsewhere."""
+        twin = copy.copy(self)
+        twin._keeps = False
+        return twin
 
     def get_blocks_and_locations(self, path: str, version: FileVersion) -> BlocksAndLocations:
         """The blocks held of `path` in exactly this `version`. No call to the store.
@@ -118,8 +126,8 @@ class BlockCache:
         Nothing is waited for while a lock is held, so two loaders cannot wait for each other.
         """
         disk = self._disk
-        keepable = [m for m in missing if disk and locations[m[0]].file.cacheable]
-        mine = [m for m in missing if not (disk and locations[m[0]].file.cacheable)]
+        keepable = [m for m in missing if self._keepable(locations[m[0]])]
+        mine = [m for m in missing if not self._keepable(locations[m[0]])]
         others: list[tuple[int, Range]] = []
         with contextlib.ExitStack() as held:
             claimed: dict[str, bool] = {}
@@ -189,8 +197,11 @@ class BlockCache:
                     part = view[offset - start : offset - start + length]
                     found[index, (offset, length)] = part
                     kept[location.key((offset, length))] = part
-            if self._disk and location.file.cacheable:
+            if self._disk and self._keepable(location):
                 self._disk.put_blocks(kept)
+
+    def _keepable(self, location: BlocksAndLocations) -> bool:
+        return self._keeps and self._disk is not None and location.file.cacheable
 
 
 def _merge(blocks: list[Range]) -> list[tuple[Range, list[Range]]]:

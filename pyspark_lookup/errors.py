@@ -11,6 +11,7 @@ Every error is a `PysparkLookupError` and also the builtin a caller would guess:
     │   ├── TableEmptyError                   no data file (left)
     │   └── TableBusyError                    a job is writing it now
     ├── VersionGoneError (LookupError)        the version asked for can no longer be read
+    ├── ReloadFailedError (RuntimeError)      lookup.cache=FULL may not serve what it has
     ├── DamagedFileError (ValueError)         the store's own bytes do not parse
     ├── NotSupportedError (NotImplementedError)
     ├── CacheDirectoryError (PermissionError) the host's cache directory is not safe to use
@@ -32,6 +33,7 @@ __all__ = [
     "OptionError",
     "PredicateError",
     "PysparkLookupError",
+    "ReloadFailedError",
     "SchemaError",
     "SourceChangedError",
     "TableBusyError",
@@ -80,6 +82,10 @@ class TableBusyError(NotATableError):
 
 class VersionGoneError(PysparkLookupError, LookupError):
     """The version asked for was replaced or removed before it was read."""
+
+
+class ReloadFailedError(PysparkLookupError, RuntimeError):
+    """A reload failed and the table says not to go on with the snapshot there is."""
 
 
 class DamagedFileError(PysparkLookupError, ValueError):

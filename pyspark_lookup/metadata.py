@@ -16,11 +16,12 @@ from typing import Any
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import NotATableError, TableBusyError, UfsNotFoundError
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import LookupOptions, MetadataSource, redact
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.stores import SETTLED_AFTER_S
 from pyspark_lookup.table import Kind, Table, TableVersion, data_files, is_glob
 from pyspark_lookup.ufs import FileVersion, Listing, Ufs
@@ -96,14 +97,20 @@ class Metadata:
 
     # --- reading: which version does this execution see? ------------------------------------------
 
-    def resolve(self, table: Table, options: LookupOptions, execution: Execution | None) -> Resolution:
+    def resolve(
+        self,
+        table: Table,
+        options: LookupOptions,
+        execution: Execution | None,
+        current: Callable[[], TableVersion] | None = None,
+    ) -> Resolution:
         """The version of `table` that `execution` reads (None: an execution of its own).
 
-        At most one metadata call, none if the execution has its record or CACHE mode can answer.
+        `current` says which one is, where it is not this class that knows. At most one metadata call, none if the execution has its record or CACHE mode can answer.
         Raises NotATableError subclasses or UfsError if there is no version to read.
         """
         if execution is None or self._disk is None:
-            return Resolution(self._current(table, options), True)
+            return Resolution(self._current(table, options, current), True)
         key = key_of(execution.application, execution.id, table.id)
         recorded = self._recorded(table, key)
         if recorded is not None:
@@ -114,7 +121,7 @@ class Metadata:
             if recorded is not None:
                 self._metrics.inc("resolutionReuseCount")
                 return Resolution(recorded, False)
-            version = self._current(table, options)
+            version = self._current(table, options, current)
             return self._record(table, key, version)
 
     def _record(self, table: Table, key: str, version: TableVersion) -> Resolution:
@@ -165,7 +172,19 @@ class Metadata:
         digest = self._disk.get_record("execution", key) if self._disk else None
         return self._files(table, digest) if isinstance(digest, str) else None
 
-    def _current(self, table: Table, options: LookupOptions) -> TableVersion:
+    def ask(self, table: Table) -> TableVersion:
+        """The store's current version: one metadata call, remembered on this host."""
+        return self._ask(table, self._clock.steady_s())
+
+    def version_of(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this host has its files on record. No store call."""
+        return self._files(table, digest)
+
+    def _current(
+        self, table: Table, options: LookupOptions, current: Callable[[], TableVersion] | None
+    ) -> TableVersion:
+        if current is not None:
+            return current()
         if options.metadata_source is MetadataSource.UFS:
             return self._ask(table, self._clock.steady_s())
         return self._cached(table, options) or self._ask(table, self._clock.steady_s())
@@ -190,7 +209,8 @@ class Metadata:
     def _fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The last known version if it is within the sync interval. Its age counts from when it was learned."""
         record = self._last(table)
-        interval_s = options.sync_interval_s
+        # With a full cache its trigger asks the store; in between, what it learned last is known here.
+        interval_s = -1.0 if options.cache is CacheMode.FULL else options.sync_interval_s
         if record is None or interval_s is None or interval_s == 0:
             return None
         age_s = self._clock.steady_s() - record["started_s"]

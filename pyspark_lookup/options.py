@@ -8,19 +8,29 @@ A key no layer may hold, a value that does not parse and a combination that cont
 
 from __future__ import annotations
 
-import configparser
 import dataclasses
+import datetime
 import difflib
 import enum
-import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pyspark_lookup.conf import STORAGE, holds_secret, redact, storage_value
 from pyspark_lookup.errors import OptionError
+from pyspark_lookup.parsing import (
+    bounded_bytes,
+    choice_of,
+    parse_boolean,
+    parse_count,
+    parse_duration_s,
+    parse_names,
+    parse_sync_interval_s,
+    parse_text,
+)
+from pyspark_lookup.reload import Blackout, ScheduleMode, parse_blackout, parse_iso_time
 
 __all__ = [
     "HOST_KEYS",
@@ -30,17 +40,13 @@ __all__ = [
     "FilterPushdown",
     "LookupOptions",
     "MetadataSource",
+    "OnReloadFailure",
     "OnVersionGone",
+    "ReloadStrategy",
     "VersionAt",
     "View",
-    "conf_file_options",
-    "conf_file_secrets",
     "is_local",
-    "looks_secret",
     "options_table",
-    "parse_bytes",
-    "parse_duration_s",
-    "redact",
 ]
 
 T = TypeVar("T")
@@ -84,6 +90,20 @@ class FilterPushdown(enum.Enum):
     FALSE = "false"
 
 
+class ReloadStrategy(enum.Enum):
+    """`lookup.full-cache.reload-strategy`: which of FLIP-221's triggers reloads."""
+
+    PERIODIC = "PERIODIC"
+    TIMED = "TIMED"
+
+
+class OnReloadFailure(enum.Enum):
+    """`lookup.full-cache.on-reload-failure`: whether the last snapshot goes on serving."""
+
+    KEEP = "KEEP"
+    FAIL = "FAIL"
+
+
 class View(enum.Enum):
     """`lookup.view`: what a read returns."""
 
@@ -103,112 +123,6 @@ class FileFormatName(enum.Enum):
     ORC = "orc"
 
 
-# --- parsers: text -> value, or ValueError with what was expected -----------------------------
-
-_DURATION_UNIT_S = {
-    "ms": 1e-3, "milli": 1e-3, "millis": 1e-3, "millisecond": 1e-3, "milliseconds": 1e-3,
-    "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
-    "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0,
-    "h": 3600.0, "hour": 3600.0, "hours": 3600.0,
-    "d": 86400.0, "day": 86400.0, "days": 86400.0,
-}  # fmt: skip
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
-_ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE)
-_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,`\s](?:[^,`]*[^,`\s])?))\s*(?=,|\Z)")
-_BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
-
-
-def parse_duration_s(text: str) -> float:
-    """Seconds (>= 0) of `10 s`, `500 ms`, `5 min`, `1 h`, `7 d` or ISO-8601 `PT10S`."""
-    plain = _DURATION.fullmatch(text.strip().lower())
-    if plain and plain[2] in _DURATION_UNIT_S:
-        return float(plain[1]) * _DURATION_UNIT_S[plain[2]]
-    iso = _ISO_DURATION.fullmatch(text.strip())
-    if iso and any(iso.groups()):
-        days, hours, minutes, seconds = (float(part or 0) for part in iso.groups())
-        return days * 86400 + hours * 3600 + minutes * 60 + seconds
-    raise ValueError("a duration such as '10 s', '5 min', '1 h' or 'PT10S'")
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes (>= 0) of `4 MiB`, `128m`, `1g` or a plain number; units are powers of 1024."""
-    match = _BYTES.fullmatch(text.strip().lower())
-    if match is None:
-        raise ValueError("a size such as '4 MiB', '128m' or '1073741824'")
-    exponent = "kmgt".index(match[2]) + 1 if match[2] else 0
-    return int(match[1]) << (10 * exponent)
-
-
-def _sync_interval(text: str) -> float:
-    if text.strip() in ("-1", "0"):
-        return float(text)
-    try:
-        return parse_duration_s(text)
-    except ValueError:
-        raise ValueError("-1 (never), 0 (always) or a duration such as '5 min'") from None
-
-
-def _bounded_bytes(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = parse_bytes(text)
-        if not low <= value <= high:
-            raise ValueError(f"a size between {low} and {high} bytes")
-        return value
-
-    return parse
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text.strip()):
-        raise ValueError("a whole number, 0 or more")
-    return int(text)
-
-
-def _boolean(text: str) -> bool:
-    choices = {"true": True, "false": False}
-    if text.strip().lower() not in choices:
-        raise ValueError("true or false")
-    return choices[text.strip().lower()]
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Comma-separated column names; a name with a comma goes in backquotes, as in Spark SQL."""
-    names: list[str] = []
-    end = -1  # of the name before, where its comma stands
-    while end < len(text):
-        match = _NAME.match(text, end + 1)
-        if match is None:
-            break
-        names.append(match[1].replace("``", "`") if match[1] else match[2])
-        end = match.end()
-    if end != len(text) or len(set(names)) != len(names):
-        raise ValueError("column names separated by commas, none twice")
-    return tuple(names)
-
-
-def _text(text: str) -> str:
-    if not text.strip():
-        raise ValueError("some text")
-    return text.strip()
-
-
-def _choice(kind: type[enum.Enum]) -> Callable[[str], Any]:
-    """One of an enum's values, in any letter case (as Flink parses them)."""
-
-    def parse(text: str) -> enum.Enum:
-        for member in kind:
-            if member.value.lower() == text.strip().lower():
-                return member
-        choices = [str(member.value) for member in kind]
-        near = difflib.get_close_matches(text.strip(), choices, 1, 0.4) or difflib.get_close_matches(
-            text.strip().upper(), choices, 1, 0.4
-        )
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"one of {', '.join(choices)}{hint}")
-
-    return parse
-
-
 def _option(
     key: str, kind: str, parse: Callable[[str], Any], default: Any, doc: str, shown: str = "", hashed: bool = True
 ) -> Any:
@@ -219,9 +133,33 @@ def _option(
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
 
 
+def _strategy(text: str) -> ReloadStrategy | str:
+    module, separator, factory = text.strip().partition(":")
+    if separator:
+        if not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
+            raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'")
+        return text.strip()
+    found = choice_of(ReloadStrategy)(text)
+    assert isinstance(found, ReloadStrategy)
+    return found
+
+
+def _positive_duration_s(text: str) -> float:
+    seconds = parse_duration_s(text)
+    if seconds <= 0:
+        raise ValueError("a duration greater than zero, such as '5 min'")
+    return seconds
+
+
+def _days(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError("a whole number of days, at least 1 day")
+    return int(text)
+
+
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
-_STORAGE = "lookup.storage."
+_FULL = "lookup.full-cache."
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
 # Options that say how a *host* works, not what a query means: a session may override these at
@@ -233,26 +171,36 @@ HOST_KEYS = frozenset({"lookup.cache.dir", "lookup.cache.max-bytes", "lookup.max
 class LookupOptions:
     """The options of one table reference, typed and checked. Durations in seconds, sizes in bytes."""
 
-    path: str = _option("path", "string", _text, "", "File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`.")  # fmt: skip
-    keys: tuple[str, ...] | None = _option("lookup.keys", "names", _names, None, "Key columns of the table.")
-    format: FileFormatName | None = _option("lookup.format", "parquet, arrow, csv, json, orc", _choice(FileFormatName), None, "File format.", "from the file names")  # fmt: skip
-    columns: tuple[str, ...] | None = _option("lookup.columns", "names", _names, None, "Columns to read, in this order.", "all")  # fmt: skip
-    where: str | None = _option("lookup.where", "SQL predicate", _text, None, "Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.", "all rows")  # fmt: skip
-    partition: str | None = _option("lookup.partition", "`max_pt()` or `k=v,…`", _text, None, "Partition directories to read; `max_pt()` is the latest.", "all")  # fmt: skip
-    view: View = _option("lookup.view", "data, files, versions, metrics", _choice(View), View.DATA, "What a read returns: the rows, the files of the current version, the versions this host knows, or its counters.")  # fmt: skip
-    success_file: bool = _option("lookup.success-file", "boolean", _boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
+    path: str = _option("path", "string", parse_text, "", "File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`.")  # fmt: skip
+    keys: tuple[str, ...] | None = _option("lookup.keys", "names", parse_names, None, "Key columns of the table.")
+    format: FileFormatName | None = _option("lookup.format", "parquet, arrow, csv, json, orc", choice_of(FileFormatName), None, "File format.", "from the file names")  # fmt: skip
+    columns: tuple[str, ...] | None = _option("lookup.columns", "names", parse_names, None, "Columns to read, in this order.", "all")  # fmt: skip
+    where: str | None = _option("lookup.where", "SQL predicate", parse_text, None, "Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.", "all rows")  # fmt: skip
+    partition: str | None = _option("lookup.partition", "`max_pt()` or `k=v,…`", parse_text, None, "Partition directories to read; `max_pt()` is the latest.", "all")  # fmt: skip
+    view: View = _option("lookup.view", "data, files, versions, metrics", choice_of(View), View.DATA, "What a read returns: the rows, the files of the current version, the versions this host knows, or its counters.")  # fmt: skip
+    success_file: bool = _option("lookup.success-file", "boolean", parse_boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
-    metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", _choice(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
-    sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", _sync_interval, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE")  # fmt: skip
-    version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", _choice(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
-    on_version_gone: OnVersionGone = _option("lookup.on-version-gone", "NEWER, FAIL", _choice(OnVersionGone), OnVersionGone.NEWER, "When a file was replaced after the version was resolved: read the newer one, or fail.")  # fmt: skip
-    cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", _choice(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221). This release has NONE: the blocks of the files.")  # fmt: skip
-    cache_dir: str | None = _option("lookup.cache.dir", "path", _text, None, "Directory of this host's cache, mode 0700, on a local disk.", "`lookupcache-<uid>` in the system's temporary directory")  # fmt: skip
-    cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", _bounded_bytes(_MIB, 2**60), 10 * _GIB, "Disk budget of this host's blocks.", "10 GiB")  # fmt: skip
-    block_size: int = _option("lookup.block.size", "size", _bounded_bytes(64 * 1024, _GIB), 4 * _MIB, "Block of a format without natural blocks (CSV, JSON, ORC).", "4 MiB")  # fmt: skip
-    max_retries: int = _option("lookup.max-retries", "integer", _count, 3, "Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).")  # fmt: skip
-    filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", _choice(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
-    split_size: int = _option("lookup.scan.split-size", "size", _bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
+    metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
+    sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE")  # fmt: skip
+    version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
+    on_version_gone: OnVersionGone = _option("lookup.on-version-gone", "NEWER, FAIL", choice_of(OnVersionGone), OnVersionGone.NEWER, "When a file was replaced after the version was resolved: read the newer one, or fail.")  # fmt: skip
+    cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; FULL all rows, decoded and indexed, on local disk. PARTIAL is not there yet.")  # fmt: skip
+    reload_strategy: ReloadStrategy | str = _option("lookup.full-cache.reload-strategy", "PERIODIC, TIMED or `module:factory`", _strategy, ReloadStrategy.PERIODIC, "With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions` and returns a `CacheReloadTrigger`.")  # fmt: skip
+    reload_interval_s: float | None = _option("lookup.full-cache.periodic-reload.interval", "duration", _positive_duration_s, None, "PERIODIC: time between reloads.")  # fmt: skip
+    reload_schedule_mode: ScheduleMode = _option("lookup.full-cache.periodic-reload.schedule-mode", "FIXED_DELAY, FIXED_RATE", choice_of(ScheduleMode), ScheduleMode.FIXED_DELAY, "PERIODIC: counted from the end of the last reload, or on a grid.")  # fmt: skip
+    reload_iso_time: datetime.time | None = _option("lookup.full-cache.timed-reload.iso-time", "ISO time", parse_iso_time, None, "TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.")  # fmt: skip
+    reload_interval_days: int = _option("lookup.full-cache.timed-reload.interval-in-days", "integer", _days, 1, "TIMED: days between reloads.")  # fmt: skip
+    blackout: Blackout | None = _option("lookup.full-cache.blackout", "times of day", parse_blackout, None, "With a reload strategy: no reload begins in these, e.g. `22:00-06:00, 12:00-13:00`; one that comes due waits for the end.")  # fmt: skip
+    build_wait_s: float = _option("lookup.full-cache.build-wait", "duration", parse_duration_s, 30.0, "With UFS: how long a query waits for the snapshot of a new version; after it, the query reads the files themselves.", "30 s")  # fmt: skip
+    retain_s: float | None = _option("lookup.full-cache.retain", "duration", parse_duration_s, None, "How long a superseded snapshot stays on disk.", "10 min, or two intervals if that is longer")  # fmt: skip
+    on_reload_failure: OnReloadFailure = _option("lookup.full-cache.on-reload-failure", "KEEP, FAIL", choice_of(OnReloadFailure), OnReloadFailure.KEEP, "With CACHE, after a failed reload: serve the last snapshot, or fail until a reload succeeds.")  # fmt: skip
+    max_staleness_s: float | None = _option("lookup.full-cache.max-staleness", "duration", _positive_duration_s, None, "With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.", "any age")  # fmt: skip
+    cache_dir: str | None = _option("lookup.cache.dir", "path", parse_text, None, "Directory of this host's cache, mode 0700, on a local disk.", "`lookupcache-<uid>` in the system's temporary directory")  # fmt: skip
+    cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", bounded_bytes(_MIB, 2**60), 10 * _GIB, "Disk budget of this host's blocks.", "10 GiB")  # fmt: skip
+    block_size: int = _option("lookup.block.size", "size", bounded_bytes(64 * 1024, _GIB), 4 * _MIB, "Block of a format without natural blocks (CSV, JSON, ORC).", "4 MiB")  # fmt: skip
+    max_retries: int = _option("lookup.max-retries", "integer", parse_count, 3, "Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).")  # fmt: skip
+    filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
+    split_size: int = _option("lookup.scan.split-size", "size", bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
@@ -274,17 +222,17 @@ class LookupOptions:
         explicit: set[str] = set()
         path = {key.lower(): text for layer, _ in layers for key, text in layer.items()}.get("path", "")
         for layer, origin in layers:
-            if _says(layer, "lookup.metadata.source", "UFS") and "lookup.metadata.sync-interval" not in layer:
-                # Going back to the store at every query takes an interval of a lower layer with it.
-                values.pop("sync_interval_s", None)
+            for key in _retracted(layer):
+                values.pop(_FIELDS[key].name, None)
+                explicit.discard(key)
             for raw_key, text in layer.items():
                 key = raw_key.lower()
                 _refuse_secret(key, text, allowed=layer is conf)
-                if key.startswith(_STORAGE) and key.removeprefix(_STORAGE).isidentifier():
+                if key.startswith(STORAGE) and key.removeprefix(STORAGE).isidentifier():
                     # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other
                     # storage options are for remote tables; local ones take none.
-                    if not _holds_secret(key, text) and not (layer is conf and is_local(path)):
-                        storage[key.removeprefix(_STORAGE)] = _storage_value(text)
+                    if not holds_secret(key, text) and not (layer is conf and is_local(path)):
+                        storage[key.removeprefix(STORAGE)] = storage_value(text)
                     continue
                 field = _field_of(key, text)
                 try:
@@ -304,13 +252,14 @@ class LookupOptions:
             raise OptionError(
                 "option path is missing: give the table's file, directory or glob, e.g. load('s3://bucket/dim')"
             )
-        if self.cache is not CacheMode.NONE:
+        if self.cache is CacheMode.PARTIAL:
             raise OptionError(
-                f"option lookup.cache = {self.cache.value!r}: this release has NONE only "
-                "(blocks of the files are kept on every host in that mode too)"
+                "option lookup.cache = 'PARTIAL': this release has NONE and FULL (blocks of the files are kept on every host "
+                "in both)"
             )
+        self._check_full()
         cached = self.metadata_source is MetadataSource.CACHE
-        if cached and self.sync_interval_s is None:
+        if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL:
             raise OptionError(
                 "option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval: a duration such as '5 min', "
                 "0 (ask the store at every query) or -1 (never ask again)"
@@ -325,6 +274,68 @@ class LookupOptions:
                 f"option lookup.view = {self.view.value!r} has columns of its own: "
                 "filter it in Spark instead of by lookup.where or lookup.columns"
             )
+
+    def _check_full(self) -> None:
+        """Raise OptionError for options of the full cache that would be ignored, or lack another."""
+        given = sorted(key for key in self.explicit if key.startswith(_FULL))
+        if self.cache is not CacheMode.FULL:
+            if given:
+                raise OptionError(
+                    f"option {given[0]}: lookup.cache is {self.cache.value!r} and should be 'FULL' for it to have a meaning"
+                )
+            return
+        strategy = self.reload_strategy
+        named = strategy if isinstance(strategy, str) else strategy.value
+        for prefix, needed in ((_FULL + "periodic-reload.", "PERIODIC"), (_FULL + "timed-reload.", "TIMED")):
+            wrong = [key for key in given if key.startswith(prefix)] if named != needed else []
+            if wrong:
+                raise OptionError(f"option {wrong[0]}: {_FULL}reload-strategy is {named!r} and should be {needed!r}")
+        cached = self.metadata_source is MetadataSource.CACHE
+        if named == "TIMED" and self.reload_iso_time is None:
+            raise OptionError(f"Missing '{_FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
+        wants = cached or any("reload-strategy" in key or "periodic-reload" in key for key in given)
+        if named == "PERIODIC" and self.reload_interval_s is None and wants:
+            raise OptionError(f"Missing '{_FULL}periodic-reload.interval': a duration such as '5 min'")
+        if self.blackout is not None and not self.reloads and _FULL + "blackout" in given:
+            raise OptionError(
+                f"option {_FULL}blackout is for scheduled reloads: set {_FULL}periodic-reload.interval too"
+            )
+        if cached and "lookup.metadata.sync-interval" in self.explicit:
+            raise OptionError(
+                "option lookup.metadata.sync-interval: with lookup.cache = 'FULL' the reload strategy says when to ask the "
+                f"store; set {_FULL}periodic-reload.interval instead"
+            )
+        for key in ("build-wait",) if cached else ("on-reload-failure", "max-staleness"):
+            if _FULL + key in given:
+                raise OptionError(
+                    f"option {_FULL}{key} has no meaning with lookup.metadata.source = {self.metadata_source.value!r}: "
+                    + ("queries never wait for a reload" if cached else "every query checks the version at the store")
+                )
+        if self.max_staleness_s is not None and self.max_staleness_s < (self.reload_interval_s or 0):
+            raise OptionError(
+                f"option {_FULL}max-staleness = {self.max_staleness_s:g} s is less than {_FULL}periodic-reload.interval = "
+                f"{self.reload_interval_s:g} s: queries would fail between reloads"
+            )
+
+    @property
+    def reloads(self) -> bool:
+        """Whether a trigger reloads the full cache."""
+        return self.reload_strategy is not ReloadStrategy.PERIODIC or self.reload_interval_s is not None
+
+    @property
+    def full_cache(self) -> tuple[Any, ...]:
+        """The values of all options of the full cache."""
+        return tuple(getattr(self, field.name) for key, field in _FIELDS.items() if key.startswith(_FULL))
+
+    @property
+    def retained_s(self) -> float:
+        """How long a superseded snapshot stays."""
+        if self.retain_s is not None:
+            return self.retain_s
+        interval_s = self.reload_interval_s or 0.0
+        if self.reload_strategy is ReloadStrategy.TIMED:
+            interval_s = 86400.0 * self.reload_interval_days
+        return max(600.0, 2 * interval_s)
 
     def overridden(self, overrides: Mapping[str, str]) -> LookupOptions:
         """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
@@ -377,7 +388,7 @@ class LookupOptions:
             if field.name != "storage" and getattr(self, field.name) != field.default
         }
         shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
-        shown |= {_STORAGE + key: redact(key, value) for key, value in self.storage}
+        shown |= {STORAGE + key: redact(key, value) for key, value in self.storage}
         return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
@@ -385,64 +396,21 @@ _FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.metadata["key"]: field for field in dataclasses.fields(LookupOptions) if field.metadata
 }
 
-_SECRET = re.compile(
-    r"secret|passw|token|credential|signature|(^|[._-])(key|sas)$|(access|account|private|api|shared)[._-]?key|connection_string"
-)
-
-
-def looks_secret(key: str) -> bool:
-    """Whether an option's name says that its value is a credential."""
-    return key != "lookup.keys" and _SECRET.search(key.lower()) is not None
-
-
-def redact(key: str, value: object) -> str:
-    """`value` as text fit for a message: hidden if it is or holds a credential, without those in URLs."""
-    if _holds_secret(key, value):
-        return "[redacted]"
-    text = re.sub(r"(\w+://)[^/?#\s]+@", r"\1[redacted]@", str(value))
-    return re.sub(
-        r"(?i)([?&][^=&\s]*(?:signature|token|secret|sig|credential|passw|key)[^=&\s]*=)[^&\s]+", r"\1[redacted]", text
-    )
-
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
-    if not allowed and key.startswith(_STORAGE) and _holds_secret(key, text):
+    if not allowed and key.startswith(STORAGE) and holds_secret(key, text):
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
             "environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
         )
 
 
-def _holds_secret(key: str, value: object) -> bool:
-    """Whether an option is a credential, or a JSON value (or its text) with one somewhere inside."""
-    if looks_secret(key):
-        return True
-    stack = [value if isinstance(value, (dict, list)) else _storage_value(value)]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            if any(map(looks_secret, item)):
-                return True
-            stack += item.values()
-        elif isinstance(item, list):
-            stack += item
-    return False
-
-
-def _storage_value(text: object) -> Any:
-    """`true`, `5` and JSON become values, as fsspec expects; anything else stays text."""
-    try:
-        return json.loads(str(text))
-    except (ValueError, RecursionError):
-        return str(text)
-
-
 def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
     field = _FIELDS.get(key)
-    if key.startswith(_STORAGE):
+    if key.startswith(STORAGE):
         raise OptionError(
-            f"unknown option {key} = {redact(key, text)!r}: {_STORAGE}… takes the name of one parameter of the fsspec "
-            f"filesystem, and JSON for a nested one, e.g. {_STORAGE}client_kwargs = '{{\"verify\": false}}'"
+            f"unknown option {key} = {redact(key, text)!r}: {STORAGE}… takes the name of one parameter of the fsspec "
+            f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
         )
     if field is None:
         near = difflib.get_close_matches(key, _FIELDS, 1, 0.6)
@@ -460,56 +428,18 @@ def _says(layer: Mapping[str, str], key: str, value: str) -> bool:
     return any(k.lower() == key and str(text).strip().upper() == value for k, text in layer.items())
 
 
-def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Defaults of `$LOOKUPCACHE_CONF`, else of `$SPARK_CONF_DIR/lookupcache.conf`; {} without either.
-
-    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a file that was named but cannot
-    be read or parsed; the message shows no line, for it may hold a credential.
-    """
-    named = environ.get("LOOKUPCACHE_CONF")
-    spark_conf = environ.get("SPARK_CONF_DIR")
-    if not named and not spark_conf:
-        return {}
-    path = Path(named) if named else Path(spark_conf or "") / "lookupcache.conf"
-    parser = configparser.ConfigParser(
-        delimiters=("=",), comment_prefixes=("#",), inline_comment_prefixes=("#",), interpolation=None
-    )
-    try:
-        lines = path.read_text(encoding="utf-8")
-    except FileNotFoundError as problem:
-        if not named:
-            return {}
-        raise OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist") from problem
-    except (OSError, UnicodeDecodeError) as problem:
-        raise OptionError(f"conf file {path} cannot be read: {problem}") from problem
-    try:
-        parser.read_string("[conf]\n" + lines)
-    except configparser.DuplicateOptionError as problem:
-        raise OptionError(
-            f"conf file {path}, line {(problem.lineno or 1) - 1}: {problem.option} is there twice"
-        ) from None
-    except configparser.ParsingError as problem:
-        raise OptionError(f"conf file {path}, line {problem.errors[0][0] - 1}: expected key = value") from None
-    except configparser.Error:
-        raise OptionError(f"conf file {path}: expected lines of key = value without [sections]") from None
-    if parser.sections() != ["conf"] or parser.defaults():
-        raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
-    options = dict(parser["conf"])
-    for key, text in options.items():
-        if "\n" in text:  # an indented line goes on with the one before
-            raise OptionError(f"conf file {path}: the line after {key} is indented: start every line with its key")
-    return options
-
-
-def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The credentials among a conf file's `lookup.storage.*`: used on this host, never put into a plan."""
-    found: dict[str, Any] = {}
-    for key, text in conf_file_options(environ).items():
-        if key.startswith(_STORAGE) and _holds_secret(key, text):
-            value = _storage_value(text)
-            # A password of digits is no number.
-            found[key.removeprefix(_STORAGE)] = value if isinstance(value, (dict, list)) else text
-    return found
+def _retracted(layer: Mapping[str, str]) -> set[str]:
+    """Options of lower layers that lose their meaning by what this layer chooses, such as an interval by UFS."""
+    lost: set[str] = set()
+    if _says(layer, "lookup.cache", "NONE") or _says(layer, "lookup.cache", "PARTIAL"):
+        lost |= {key for key in _FIELDS if key.startswith(_FULL)}
+    if _says(layer, "lookup.cache", "FULL"):
+        lost.add("lookup.metadata.sync-interval")
+    if _says(layer, "lookup.metadata.source", "UFS"):
+        lost |= {"lookup.metadata.sync-interval", _FULL + "on-reload-failure", _FULL + "max-staleness"}
+    if _says(layer, "lookup.metadata.source", "CACHE"):
+        lost.add(_FULL + "build-wait")
+    return lost - {key.lower() for key in layer}
 
 
 def options_table() -> str:

@@ -12,13 +12,16 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import OptionError, SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.formats import format_of
-from pyspark_lookup.options import LookupOptions, VersionAt, redact
+from pyspark_lookup.keys import check_key_types
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, VersionAt
 from pyspark_lookup.predicate import And, Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.scan import Projection, all_columns, share_of
 from pyspark_lookup.schema import check_readable, resolve_names
+from pyspark_lookup.snapshot.schedule import trigger_of
 from pyspark_lookup.table import Kind, Table, TableVersion, select_partitions
 from pyspark_lookup.where import parse_where
 
@@ -45,6 +48,7 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     `Metadata.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
     table, version = _known_or_discovered(reader, options, known)
+    version = _served(reader, options, table) or version
     for _ in range(_STARTS):
         try:
             data, partitions = reader.schema(table, version)
@@ -53,6 +57,14 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
         else:
             return Found(table, version, data, partitions)
     raise VersionGoneError(f"{redact('path', table.url)} changed under {_STARTS} attempts to read its schema in a row")
+
+
+def _served(reader: TableReader, options: LookupOptions, table: Table) -> TableVersion | None:
+    """The version that a full cache in CACHE mode answers from, which may be older than the last one known."""
+    if options.metadata_source is not MetadataSource.CACHE or options.partition is not None:
+        return None
+    full = reader.full(table, options)
+    return full.latest() if full is not None else None
 
 
 def _known_or_discovered(
@@ -81,7 +93,11 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
         )
     everything = all_columns((found.data, found.partitions))
     if options.keys:
-        resolve_names(options.keys, everything, "lookup.keys")
+        keys = resolve_names(options.keys, everything, "lookup.keys")
+        if options.cache is not CacheMode.NONE:
+            check_key_types([everything.field(name) for name in keys])
+    if options.cache is CacheMode.FULL:
+        trigger_of(options)  # a custom one is a module that may not be there
     if options.where:
         parse_where(options.where, everything)
     select_partitions(found.table, found.version.files, options)
@@ -129,4 +145,5 @@ def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTa
         return [ReadTask(number, count) for number in range(count)]
     shares = [share_of(files, number, count, splittable) for number in range(count)]
     kept = [pieces for pieces in shares if pieces] or [()]
-    return [ReadTask(number, len(kept), pieces) for number, pieces in enumerate(kept)]
+    digest = found.version.digest
+    return [ReadTask(number, len(kept), pieces, digest) for number, pieces in enumerate(kept)]

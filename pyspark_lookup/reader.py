@@ -12,21 +12,34 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Iterator
+import random
+import threading
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.formats import open_format
+from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.metadata import Execution, Metadata, Resolution
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import LookupOptions, OnVersionGone, redact
-from pyspark_lookup.scan import Prepared, Projection, Scan, Slice, share_of, slices_of
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, OnVersionGone
+from pyspark_lookup.predicate import columns_of
+from pyspark_lookup.scan import Prepared, Projection, Scan, Slice, all_columns, share_of, slices_of
+from pyspark_lookup.schema import resolve_names
+from pyspark_lookup.snapshot.full import FullCache
+from pyspark_lookup.snapshot.layers import Ranges, Snapshot
+from pyspark_lookup.snapshot.load import Layout, SnapshotLoader
+from pyspark_lookup.snapshot.reading import snapshot_batches
+from pyspark_lookup.snapshot.schedule import Start, in_thread
 from pyspark_lookup.stores import SETTLED_AFTER_S
 from pyspark_lookup.table import Table, TableVersion, select_partitions
+from pyspark_lookup.ufs import FileVersion
+from pyspark_lookup.where import parse_where
 
 __all__ = ["ReadPlan", "ReadTask", "TableReader"]
 
@@ -49,12 +62,13 @@ class ReadPlan:
 class ReadTask:
     """One task of a plan: share `number` of `count` of the version.
 
-    `pieces` are fixed at planning; None: the version is resolved when the task reads.
+    `pieces` of the version `digest` are fixed at planning; None: the version is resolved when the task reads.
     """
 
     number: int
     count: int
     pieces: tuple[Slice, ...] | None = None
+    digest: str | None = None
 
 
 class TableReader:
@@ -68,13 +82,21 @@ class TableReader:
         metrics: CacheMetricGroup,
         clock: HostClock,
         block_size: int,
+        rng: random.Random,
+        start: Start = in_thread,
     ) -> None:
         self.metadata = metadata
         self.metrics = metrics
+        self._rng = rng
+        self._start = start
+        self._fulls: dict[str, FullCache] = {}
+        self._fulls_lock = threading.Lock()
         self._disk = disk
         self._clock = clock
         self._block_size = block_size
         self._scan = Scan(blocks, metrics, block_size)
+        # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
+        self._load_scan = Scan(blocks.read_only(), metrics, block_size)
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version; kept on this host by digest."""
@@ -102,6 +124,91 @@ class TableReader:
         assert table.format is not None
         return open_format(table.format, self._block_size).splittable
 
+    # --- lookup.cache=FULL ------------------------------------------------------------------------
+
+    def full(self, table: Table, options: LookupOptions) -> FullCache | None:
+        """The full cache that the options ask for; None if they do not, or there is no cache directory."""
+        if options.cache is not CacheMode.FULL or self._disk is None:
+            return None
+        # Columns that a predicate needs are kept beside those that were chosen.
+        columns = None if options.columns is None else (options.columns, options.where)
+        key = key_of(table.id, options.keys, columns, options.partition, options.metadata_source.value)
+        with self._fulls_lock:
+            place = key_of(key, options.full_cache)
+            if place not in self._fulls:
+                loader = SnapshotLoader(self._load_scan, self._block_size, self._disk, key, self._rng)
+                layout_of = functools.partial(self._layout, table, options)
+                self._fulls[place] = FullCache(
+                    key,
+                    table,
+                    options,
+                    layout_of,
+                    self.metadata,
+                    loader,
+                    self._disk,
+                    self.metrics,
+                    self._clock,
+                    self._start,
+                )
+            return self._fulls[place]
+
+    def _layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
+        """What a snapshot of a version holds."""
+        data, partitions = self.schema(table, version)
+        everything = all_columns((data, partitions))
+        keys = resolve_names(options.keys or (), everything, "lookup.keys")
+        check_key_types([everything.field(name) for name in keys])
+        names = set(everything.names)
+        if options.columns is not None:
+            names = {*keys, *resolve_names(options.columns, everything, "lookup.columns")}
+            names |= columns_of(parse_where(options.where, everything)) if options.where else set()
+        columns = pa.schema([field for field in everything if field.name in names])
+        return Layout(columns, tuple(keys), data, partitions)
+
+    def resolve(
+        self, table: Table, options: LookupOptions, execution: Execution | None, version: TableVersion | None = None
+    ) -> tuple[Resolution, Snapshot | None]:
+        """The version that `execution` reads, and its snapshot if there is one to read it from.
+
+        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own).
+        """
+        full = self.full(table, options)
+        if full is not None and options.metadata_source is MetadataSource.CACHE:
+            latest = full.current()
+            if latest is not None:
+                served, snapshot = latest
+                resolution = self.metadata.resolve(table, options, execution, lambda: served)
+                if resolution.version.digest == served.digest:
+                    return resolution, snapshot
+                return resolution, self.snapshot(table, options, resolution.version)
+        resolution = (
+            Resolution(version, True) if version is not None else self.metadata.resolve(table, options, execution)
+        )
+        return resolution, self.snapshot(table, options, resolution.version)
+
+    def snapshot(self, table: Table, options: LookupOptions, version: TableVersion) -> Snapshot | None:
+        """The snapshot of a version, built now if a query may wait for that; None without one."""
+        full = self.full(table, options)
+        if full is None:
+            return None
+        chosen = TableVersion(table.id, select_partitions(table, version.files, options))
+        if options.metadata_source is MetadataSource.CACHE:
+            found = full.find(chosen)
+        else:
+            found = full.build(chosen, options.build_wait_s)
+        if found is None:
+            self.metrics.inc("snapshotReadThroughCount")
+        return found
+
+    def _from_snapshot(
+        self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
+    ) -> Iterator[pa.RecordBatch]:
+        ranges = None if pieces is None else Ranges(tuple((p.file.url, p.start, p.end) for p in pieces))
+        whole = functools.partial(self._data_schema, plan.table, version)
+        return snapshot_batches(snapshot, plan.projection, ranges, whole, redact("path", plan.table.url), self.metrics)
+
+    # --- reading ----------------------------------------------------------------------------------
+
     def read(
         self, plan: ReadPlan, task: ReadTask, execution: Execution | None, version: TableVersion | None = None
     ) -> Iterator[pa.RecordBatch]:
@@ -113,13 +220,35 @@ class TableReader:
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
+            planned = self.metadata.version_of(plan.table, task.digest) if task.digest is not None else None
+            if planned is not None:
+                snapshot = self.snapshot(plan.table, plan.options, planned)
+                if snapshot is not None:
+                    return self._from_snapshot(plan, snapshot, planned, task.pieces if task.count > 1 else None)
             return self._planned(plan, task, task.pieces, execution).batches()
-        if version is not None:
-            resolution = Resolution(version, True)
-        else:
-            resolution = self.metadata.resolve(plan.table, plan.options, execution)
+        resolution, found = self.resolve(plan.table, plan.options, execution, version)
         files = select_partitions(plan.table, resolution.version.files, plan.options)
         pieces = share_of(files, task.number, task.count, self.splittable(plan.table))
+        if found is not None:
+            return self._from_snapshot(plan, found, resolution.version, pieces if task.count > 1 else None)
+        return self._from_files(plan, task, execution, resolution, files, pieces)
+
+    def read_files(
+        self, plan: ReadPlan, execution: Execution | None, resolution: Resolution
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows of a resolved version from the files themselves. Raises as `read` does."""
+        files = select_partitions(plan.table, resolution.version.files, plan.options)
+        return self._from_files(plan, ReadTask(0, 1), execution, resolution, files, slices_of(files))
+
+    def _from_files(
+        self,
+        plan: ReadPlan,
+        task: ReadTask,
+        execution: Execution | None,
+        resolution: Resolution,
+        files: Sequence[FileVersion],
+        pieces: tuple[Slice, ...],
+    ) -> Iterator[pa.RecordBatch]:
         try:
             # Files that lookup.partition leaves out may have the columns that these lack.
             complete = task.count == 1 and len(files) == len(resolution.version.files)
@@ -222,6 +351,14 @@ class TableReader:
             "(with a new load() if its DataFrame was planned before); to change a table under running queries, write new "
             "file names and keep the old files a while"
         )
+
+    def close(self) -> None:
+        """Give up the schedules of full caches that this process holds."""
+        with self._fulls_lock:
+            fulls = list(self._fulls.values())
+            self._fulls.clear()
+        for full in fulls:
+            full.close()
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
         """Log once, from one process of the host, that a later execution reads an older plan's version."""

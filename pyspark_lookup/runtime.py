@@ -15,11 +15,12 @@ from typing import Any
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import conf_file_secrets, redact
 from pyspark_lookup.disk import Disk, key_of, memory_backed
 from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import COUNTERS, CacheMetricGroup, add_metrics
-from pyspark_lookup.options import LookupOptions, conf_file_secrets, redact
+from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
 from pyspark_lookup.ufs import Ufs
@@ -121,7 +122,7 @@ class Runtime:
             known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url))
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
         metadata = Metadata(ufs, blocks, disk, metrics, self.clock)
-        reader = TableReader(metadata, blocks, disk, metrics, self.clock, options.block_size)
+        reader = TableReader(metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng)
         return Engine(reader, disk, known)
 
     def _store(self, options: LookupOptions) -> Store:

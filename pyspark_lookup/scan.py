@@ -7,7 +7,7 @@ meanwhile is noticed while nothing has been handed out. The prepared task only d
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -20,7 +20,17 @@ from pyspark_lookup.schema import cast_column, check_readable, merge_schemas
 from pyspark_lookup.table import Table, partition_fields, partition_value, partition_values
 from pyspark_lookup.ufs import FileVersion, Range
 
-__all__ = ["Prepared", "Projection", "Scan", "Slice", "all_columns", "share_of", "slices_of"]
+__all__ = [
+    "Prepared",
+    "Projection",
+    "Scan",
+    "Slice",
+    "all_columns",
+    "coalesced",
+    "matching_rows",
+    "share_of",
+    "slices_of",
+]
 
 
 # A scan that looks into so few units decodes its predicate's columns first and fetches the others
@@ -288,18 +298,16 @@ class Prepared:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, in file order, in batches of about 64k; the schema is the projection's exactly."""
-        schema = self._projection.columns
-        waiting: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in self._filtered():
-            self._metrics.inc("rowsReadCount", batch.num_rows)
-            if rows and rows + batch.num_rows > BATCH_ROWS:
-                yield _joined(waiting, schema)
-                waiting, rows = [], 0
-            waiting.append(batch)
-            rows += batch.num_rows
-        if waiting:
-            yield _joined(waiting, schema)
+        yield from coalesced(self._filtered(), self._projection.columns, self._metrics)
+
+    def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
+        """(file, middle byte, its rows) of every unit in file order, whatever the predicate."""
+        names = self._projection.columns.names
+        for file in self._opened:
+            for unit in file.units:
+                self._metrics.inc("rowGroupsReadCount")
+                yield file.piece.file, unit.middle, _decoded(file, unit, names, self._projection, self._blocks)
+            file.data.clear()
 
     def _filtered(self) -> Iterator[pa.RecordBatch]:
         predicate, names = self._projection.predicate, self._projection.columns.names
@@ -308,14 +316,37 @@ class Prepared:
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
                 for batch in _decoded(file, unit, needed, self._projection, self._blocks):
-                    if predicate is not None:
-                        mask = _mask(predicate, batch)
-                        if mask.true_count == 0:
-                            continue
-                        if mask.true_count < batch.num_rows or mask.null_count:
-                            batch = batch.filter(mask)
-                    yield batch.select(names)
+                    kept = matching_rows(batch, predicate)
+                    if kept is not None:
+                        yield kept.select(names)
             file.data.clear()
+
+
+def coalesced(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, metrics: CacheMetricGroup
+) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of about 64k, with exactly `schema`."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        metrics.inc("rowsReadCount", batch.num_rows)
+        if rows and rows + batch.num_rows > BATCH_ROWS:
+            yield _joined(waiting, schema)
+            waiting, rows = [], 0
+        waiting.append(batch)
+        rows += batch.num_rows
+    if waiting:
+        yield _joined(waiting, schema)
+
+
+def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch | None:
+    """The rows for which the predicate is true; None if there are none."""
+    if predicate is None:
+        return batch
+    mask = _mask(predicate, batch)
+    if mask.true_count == 0:
+        return None
+    return batch.filter(mask) if mask.true_count < batch.num_rows or mask.null_count else batch
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

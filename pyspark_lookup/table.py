@@ -19,9 +19,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
-from pyspark_lookup.options import FileFormatName, LookupOptions, redact
+from pyspark_lookup.options import FileFormatName, LookupOptions
 from pyspark_lookup.ufs import FileVersion, Listing
 
 __all__ = [

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import tenacity
 
+from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsTimeoutError, UfsUnavailableError
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import redact
 from pyspark_lookup.stores import FileVersion, Listing, Range, Store
 
 __all__ = ["FileVersion", "Listing", "Range", "Ufs"]

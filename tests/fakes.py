@@ -15,6 +15,7 @@ from pyspark_lookup.disk import Disk
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.reader import TableReader
+from pyspark_lookup.snapshot.schedule import Start, in_thread
 from pyspark_lookup.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
 from pyspark_lookup.ufs import Ufs
 
@@ -44,6 +45,25 @@ class FakeClock:
 
     def host(self, boot: str = "boot-1") -> HostClock:
         return HostClock(lambda: self.wall_s, lambda: self.steady_s, self.sleep, boot)
+
+
+class Later:
+    """Runs beside a test when the test says so: what was started waits in `waiting` as (name, function)."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[str, Callable[[], None]]] = []
+
+    def __call__(self, name: str, run: Callable[[], None]) -> None:
+        self.waiting.append((name, run))
+
+    def loads(self) -> int:
+        """Run the loads that wait, and those that they ask for; how many workers that were."""
+        count = 0
+        while loads := [entry for entry in self.waiting if "-load-" in entry[0]]:
+            self.waiting.remove(loads[0])
+            loads[0][1]()
+            count += 1
+        return count
 
 
 class FaultyStore:
@@ -118,6 +138,7 @@ def make_host(
     wait_s: float = 5.0,
     boot: str = "boot-1",
     storage: dict[str, object] | None = None,
+    start: Start = in_thread,
 ) -> Host:
     """The engine as the runtime composes it, with its parts at hand. `cache_dir` None: no cache."""
     clock = clock or FakeClock()
@@ -130,5 +151,5 @@ def make_host(
     blocks = BlockCache(ufs, disk, metrics, wait_s)
     host = clock.host(boot)
     metadata = Metadata(ufs, blocks, disk, metrics, host)
-    reader = TableReader(metadata, blocks, disk, metrics, host, block_size)
+    reader = TableReader(metadata, blocks, disk, metrics, host, block_size, random.Random(7), start)
     return Host(store, ufs, disk, blocks, metadata, reader, metrics, clock)

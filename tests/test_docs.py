@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import pyspark_lookup
-from pyspark_lookup.options import LookupOptions, conf_file_options, conf_file_secrets, options_table
+from pyspark_lookup.conf import conf_file_options, conf_file_secrets
+from pyspark_lookup.options import LookupOptions, options_table
 from pyspark_lookup.spark.session import RECOMMENDED
 
 ROOT = Path(__file__).parents[1]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_lookup.conf import conf_file_options, conf_file_secrets, redact
 from pyspark_lookup.errors import OptionError, PysparkLookupError
 from pyspark_lookup.options import (
     HOST_KEYS,
@@ -23,13 +24,10 @@ from pyspark_lookup.options import (
     OnVersionGone,
     VersionAt,
     View,
-    conf_file_options,
-    conf_file_secrets,
     options_table,
-    parse_bytes,
-    parse_duration_s,
-    redact,
 )
+from pyspark_lookup.parsing import parse_bytes, parse_duration_s
+from tests import test_full_cache_options
 
 MIB = 2**20
 SECRET = "s3cr3t-Value"
@@ -111,7 +109,8 @@ def test_sync_interval_is_never_always_or_a_duration(text: str, seconds: float) 
 def test_every_option_has_a_valid_form_here() -> None:
     """No option is without a test of its valid forms, and the README's table has a row for each."""
     keys = {f.metadata["key"] for f in dataclasses.fields(LookupOptions) if f.metadata}
-    assert keys == {key for key, _, _ in VALID} | {"lookup.metadata.sync-interval"}
+    full = {"lookup.full-cache." + key for _, key, _, _ in test_full_cache_options.VALID}
+    assert keys == {key for key, _, _ in VALID} | {"lookup.metadata.sync-interval"} | full
     rows = options_table().splitlines()
     assert len(rows) == len(keys) + 2
     assert all(f"| `{key}` |" in "\n".join(rows) for key in keys)
@@ -245,8 +244,7 @@ def test_storage_options_are_parameter_names(name: str) -> None:
         ({}, ["path is missing", "load('s3://bucket/dim')"]),
         ({"path": "/t", "lookup.metadata.source": "CACHE"}, ["lookup.metadata.source = 'CACHE'", "sync-interval", "-1"]),
         ({"path": "/t", "lookup.metadata.sync-interval": "5 min"}, ["sync-interval contradicts", "= 'CACHE'"]),
-        ({"path": "/t", "lookup.cache": "FULL"}, ["lookup.cache = 'FULL'", "NONE only"]),
-        ({"path": "/t", "lookup.cache": "partial"}, ["lookup.cache = 'PARTIAL'", "NONE only"]),
+        ({"path": "/t", "lookup.cache": "partial"}, ["lookup.cache = 'PARTIAL'", "NONE and FULL"]),
         ({"path": "/t", "lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter it in Spark"]),
         ({"path": "/t", "lookup.view": "metrics", "lookup.columns": "a"}, ["lookup.view = 'metrics'", "lookup.columns"]),
     ],

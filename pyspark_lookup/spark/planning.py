@@ -18,8 +18,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_lookup import planner
+from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.options import FilterPushdown, LookupOptions, View, conf_file_options
+from pyspark_lookup.options import FilterPushdown, LookupOptions, View
 from pyspark_lookup.planner import Found
 from pyspark_lookup.predicate import Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask

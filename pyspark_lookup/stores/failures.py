@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import (
     PysparkLookupError,
     SourceChangedError,
@@ -15,7 +16,6 @@ from pyspark_lookup.errors import (
     UfsTimeoutError,
     UfsUnavailableError,
 )
-from pyspark_lookup.options import redact
 from pyspark_lookup.stores.model import Store
 
 __all__ = ["our_error", "read_error", "translated"]

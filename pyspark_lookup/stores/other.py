@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import fsspec
 
+from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import OptionError, UfsError, UfsNotFoundError
-from pyspark_lookup.options import redact
 from pyspark_lookup.stores.failures import read_error, translated
 from pyspark_lookup.stores.model import REMOTE_GRANULE_S, Count, FileVersion, Listing, is_entered
 

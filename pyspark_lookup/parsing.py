@@ -1,0 +1,124 @@
+"""Texts of options as values: each parser returns one, or raises ValueError saying what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Callable
+from typing import Any
+
+__all__ = [
+    "bounded_bytes",
+    "choice_of",
+    "parse_boolean",
+    "parse_bytes",
+    "parse_count",
+    "parse_duration_s",
+    "parse_names",
+    "parse_sync_interval_s",
+    "parse_text",
+]
+
+_DURATION_UNIT_S = {
+    "ms": 1e-3, "milli": 1e-3, "millis": 1e-3, "millisecond": 1e-3, "milliseconds": 1e-3,
+    "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
+    "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0,
+    "h": 3600.0, "hour": 3600.0, "hours": 3600.0,
+    "d": 86400.0, "day": 86400.0, "days": 86400.0,
+}  # fmt: skip
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+_ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE)
+_NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,`\s](?:[^,`]*[^,`\s])?))\s*(?=,|\Z)")
+_BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds (>= 0) of `10 s`, `500 ms`, `5 min`, `1 h`, `7 d` or ISO-8601 `PT10S`."""
+    plain = _DURATION.fullmatch(text.strip().lower())
+    if plain and plain[2] in _DURATION_UNIT_S:
+        return float(plain[1]) * _DURATION_UNIT_S[plain[2]]
+    iso = _ISO_DURATION.fullmatch(text.strip())
+    if iso and any(iso.groups()):
+        days, hours, minutes, seconds = (float(part or 0) for part in iso.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    raise ValueError("a duration such as '10 s', '5 min', '1 h' or 'PT10S'")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes (>= 0) of `4 MiB`, `128m`, `1g` or a plain number; units are powers of 1024."""
+    match = _BYTES.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError("a size such as '4 MiB', '128m' or '1073741824'")
+    exponent = "kmgt".index(match[2]) + 1 if match[2] else 0
+    return int(match[1]) << (10 * exponent)
+
+
+def parse_sync_interval_s(text: str) -> float:
+    if text.strip() in ("-1", "0"):
+        return float(text)
+    try:
+        return parse_duration_s(text)
+    except ValueError:
+        raise ValueError("-1 (never), 0 (always) or a duration such as '5 min'") from None
+
+
+def bounded_bytes(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = parse_bytes(text)
+        if not low <= value <= high:
+            raise ValueError(f"a size between {low} and {high} bytes")
+        return value
+
+    return parse
+
+
+def parse_count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text.strip()):
+        raise ValueError("a whole number, 0 or more")
+    return int(text)
+
+
+def parse_boolean(text: str) -> bool:
+    choices = {"true": True, "false": False}
+    if text.strip().lower() not in choices:
+        raise ValueError("true or false")
+    return choices[text.strip().lower()]
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Comma-separated column names; a name with a comma goes in backquotes, as in Spark SQL."""
+    names: list[str] = []
+    end = -1  # of the name before, where its comma stands
+    while end < len(text):
+        match = _NAME.match(text, end + 1)
+        if match is None:
+            break
+        names.append(match[1].replace("``", "`") if match[1] else match[2])
+        end = match.end()
+    if end != len(text) or len(set(names)) != len(names):
+        raise ValueError("column names separated by commas, none twice")
+    return tuple(names)
+
+
+def parse_text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("some text")
+    return text.strip()
+
+
+def choice_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
+    """One of an enum's values, in any letter case (as Flink parses them)."""
+
+    def parse(text: str) -> enum.Enum:
+        for member in kind:
+            if member.value.lower() == text.strip().lower():
+                return member
+        choices = [str(member.value) for member in kind]
+        near = difflib.get_close_matches(text.strip(), choices, 1, 0.4) or difflib.get_close_matches(
+            text.strip().upper(), choices, 1, 0.4
+        )
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"one of {', '.join(choices)}{hint}")
+
+    return parse

@@ -1,0 +1,51 @@
+"""How far a long build is: a bar in a terminal or notebook, log lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+from tqdm.auto import tqdm
+
+__all__ = ["shown"]
+
+_log = logging.getLogger("pyspark_lookup.progress")
+_BAR_AFTER_S = 1.0
+_LINE_EVERY_S = 10.0
+
+
+@contextlib.contextmanager
+def shown(
+    what: str, now_s: Callable[[], float], interactive: bool | None = None
+) -> Iterator[Callable[[int, int], None]]:
+    """Show what is reported as (bytes done, bytes in all) while the block runs.
+
+    A build of less than a second shows nothing; log lines come every ten seconds, and one at the end
+    of a build that had any. `interactive` None: found out.
+    """
+    if _is_interactive() if interactive is None else interactive:
+        with tqdm(desc=what, unit="B", unit_scale=True, delay=_BAR_AFTER_S, leave=False) as bar:
+
+            def draw(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield draw
+        return
+    started = said = now_s()
+    told = False
+
+    def log(done: int, total: int) -> None:
+        nonlocal said, told
+        if now_s() - said >= _LINE_EVERY_S or (told and done >= total):
+            said, told = now_s(), True
+            _log.info("%s: %d %% of %d bytes after %.0f s", what, 100 * done // max(total, 1), total, said - started)
+
+    yield log
+
+
+def _is_interactive() -> bool:
+    """Whether somebody watches: a terminal, or a notebook's kernel."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,0 +1,3 @@
+"""The full cache: a decoded, indexed copy of a version on the host's disk, shared by all its processes."""
+
+__all__: list[str] = []

@@ -1,0 +1,436 @@
+"""`FullCache`: which snapshot answers, and how the next one comes to be (FLIP-221's full cache).
+
+UFS: a query asks for the version it has resolved; if that is not built, it waits a while and then
+reads the files themselves. CACHE: the latest snapshot answers, whatever the store has by now, and the
+schedule replaces it from time to time. In neither mode does a row come from another version than the
+one that is said, and in neither is a snapshot seen before it is complete.
+
+Loads of a table are made by one process of the host at a time, under a lock, each on top of what the
+one before left. A query that needs no load takes no lock.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import redact
+from pyspark_lookup.disk import Disk
+from pyspark_lookup.errors import ReloadFailedError, SourceChangedError, UfsError, VersionGoneError
+from pyspark_lookup.metadata import Metadata
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.options import LookupOptions, OnReloadFailure
+from pyspark_lookup.reload import LastReload
+from pyspark_lookup.snapshot.layers import Snapshot
+from pyspark_lookup.snapshot.load import Layout, Progress, SnapshotLoader, StoredLayer, open_layers
+from pyspark_lookup.snapshot.schedule import Schedule, Start, trigger_of
+from pyspark_lookup.snapshot.state import State, StoredVersion
+from pyspark_lookup.stores import SETTLED_AFTER_S
+from pyspark_lookup.table import Table, TableVersion, select_partitions
+from pyspark_lookup.ufs import FileVersion
+
+__all__ = ["FullCache"]
+
+_log = logging.getLogger("pyspark_lookup.snapshot")
+_STARTS = 5  # a table that changes under this many loads in a row is an error
+_SETTLE_POLLS = 3
+_LOCK_WAIT_S = 1.0
+_FOLD_SHARE = 0.25  # rows in deltas or hidden, of those in the base
+_KEPT_OPEN = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A load to be made beside the queries: of a version, of the current one (None), or a folding of the latest."""
+
+    version: TableVersion | None
+    done: concurrent.futures.Future[None]
+    fold: bool = False
+    tidy: bool = False
+
+
+class FullCache:
+    """Snapshots of one table (its keys, columns and partitions) on this host, as this process sees them."""
+
+    def __init__(
+        self,
+        key: str,
+        table: Table,
+        options: LookupOptions,
+        layout_of: Callable[[TableVersion], Layout],
+        metadata: Metadata,
+        loader: SnapshotLoader,
+        disk: Disk,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        start: Start,
+    ) -> None:
+        self.key = key
+        self._table = table
+        self._options = options
+        self._layout_of = layout_of
+        self._metadata = metadata
+        self._loader = loader
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._start = start
+        self._mutex = threading.Lock()
+        self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
+        self._jobs: list[_Job] = []
+        self._working = self._closed = False
+        self.schedule = Schedule(
+            key, lambda: trigger_of(options), self._ask_reload, self._last_reload, options.blackout, disk, clock, start
+        )
+
+    # --- UFS --------------------------------------------------------------------------------------
+
+    def find(self, version: TableVersion) -> Snapshot | None:
+        """The snapshot of a version if it is on this host. No store call, no waiting."""
+        state = self._state()
+        stored = state.find(version.digest)
+        self._tidy_up(state)
+        return self._opened(stored) if stored is not None else None
+
+    def build(self, version: TableVersion, wait_s: float) -> Snapshot | None:
+        """The snapshot of a version, built if it is not there; None if that takes longer than `wait_s` or fails.
+
+        The building goes on beside the caller. A version that cannot be told from another is not built.
+        """
+        if self._options.reloads:
+            self.schedule.ensure()
+        found = self.find(version)
+        if found is not None or not all(file.cacheable for file in version.files):
+            return found
+        done = self._ask(version)
+        try:
+            done.result(timeout=wait_s)
+        except concurrent.futures.TimeoutError:
+            _log.info("the snapshot of %s is not ready after %.1f s; reading the files", self._url, wait_s)
+        except Exception as problem:  # said and counted where it happened; the files may be readable
+            _log.info("there is no snapshot of %s (%s); reading the files", self._url, problem)
+        return self.find(version)
+
+    # --- CACHE ------------------------------------------------------------------------------------
+
+    def current(self) -> tuple[TableVersion, Snapshot] | None:
+        """The latest snapshot and its version; the first load is waited for, none after it.
+
+        None if the cache directory cannot hold it. Raises what the first load raised, and
+        ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
+        """
+        state = self._state()
+        snapshot = self._opened(state.latest) if state.latest is not None else None
+        if snapshot is None:
+            snapshot = self._first()
+        elif self._options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
+            self.schedule.ensure()
+            raise ReloadFailedError(f"the last reload of {self._url} failed: {state.error}")
+        elif self._is_stale(state):
+            self.schedule.ensure()
+            snapshot = self._renewed(state)
+        self.schedule.ensure()
+        self._tidy_up(state)
+        return None if snapshot is None else (self.version_of(snapshot), snapshot)
+
+    def latest(self) -> TableVersion | None:
+        """The version of the latest snapshot, however old; None without one. No store call."""
+        stored = self._state().latest
+        snapshot = self._opened(stored) if stored is not None else None
+        return None if snapshot is None else self.version_of(snapshot)
+
+    def version_of(self, snapshot: Snapshot) -> TableVersion:
+        """The version that a snapshot holds."""
+        files = [
+            FileVersion(file.url, file.size, file.identity)
+            for layer in snapshot.layers
+            for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
+            if rank >= 0
+        ]
+        return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)))
+
+    def _first(self) -> Snapshot | None:
+        try:
+            with self._locked():
+                state = self._state()  # whoever held the lock before may have made it
+                snapshot = self._opened(state.latest) if state.latest is not None else None
+                return snapshot or self._load(None, _no_progress)
+        except OSError as problem:
+            if isinstance(problem, UfsError):
+                raise
+            self._metrics.inc("cacheFailureCount")
+            _log.warning("no snapshot of %s can be kept (%s); reading the files", self._url, problem)
+            return None
+
+    def _is_stale(self, state: State) -> bool:
+        limit_s = self._options.max_staleness_s
+        clock = self._clock
+        return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
+
+    def _renewed(self, state: State) -> Snapshot:
+        """A snapshot in place of one that may not be served any more; whoever comes first loads it."""
+        with self._locked():
+            after = self._state()
+            snapshot = self._opened(after.latest) if after.latest is not None else None
+            if snapshot is not None and not self._is_stale(after):
+                return snapshot
+            # One that failed while we waited for the lock has asked the store on our behalf.
+            if after.failures == state.failures:
+                with contextlib.suppress(Exception):
+                    return self._load(None, _no_progress)
+                after = self._state()
+        raise ReloadFailedError(
+            f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
+            f"{self._options.max_staleness_s:g} s, and its reload failed: {after.error}"
+        )
+
+    # --- loading ----------------------------------------------------------------------------------
+
+    def reload(self, progress: Progress | None = None) -> Snapshot:
+        """A snapshot of the store's current version, now, in this thread. Raises what the load raises."""
+        with self._locked():
+            return self._load(None, progress or _no_progress)
+
+    def _ask_reload(self) -> concurrent.futures.Future[None]:
+        """A reload beside the caller; one that waits already will do."""
+        return self._ask(None)
+
+    def _ask(
+        self, version: TableVersion | None, fold: bool = False, tidy: bool = False
+    ) -> concurrent.futures.Future[None]:
+        with self._mutex:
+            for job in self._jobs:
+                if (job.version, job.fold, job.tidy) == (version, fold, tidy):
+                    return job.done
+            if version is not None:  # only the latest is worth building
+                for job in [job for job in self._jobs[1:] if job.version is not None]:
+                    self._jobs.remove(job)
+                    job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
+            job = _Job(version, concurrent.futures.Future(), fold, tidy)
+            self._jobs.append(job)
+            begin = not self._working
+            self._working = True
+        if begin:
+            self._start(f"lookupcache-load-{self.key[:8]}", self._work)
+        return job.done
+
+    def _work(self) -> None:
+        """Make the loads that were asked for, until there are none."""
+        while True:
+            with self._mutex:
+                if not self._jobs or self._closed:
+                    self._working = False
+                    waiting, self._jobs = self._jobs, []
+                    break
+                job = self._jobs[0]
+            try:
+                self._do(job)
+            except BaseException as problem:
+                self._finished(job)
+                job.done.set_exception(problem)
+            else:
+                self._finished(job)
+                job.done.set_result(None)
+        for job in waiting:
+            job.done.cancel()
+
+    def _finished(self, job: _Job) -> None:
+        with self._mutex, contextlib.suppress(ValueError):
+            self._jobs.remove(job)
+
+    def _do(self, job: _Job) -> None:
+        with self._locked():
+            state = self._state()
+            if job.tidy:
+                self._write(self._tidied(state))
+            elif job.fold:
+                latest = self._opened(state.latest) if state.latest is not None else None
+                if latest is not None and _is_worth_folding(latest):
+                    self._fold(state, latest)
+            elif job.version is None or self._find_now(state, job.version) is None:
+                self._load(job.version, _no_progress)
+
+    def _find_now(self, state: State, version: TableVersion) -> Snapshot | None:
+        stored = state.find(version.digest)
+        return None if stored is None else self._opened(stored)
+
+    def _load(self, version: TableVersion | None, progress: Progress) -> Snapshot:
+        """Load a version, the store's current one if None, and make it the latest. The lock is held."""
+        state = self._state()
+        started_s, steady_s, timer_s = self._clock.wall_s(), self._clock.steady_s(), self._clock.steady_s()
+        first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
+        state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
+        try:
+            snapshot, stored = self._loaded(state, version, progress)
+        except BaseException as problem:
+            self._metrics.inc("numLoadFailures")
+            if not state.failures:
+                _log.warning("loading %s failed; %d snapshots stay: %s", self._url, len(state.versions), problem)
+            failed = dataclasses.replace(
+                state, finished_at_s=self._clock.wall_s(), failures=state.failures + 1, error=str(problem)[:500]
+            )
+            with contextlib.suppress(OSError):
+                self._write(failed)
+            raise
+        if state.failures:
+            _log.warning("loading %s succeeded again after %d failures", self._url, state.failures)
+        now_s = self._clock.wall_s()
+        if version is None or state.latest is None or state.latest.digest != stored.digest:
+            state = state.with_version(stored, now_s)
+        state = dataclasses.replace(
+            state,
+            finished_at_s=now_s,
+            loaded_at_s=started_s,
+            loaded_steady_s=steady_s,
+            boot=self._clock.boot,
+            failures=0,
+            error="",
+        )
+        self._write(self._tidied(state))
+        self._metrics.inc("loadCount")
+        self._metrics.set_gauge("latestLoadTime", int((self._clock.steady_s() - timer_s) * 1000))
+        if _is_worth_folding(snapshot):
+            self._ask(None, fold=True)
+        return snapshot
+
+    def _loaded(self, state: State, version: TableVersion | None, progress: Progress) -> tuple[Snapshot, StoredVersion]:
+        """A version's snapshot, of which only what changed is fetched."""
+        given = version
+        for _ in range(_STARTS):
+            version = given if given is not None else self._resolved()
+            known = state.find(version.digest)
+            unchanged = self._opened(known) if known is not None else None
+            if unchanged is not None and known is not None and all(file.cacheable for file in version.files):
+                return unchanged, known
+            last = self._opened(state.latest) if state.latest is not None else None
+            stored = state.latest.layers if state.latest is not None else ()
+            try:
+                layout = self._layout_of(version)
+                layers = self._loader.load(self._table, version, layout, last, stored, progress)
+            except SourceChangedError:
+                if given is not None:
+                    raise
+                continue
+            return self._stored(version, layers)
+        raise VersionGoneError(
+            f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
+        )
+
+    def _resolved(self) -> TableVersion:
+        """The store's current version, with its files old enough to be told from their next state."""
+        version = self._metadata.ask(self._table)
+        for _ in range(_SETTLE_POLLS):
+            if all(file.settled for file in version.files):
+                break
+            self._clock.sleep(SETTLED_AFTER_S)
+            version = self._metadata.ask(self._table)
+        return TableVersion(self._table.id, select_partitions(self._table, version.files, self._options))
+
+    def _fold(self, state: State, latest: Snapshot) -> None:
+        """One base in place of the latest version's layers; nothing is fetched."""
+        assert state.latest is not None
+        version = self.version_of(latest)
+        if not all(file.cacheable for file in version.files):
+            return
+        layout = self._layout_of(version)
+        layers = self._loader.load(self._table, version, layout, latest, state.latest.layers, _no_progress, fold=True)
+        _, stored = self._stored(version, layers)
+        self._write(self._tidied(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0)))
+        self._metrics.inc("snapshotFoldCount")
+
+    def _stored(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
+        snapshot = open_layers(self._disk, self.key, layers)
+        if snapshot is None:
+            raise OSError(f"the snapshot of {self._url} cannot be opened again: is the cache directory whole?")
+        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
+        self._remember(stored, snapshot)
+        return snapshot, stored
+
+    # --- what lies on disk ------------------------------------------------------------------------
+
+    def _opened(self, stored: StoredVersion) -> Snapshot | None:
+        """A stored version, mapped; None if it is damaged or gone."""
+        with self._mutex:
+            held = self._open.get(stored.digest)
+        if held is not None and held[0] == stored.layers:
+            return held[1]
+        snapshot = open_layers(self._disk, self.key, stored.layers)
+        if snapshot is not None:
+            self._remember(stored, snapshot)
+        return snapshot
+
+    def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
+        with self._mutex:
+            self._open.pop(stored.digest, None)
+            self._open[stored.digest] = stored.layers, snapshot
+            while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
+                del self._open[next(iter(self._open))]
+        self._metrics.set_gauge("numCachedRecords", snapshot.rows)
+        self._metrics.set_gauge("numCachedBytes", snapshot.bytes)
+
+    def _state(self) -> State:
+        return State.of_json(self._disk.get_record("snapshot", self.key))
+
+    def _write(self, state: State) -> None:
+        self._disk.replace_record("snapshot", self.key, state.to_json())
+
+    def _last_reload(self) -> LastReload | None:
+        state = self._state()
+        if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
+            return None
+        return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the table's lock of this host, however long it takes."""
+        lock = None
+        while lock is None:
+            lock = self._disk.acquire("reload", self.key, _LOCK_WAIT_S)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _tidied(self, state: State) -> State:
+        """The state without versions past their time, whose segments are removed unless in use. The lock is held."""
+        expired = state.expired(self._clock.wall_s(), self._options.retained_s)
+        versions = tuple(version for version in state.versions if version not in expired)
+        with self._mutex:
+            for version in expired:
+                self._open.pop(version.digest, None)
+        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.hidden)}
+        names = [name for name in self._disk.segments(self.key) if name not in used]
+        left = tuple(name for name in names if not self._disk.remove_segment(self.key, name))
+        return dataclasses.replace(state, versions=versions, left=left)
+
+    def _tidy_up(self, state: State) -> None:
+        """Have what is past its time removed, beside the caller."""
+        if state.left or state.expired(self._clock.wall_s(), self._options.retained_s):
+            self._ask(None, tidy=True)
+
+    @property
+    def _url(self) -> str:
+        return redact("path", self._table.url)
+
+    def close(self) -> None:
+        """Stop taking part in the schedule and forget open snapshots; a load under way ends by itself."""
+        self._closed = True
+        self.schedule.close()
+        with self._mutex:
+            self._open.clear()
+
+
+def _is_worth_folding(snapshot: Snapshot) -> bool:
+    base, *deltas = snapshot.layers
+    over = sum(layer.segment.rows for layer in deltas)
+    hidden = sum(layer.segment.rows - layer.visible_rows for layer in snapshot.layers)
+    return over + hidden > _FOLD_SHARE * base.segment.rows
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Nobody is watching."""

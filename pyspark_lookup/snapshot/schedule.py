@@ -1,0 +1,236 @@
+"""When reloads happen: one process of the host holds a table's schedule and runs its trigger.
+
+The schedule is a lock (the kernel gives it back when its holder dies) and the times in the table's
+state, which all processes share: opening a worker does not fire it, and a reload that came due while
+no worker lived happens as soon as one takes the schedule over.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib
+import logging
+import threading
+from collections.abc import Callable
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk, Lock
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options import LookupOptions, ReloadStrategy
+from pyspark_lookup.reload import (
+    Blackout,
+    CacheReloadTrigger,
+    LastReload,
+    PeriodicCacheReloadTrigger,
+    TimedCacheReloadTrigger,
+)
+
+__all__ = ["Schedule", "Start", "in_thread", "trigger_of"]
+
+_log = logging.getLogger("pyspark_lookup.snapshot")
+_POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
+
+Start = Callable[[str, Callable[[], None]], None]  # runs a function of that name beside the caller
+
+
+def in_thread(name: str, run: Callable[[], None]) -> None:
+    """Run a function in a daemon thread: a worker that ends does not wait for a reload."""
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def trigger_of(options: LookupOptions) -> CacheReloadTrigger | None:
+    """The trigger that the options describe, None without one. Raises OptionError for a custom one that cannot be made."""
+    strategy = options.reload_strategy
+    if isinstance(strategy, str):
+        return _custom(strategy, options)
+    if strategy is ReloadStrategy.TIMED:
+        assert options.reload_iso_time is not None
+        return TimedCacheReloadTrigger(options.reload_iso_time, options.reload_interval_days)
+    if options.reload_interval_s is None:
+        return None
+    return PeriodicCacheReloadTrigger(options.reload_interval_s, options.reload_schedule_mode)
+
+
+def _custom(strategy: str, options: LookupOptions) -> CacheReloadTrigger:
+    key = "lookup.full-cache.reload-strategy"
+    module, _, name = strategy.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+        trigger = factory(options)
+    except OptionError:
+        raise
+    except Exception as problem:  # whatever a user's module does when it is imported or called
+        raise OptionError(f"option {key} = {strategy!r} cannot be made: {problem!r}") from problem
+    if not isinstance(trigger, CacheReloadTrigger):
+        raise OptionError(f"option {key} = {strategy!r} returned {trigger!r}: return a CacheReloadTrigger")
+    return trigger
+
+
+class Schedule:
+    """Runs one table's trigger while this process holds the host's lock for it.
+
+    `reload` asks for a reload; `last` says how the latest attempt went. `start` runs the loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], CacheReloadTrigger | None],
+        reload: Callable[[], concurrent.futures.Future[None]],
+        last: Callable[[], LastReload | None],
+        blackout: Blackout | None,
+        disk: Disk,
+        clock: HostClock,
+        start: Start,
+    ) -> None:
+        self._name = name
+        self._make = make
+        self._reload = reload
+        self._last = last
+        self._blackout = blackout
+        self._disk = disk
+        self._clock = clock
+        self._start = start
+        self._mutex = threading.Lock()
+        self._changed = threading.Event()
+        self._actions: list[tuple[float, Callable[[], None]]] = []
+        self._lease: Lock | None = None
+        self._trigger: CacheReloadTrigger | None = None
+        self._running = self._closed = self._broken = False
+
+    def ensure(self) -> None:
+        """Take part in the schedule from now on; the first call starts the loop."""
+        with self._mutex:
+            if self._running or self._closed:
+                return
+            self._running = True
+        self._start(f"lookupcache-schedule-{self._name[:8]}", self._loop)
+
+    def run_due(self) -> float:
+        """Run what is due, if this process holds the schedule or can take it; seconds until there may be more."""
+        if self._lease is None:
+            try:
+                self._lease = self._disk.acquire("reload", f"{self._name}-schedule", 0.0)
+            except OSError:
+                return _POLL_S
+        if self._lease is None or self._broken:
+            return _POLL_S
+        if self._trigger is None:
+            self._open()
+        while (action := self._next_due()) is not None:
+            try:
+                action()
+            except Exception:  # a custom trigger's; the schedule goes on
+                _log.exception("reload trigger of %s failed", self._name)
+        with self._mutex:
+            next_s = min((at_s for at_s, _ in self._actions), default=float("inf"))
+        return min(max(next_s - self._clock.wall_s(), 0.0), _POLL_S)
+
+    def _open(self) -> None:
+        try:
+            self._trigger = self._make()
+            if self._trigger is not None:
+                self._trigger.open(_Context(self))
+        except Exception:
+            self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
+            _log.exception("reload trigger of %s cannot be opened", self._name)
+
+    def _next_due(self) -> Callable[[], None] | None:
+        with self._mutex:
+            due = [entry for entry in self._actions if entry[0] <= self._clock.wall_s()]
+            if not due:
+                return None
+            first = min(due, key=lambda entry: entry[0])
+            self._actions.remove(first)
+            return first[1]
+
+    def _loop(self) -> None:
+        while not self._closed:
+            self._changed.clear()
+            self._changed.wait(self.run_due())
+        self._release()
+
+    def close(self) -> None:
+        """Close the trigger and give the schedule up."""
+        with self._mutex:
+            self._closed = True
+            running = self._running
+        if self._trigger is not None:
+            self._trigger.close()
+        self._changed.set()
+        if not running:
+            self._release()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    # --- what a trigger sees ----------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        """Unix time."""
+        return self._clock.wall_s()
+
+    def last_reload(self) -> LastReload | None:
+        """How the latest attempt of any process went."""
+        return self._last()
+
+    def at(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        """Run `action` once, at a Unix time or as soon as possible after it; returns what cancels it."""
+        entry = (at_s, action)
+        with self._mutex:
+            self._actions.append(entry)
+        self._changed.set()
+
+        def cancel() -> None:
+            with self._mutex:
+                if entry in self._actions:
+                    self._actions.remove(entry)
+
+        return cancel
+
+    def trigger(self) -> concurrent.futures.Future[None]:
+        """A reload now, or when the blackout ends."""
+        if self._blackout is not None:
+            now_s = self._clock.wall_s()
+            free_s = self._blackout.postponed_s(now_s)
+            if free_s > now_s:
+                return self._postponed(free_s)
+        return self._reload()
+
+    def _postponed(self, at_s: float) -> concurrent.futures.Future[None]:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def begin() -> None:
+            self.trigger().add_done_callback(lambda inner: _copy(inner, done))
+
+        self.at(at_s, begin)
+        return done
+
+
+def _copy(inner: concurrent.futures.Future[None], outer: concurrent.futures.Future[None]) -> None:
+    problem = inner.exception()
+    if problem is not None:
+        outer.set_exception(problem)
+    else:
+        outer.set_result(None)
+
+
+class _Context(CacheReloadTrigger.Context):
+    """FLIP-221's context over a schedule."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def current_processing_time(self) -> float:
+        return self._schedule.now_s()
+
+    def trigger_reload(self) -> concurrent.futures.Future[None]:
+        return self._schedule.trigger()
+
+    def last_reload(self) -> LastReload | None:
+        return self._schedule.last_reload()
+
+    def schedule(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        return self._schedule.at(at_s, action)

@@ -1,0 +1,96 @@
+"""What a host knows of a table's snapshots: one record, replaced whole by whoever holds the table's lock."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pyspark_lookup.snapshot.load import StoredLayer
+
+__all__ = ["State", "StoredVersion"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredVersion:
+    """A version as layers on disk. `superseded_at_s`: since when a newer one is the latest (None: it is)."""
+
+    digest: str
+    layers: tuple[StoredLayer, ...]
+    rows: int
+    bytes: int
+    superseded_at_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The versions held (the latest last), and how the loads went. Times in Unix seconds.
+
+    `started_at_s`, `finished_at_s`: of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
+    clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
+    `failures`: attempts that failed since. `left`: segments that could not be removed, being in use.
+    """
+
+    versions: tuple[StoredVersion, ...] = ()
+    first_started_at_s: float | None = None
+    started_at_s: float | None = None
+    finished_at_s: float | None = None
+    loaded_at_s: float | None = None
+    loaded_steady_s: float = 0.0
+    boot: str = ""
+    failures: int = 0
+    error: str = ""
+    left: tuple[str, ...] = ()
+
+    @property
+    def latest(self) -> StoredVersion | None:
+        return self.versions[-1] if self.versions else None
+
+    def find(self, digest: str) -> StoredVersion | None:
+        """The version of that digest."""
+        return next((version for version in self.versions if version.digest == digest), None)
+
+    def age_s(self, wall_s: float, steady_s: float, boot: str) -> float:
+        """How old the latest version may be, by the clock that says more."""
+        if self.loaded_at_s is None:
+            return float("inf")
+        steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
+        return max(wall_s - self.loaded_at_s, steady)
+
+    def with_version(self, stored: StoredVersion, now_s: float) -> State:
+        """The state in which `stored` is the latest, in place of one of the same digest if there is one."""
+        others = [
+            version if version.superseded_at_s is not None else dataclasses.replace(version, superseded_at_s=now_s)
+            for version in self.versions
+            if version.digest != stored.digest
+        ]
+        return dataclasses.replace(self, versions=(*others, dataclasses.replace(stored, superseded_at_s=None)))
+
+    def expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
+        """Superseded versions that were retained long enough; all that seem to be from a future, too."""
+        return tuple(
+            version
+            for version in self.versions[:-1]
+            if version.superseded_at_s is None or abs(now_s - version.superseded_at_s) > retain_s
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as a record."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of_json(cls, record: Any) -> State:
+        """The state that a record holds; an empty one if it is none of ours."""
+        try:
+            versions = tuple(
+                StoredVersion(
+                    row["digest"],
+                    tuple(StoredLayer(layer["name"], layer["hidden"], tuple(layer["gone"])) for layer in row["layers"]),
+                    row["rows"],
+                    row["bytes"],
+                    row["superseded_at_s"],
+                )
+                for row in record["versions"]
+            )
+            return cls(**{**record, "versions": versions, "left": tuple(record["left"])})
+        except (TypeError, KeyError):
+            return cls()

@@ -1,0 +1,595 @@
+"""The full cache: which snapshot answers in UFS and in CACHE mode, what a load fetches, what stays on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import planner
+from pyspark_lookup.errors import PysparkLookupError, ReloadFailedError, SchemaError, UfsUnavailableError
+from pyspark_lookup.lookup import get_many
+from pyspark_lookup.metadata import Execution
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.reader import ReadTask
+from pyspark_lookup.snapshot.full import FullCache
+from tests.fakes import FakeClock, Host, Later, make_host
+
+EACH = 500
+FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
+CACHE = {
+    **FULL,
+    "lookup.metadata.source": "CACHE",
+    "lookup.full-cache.periodic-reload.interval": "1 min",
+}
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def publish(
+    path: Path, number: int, version: int, rows: int = EACH, columns: Mapping[str, object] | None = None
+) -> Path:
+    """File `number` of a table in place by rename: ids from number * EACH, every row says its version."""
+    path.mkdir(parents=True, exist_ok=True)
+    first = number * EACH
+    made = {
+        "id": range(first, first + rows),
+        "version": pa.array([version] * rows, pa.int32()),
+        "text": [f"{version}-{'x' * (i % 7)}" for i in range(rows)],
+    }
+    table = pa.table({**made, **(columns or {})})
+    temporary = path / f".{number}.new"
+    pq.write_table(table, temporary, row_group_size=100)
+    os.replace(temporary, path / f"{number}.parquet")
+    return path
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A table of ten files in version 1."""
+    for number in range(10):
+        publish(tmp_path / "dim", number, 1)
+    return tmp_path / "dim"
+
+
+class Table:
+    """One reference to a table on a host of its own, whose loads run when the test says."""
+
+    def __init__(
+        self, path: Path, cache_dir: Path, options: Mapping[str, str], clock: FakeClock | None = None, **more: object
+    ) -> None:
+        self.later = Later()
+        self.host: Host = make_host(str(path), cache_dir, clock, start=self.later, **more)  # type: ignore[arg-type]
+        self.options = LookupOptions.parse({"path": str(path), **options})
+        self.table, _ = self.host.metadata.discover(self.options)
+
+    @property
+    def full(self) -> FullCache:
+        found = self.host.reader.full(self.table, self.options)
+        assert found is not None
+        return found
+
+    def get(self, *ids: int | None, execution: Execution | None = None) -> list[dict[str, object]]:
+        """The rows of these keys, through the reader as a worker does it."""
+        found = planner.find(self.host.reader, self.options, self.table)
+        shown = planner.table_columns(found, self.options)
+        plan = planner.plan_read(found, self.options, shown, self.host.clock.host())
+        keys = pa.table({"id": pa.array(ids, pa.int64())})
+        rows: list[dict[str, object]] = get_many(self.host.reader, plan, keys, ["id"], execution).to_pylist()
+        return rows
+
+    def versions(self, *ids: int) -> list[object]:
+        return [row["version"] for row in self.get(*ids)]
+
+    def scan(self, execution: Execution | None = None) -> pa.Table:
+        found = planner.find(self.host.reader, self.options, self.table)
+        shown = planner.table_columns(found, self.options)
+        plan = planner.plan_read(found, self.options, shown, self.host.clock.host())
+        batches = list(self.host.reader.read(plan, ReadTask(0, 1), execution))
+        return pa.Table.from_batches(batches, shown).sort_by("id").combine_chunks()
+
+    def warm(self) -> None:
+        self.full.reload()
+        self.later.loads()
+
+    def calls(self, run: Callable[[], object]) -> list[str]:
+        """The store calls that `run` makes."""
+        before = len(self.host.store.calls)
+        run()
+        return self.host.store.kinds()[before:]
+
+    def end(self) -> None:
+        """What the end of a worker is to the others: its schedule is free."""
+        self.full.close()
+        for name, run in self.later.waiting:
+            if "-schedule-" in name:
+                run()
+        self.later.waiting.clear()
+
+    def fetched(self) -> set[str]:
+        """Names of the files of which data was read so far; forgotten by asking."""
+        names = {str(s[0]).rsplit("/", 1)[-1] for kind, s in self.host.store.calls if kind == "get"}  # type: ignore[index]
+        self.host.store.calls.clear()
+        return names
+
+    def segments(self) -> list[str]:
+        assert self.host.disk is not None
+        return self.host.disk.segments(self.full.key)
+
+    def metric(self, name: str) -> int:
+        return self.host.metrics.snapshot()[name]
+
+
+# --- UFS ----------------------------------------------------------------------------------------------
+
+
+def test_a_built_version_costs_one_metadata_call(directory: Path, cache_dir: Path) -> None:
+    """Once its snapshot is built, a lookup asks the store for the version and for nothing else."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    assert table.calls(lambda: table.versions(3, 700)) == ["list"] * 2  # one to plan, one to execute
+    assert table.metric("hitCount") == 2
+    assert table.metric("missCount") == 0
+
+
+def test_another_process_finds_the_snapshot(directory: Path, cache_dir: Path) -> None:
+    """What one process has built, another of the host answers from without reading a byte of data."""
+    Table(directory, cache_dir, FULL).warm()
+    other = Table(directory, cache_dir, FULL)
+    assert other.versions(3, 4999) == [1, 1]
+    assert "get" not in other.host.store.kinds()
+    assert other.metric("numCachedRecords") == 5000
+
+
+def test_a_version_that_is_not_built_is_read_through(directory: Path, cache_dir: Path) -> None:
+    """Beyond build-wait a query reads the files of its own version; it never answers from another snapshot."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
+    table.warm()
+    publish(directory, 0, 2)
+    assert table.versions(3, 700) == [2, 1]
+    assert table.metric("snapshotReadThroughCount") == 1
+    assert table.metric("missCount") == 2
+    assert len(table.later.waiting) == 1  # the build goes on beside the query
+    table.later.loads()
+    assert table.calls(lambda: table.versions(3)) == ["list"] * 2
+    assert table.metric("snapshotReadThroughCount") == 1
+
+
+def test_a_query_waits_for_its_version(directory: Path, cache_dir: Path) -> None:
+    """Within build-wait a query gets the snapshot of its version, built beside it in a thread."""
+    host = make_host(str(directory), cache_dir)
+    options = LookupOptions.parse({"path": str(directory), **FULL})
+    table, version = host.metadata.discover(options)
+    full = host.reader.full(table, options)
+    assert full is not None
+    snapshot = full.build(version, 60)
+    assert snapshot is not None
+    assert snapshot.rows == 5000
+
+
+def test_a_failing_build_does_not_fail_the_query(directory: Path, cache_dir: Path) -> None:
+    """When a snapshot cannot be written the query reads the files, and the failure is counted."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
+    snapshots = cache_dir / "v1" / "snapshots"
+    snapshots.rmdir()
+    snapshots.touch()
+    with pytest.raises(OSError):
+        table.full.reload()
+    assert table.metric("numLoadFailures") == 1
+    assert table.versions(3) == [1]
+
+
+def test_a_cache_directory_that_cannot_hold_it_does_not_fail_cache_mode(directory: Path, cache_dir: Path) -> None:
+    """In CACHE mode, too, a broken cache directory costs the cache, not the query."""
+    table = Table(directory, cache_dir, CACHE)
+    snapshots = cache_dir / "v1" / "snapshots"
+    snapshots.rmdir()
+    snapshots.touch()
+    assert table.versions(3) == [1]
+    assert table.metric("cacheFailureCount") > 0
+
+
+def test_files_too_new_to_tell_apart_are_read_through(directory: Path, cache_dir: Path) -> None:
+    """A version whose identity may yet stand for other bytes is read, and not kept as a snapshot."""
+    clock = FakeClock(wall_s=(directory / "0.parquet").stat().st_mtime)
+    table = Table(directory, cache_dir, FULL, clock)
+    assert table.versions(3) == [1]
+    assert table.segments() == []
+    clock.tick(10)
+    table.options = LookupOptions.parse({"path": str(directory), **FULL, "lookup.full-cache.build-wait": "0 s"})
+    assert table.versions(3) == [1]
+    table.later.loads()
+    assert len(table.segments()) == 1
+
+
+# --- what a load fetches ------------------------------------------------------------------------------
+
+
+def test_a_reload_fetches_only_changed_files(directory: Path, cache_dir: Path) -> None:
+    """Of ten files, the changed one and the new one are read; the rest is reused, and removed ones vanish."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    table.fetched()
+    publish(directory, 3, 2)
+    publish(directory, 10, 2)
+    (directory / "7.parquet").unlink()
+    table.warm()
+    assert table.fetched() == {"3.parquet", "10.parquet"}
+    assert table.versions(1500, 5001, 3500, 0) == [2, 2, 1]
+    table.fetched()
+    table.warm()
+    assert table.fetched() == set()
+
+
+def test_a_small_change_is_a_delta_and_the_fourth_takes_them_in(directory: Path, cache_dir: Path) -> None:
+    """Up to three deltas lie over the base; the next change makes one of them all; nothing is fetched twice."""
+    table = Table(directory, cache_dir, FULL)
+    table.full.reload()
+    counts = []
+    for number in range(5):
+        publish(directory, 0, number + 2, rows=EACH - number)
+        snapshot = table.full.reload()
+        counts.append(len(snapshot.layers))
+        assert table.versions(0, 500) == [number + 2, 1]
+        assert snapshot.rows == 5000 - number
+    # The delta that a later one hides holds no row any more and is dropped.
+    assert counts == [2, 2, 2, 2, 2]
+    for number in range(1, 4):
+        publish(directory, number, 9)
+        counts.append(len(table.full.reload().layers))
+    assert counts[5:] == [3, 4, 2]
+
+
+def test_layers_are_folded_beside_the_queries(directory: Path, cache_dir: Path) -> None:
+    """When a quarter of the base is hidden or lies over it, one base takes their place, without a fetch."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    publish(directory, 1, 2)
+    table.full.reload()
+    table.later.loads()
+    assert len(table.full.reload().layers) == 2
+    publish(directory, 2, 2)
+    table.full.reload()
+    table.fetched()
+    table.later.loads()
+    assert table.fetched() == set()
+    assert table.metric("snapshotFoldCount") == 1
+    snapshot = table.full.reload()
+    assert [layer.segment.rows for layer in snapshot.layers] == [5000]
+    assert table.versions(500, 1000, 1500) == [2, 2, 1]
+
+
+def test_new_columns_and_wider_types_reuse_the_rows(directory: Path, cache_dir: Path) -> None:
+    """A file with one more column and a wider type is read alone; the rows of the others are null and widened there."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    table.fetched()
+    publish(directory, 4, 2, columns={"version": [2**40] * EACH, "more": ["new"] * EACH})
+    table.warm()
+    assert table.fetched() == {"4.parquet"}
+    got = table.get(2000, 1)
+    assert [(row["version"], row["more"]) for row in got] == [(2**40, "new"), (1, None)]
+
+
+def test_a_file_that_changes_under_the_load_is_loaded_anew(directory: Path, cache_dir: Path) -> None:
+    """A file replaced between the listing and its reading makes the load start over: all rows are of one version."""
+    table = Table(directory, cache_dir, FULL)
+    done: list[int] = []
+
+    def change(kind: str, subject: object) -> None:
+        if kind == "get" and str(subject[0]).endswith("5.parquet") and not done:  # type: ignore[index]
+            done.append(1)
+            publish(directory, 5, 2)
+
+    table.host.store.before = change
+    table.warm()
+    assert done == [1]
+    assert table.versions(2500, 0) == [2, 1]
+
+
+def test_a_snapshot_replaces_nothing_before_it_is_complete(directory: Path, cache_dir: Path) -> None:
+    """A load that fails half-way leaves the state, the segments and the temporary directory as they were."""
+    table = Table(directory, cache_dir, FULL)
+    table.warm()
+    before = table.segments()
+    publish(directory, 0, 2)
+    publish(directory, 1, 2)
+
+    def fail(kind: str, subject: object) -> None:
+        if kind == "get" and str(subject[0]).endswith("1.parquet"):  # type: ignore[index]
+            raise UfsUnavailableError("no answer")
+
+    table.host.store.before = fail
+    with pytest.raises(UfsUnavailableError):
+        table.full.reload()
+    assert table.segments() == before
+    assert list((cache_dir / "v1" / "tmp").iterdir()) == []
+    table.host.store.before = lambda kind, subject: None
+    table.warm()
+    assert table.versions(0, 500) == [2, 2]
+
+
+def test_a_damaged_snapshot_is_a_miss(directory: Path, cache_dir: Path) -> None:
+    """A bit that flipped on disk is noticed before a row is answered; the snapshot is built again."""
+    Table(directory, cache_dir, FULL).warm()
+    (segment,) = (cache_dir / "v1" / "snapshots").glob("*/*")
+    data = bytearray(segment.read_bytes())
+    data[200] ^= 1
+    segment.write_bytes(data)
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
+    assert table.versions(3) == [1]
+    assert table.metric("snapshotDamagedCount") == 1
+    assert table.metric("snapshotReadThroughCount") == 1
+    table.later.loads()
+    assert table.versions(3) == [1]
+    assert table.metric("snapshotReadThroughCount") == 1
+
+
+# --- CACHE --------------------------------------------------------------------------------------------
+
+
+def test_the_snapshot_serves_without_a_store_call(directory: Path, cache_dir: Path) -> None:
+    """In CACHE mode nothing is asked between reloads, whatever happens at the store."""
+    table = Table(directory, cache_dir, CACHE)
+    assert table.versions(0) == [1]
+    publish(directory, 0, 2)
+    assert table.calls(lambda: table.versions(0, 1)) == []
+    assert table.scan().column("version").unique().to_pylist() == [1]
+    assert table.metric("loadCount") == 1
+
+
+def test_the_first_load_must_succeed(directory: Path, cache_dir: Path) -> None:
+    """Before the first load has succeeded every query fails with its error; the next one tries again."""
+    table = Table(directory, cache_dir, CACHE)
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("no answer")
+
+    table.host.store.before = fail
+    for _ in range(2):
+        with pytest.raises(UfsUnavailableError, match="no answer"):
+            table.get(0)
+        with pytest.raises(UfsUnavailableError, match="no answer"):
+            table.full.current()
+    assert table.metric("numLoadFailures") == 2
+    assert table.metric("loadCount") == 0
+    table.host.store.before = lambda kind, subject: None
+    assert table.versions(0) == [1]
+
+
+def test_a_reload_swaps_when_it_is_complete(directory: Path, cache_dir: Path) -> None:
+    """A due reload runs beside the queries: they answer from the old snapshot until the new one is there."""
+    table = Table(directory, cache_dir, CACHE)
+    table.get(0)
+    publish(directory, 0, 2)
+    table.host.clock.tick(61)
+    table.full.schedule.run_due()
+    assert table.versions(0) == [1]
+    table.later.loads()
+    assert table.versions(0) == [2]
+    assert table.metric("loadCount") == 2
+
+
+def test_a_failed_reload_keeps_serving_and_the_schedule_goes_on(
+    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """KEEP: failures are counted, logged once, and the reload after them brings the table up to date."""
+    table = Table(directory, cache_dir, CACHE)
+    table.get(0)
+    publish(directory, 0, 2)
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("no answer")
+
+    table.host.store.before = fail
+    for failures in (1, 2, 3):
+        table.host.clock.tick(61)
+        table.full.schedule.run_due()
+        table.later.loads()
+        assert table.versions(0) == [1]
+        assert table.metric("numLoadFailures") == failures
+    assert len([r for r in caplog.records if "failed" in r.message and r.levelname == "WARNING"]) == 1
+    table.host.store.before = lambda kind, subject: None
+    table.host.clock.tick(61)
+    table.full.schedule.run_due()
+    table.later.loads()
+    assert table.versions(0) == [2]
+    assert table.metric("loadCount") == 2
+
+
+def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, cache_dir: Path) -> None:
+    """FAIL: after a failed reload lookups raise its error, in every process, and serve again after the next."""
+    table = Table(directory, cache_dir, {**CACHE, "lookup.full-cache.on-reload-failure": "FAIL"})
+    table.get(0)
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("no answer")
+
+    table.host.store.before = fail
+    table.host.clock.tick(61)
+    table.full.schedule.run_due()
+    table.later.loads()
+    with pytest.raises(ReloadFailedError, match="no answer"):
+        table.get(0)
+    other = Table(directory, cache_dir, {**CACHE, "lookup.full-cache.on-reload-failure": "FAIL"})
+    with pytest.raises(ReloadFailedError, match="no answer"):
+        other.get(0)
+    table.host.store.before = lambda kind, subject: None
+    table.host.clock.tick(61)
+    table.full.schedule.run_due()
+    table.later.loads()
+    assert table.versions(0) == [1]
+    assert other.versions(0) == [1]
+
+
+def test_max_staleness_bounds_what_is_served(directory: Path, cache_dir: Path) -> None:
+    """A snapshot older than max-staleness is renewed before a row is answered, or the query fails."""
+    table = Table(directory, cache_dir, {**CACHE, "lookup.full-cache.max-staleness": "5 min"})
+    table.get(0)
+    publish(directory, 0, 2)
+    table.host.clock.tick(299)
+    assert table.versions(0) == [1]
+    table.host.clock.tick(2)
+    assert table.versions(0) == [2]
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("no answer")
+
+    table.host.store.before = fail
+    table.host.clock.tick(301)
+    with pytest.raises(ReloadFailedError, match="max-staleness"):
+        table.get(0)
+
+
+def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(directory: Path, cache_dir: Path) -> None:
+    """A new worker does not reload a fresh snapshot, and one that comes late reloads beside its first query."""
+    first = Table(directory, cache_dir, CACHE)
+    first.get(0)
+    first.end()
+    publish(directory, 0, 2)
+    fresh = Table(directory, cache_dir, CACHE, first.host.clock)
+    fresh.full.schedule.run_due()
+    assert fresh.later.loads() == 0
+    assert fresh.versions(0) == [1]
+    fresh.end()
+    first.host.clock.tick(3600)
+    late = Table(directory, cache_dir, CACHE, first.host.clock)
+    assert late.versions(0) == [1]
+    late.full.schedule.run_due()
+    late.later.loads()
+    assert late.versions(0) == [2]
+    assert late.metric("loadCount") == 1
+
+
+def test_one_process_of_the_host_holds_the_schedule(directory: Path, cache_dir: Path) -> None:
+    """Of two processes one reloads when it is due; the other takes over when that one is gone."""
+    one = Table(directory, cache_dir, CACHE)
+    two = Table(directory, cache_dir, CACHE, one.host.clock)
+    one.get(0)
+    two.get(0)
+    assert two.metric("loadCount") == 0
+    one.full.schedule.run_due()
+    two.full.schedule.run_due()
+    one.host.clock.tick(61)
+    for table in (two, one):
+        table.full.schedule.run_due()
+        table.later.loads()
+    assert (one.metric("loadCount"), two.metric("loadCount")) == (2, 0)
+    one.end()
+    one.host.clock.tick(61)
+    two.full.schedule.run_due()
+    two.later.loads()
+    assert two.metric("loadCount") == 1
+
+
+def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
+    """A reload that comes due in a blackout begins when that ends; the first load does not wait."""
+    clock = FakeClock(wall_s=4_000_000_800.0)  # 2096-10-02T07:20:00Z
+    table = Table(directory, cache_dir, {**CACHE, "lookup.full-cache.blackout": "07:00-08:00Z"}, clock)
+    assert table.versions(0) == [1]
+    publish(directory, 0, 2)
+    table.full.schedule.run_due()
+    clock.tick(1200)
+    table.full.schedule.run_due()
+    assert table.later.loads() == 0
+    clock.tick(1199)
+    table.full.schedule.run_due()
+    assert table.later.loads() == 0
+    clock.tick(1)
+    table.full.schedule.run_due()
+    assert table.later.loads() == 1
+    assert table.versions(0) == [2]
+
+
+def test_an_execution_keeps_its_version_over_a_swap(directory: Path, cache_dir: Path) -> None:
+    """A second lookup of one query answers from the snapshot of the first, though a newer one serves by now."""
+    table = Table(directory, cache_dir, CACHE)
+    query, later = Execution("app", "1"), Execution("app", "2")
+    assert [row["version"] for row in table.get(0, execution=query)] == [1]
+    publish(directory, 0, 2)
+    table.warm()
+    assert [row["version"] for row in table.get(0, execution=query)] == [1]
+    assert table.scan(query).column("version").unique().to_pylist() == [1]
+    assert [row["version"] for row in table.get(0, execution=later)] == [2]
+
+
+# --- what stays on disk -------------------------------------------------------------------------------
+
+
+def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Path) -> None:
+    """A superseded version can be asked for during `retain`; then its segments go, unless the new version needs them."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "5 min"})
+    table.full.reload()
+    _, first = table.host.metadata.discover(table.options)
+    for number in range(10):
+        publish(directory, number, 2)
+    table.full.reload()
+    assert len(table.segments()) == 2
+    table.host.clock.tick(299)
+    assert table.full.find(first) is not None
+    table.host.clock.tick(2)
+    table.full.find(first)
+    table.later.loads()
+    assert table.full.find(first) is None
+    assert len(table.segments()) == 1
+    assert table.versions(0) == [2]
+
+
+def test_a_snapshot_in_use_stays_until_it_is_let_go(directory: Path, cache_dir: Path) -> None:
+    """A segment that a reader has mapped outlives its time, and is removed once the reader is done."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "0 s"})
+    snapshot = table.full.reload()
+    batches = snapshot.batches(["version"])
+    for number in range(10):
+        publish(directory, number, 2)
+    table.host.clock.tick(1)
+    table.full.reload()
+    table.host.clock.tick(1)
+    table.versions(0)
+    table.later.loads()
+    assert len(table.segments()) == 2
+    seen = {value for _, (column,) in batches for value in column.to_pylist()}
+    assert seen == {1}
+    del snapshot, batches
+    table.versions(0)
+    table.later.loads()
+    assert len(table.segments()) == 1
+
+
+# --- options of a reference -----------------------------------------------------------------------------
+
+
+def test_columns_and_predicates_hold_for_lookups(directory: Path, cache_dir: Path) -> None:
+    """lookup.columns and lookup.where narrow a full cache's answers as they narrow those of the files."""
+    for more in (
+        {"lookup.columns": "text,id"},
+        {"lookup.where": "version = 1 AND id >= 3"},
+        {"lookup.columns": "id,version", "lookup.where": "text LIKE '1-x%'"},
+    ):
+        plain = Table(directory, cache_dir, {"lookup.keys": "id", **more})
+        full = Table(directory, cache_dir, {**FULL, **more})
+        full.warm()
+        ids = (0, 1, 2, 3, 4, 5, None, 4999, 77777)
+        assert full.get(*ids) == plain.get(*ids)
+        assert full.scan().equals(plain.scan())
+        assert full.metric("snapshotReadThroughCount") == 0
+
+
+def test_nested_keys_are_refused_at_planning(directory: Path, cache_dir: Path) -> None:
+    """A list cannot be a key: planning says so and names the column."""
+    publish(directory, 0, 1, columns={"tags": [[1]] * EACH})
+    table = Table(directory, cache_dir, {**FULL, "lookup.keys": "tags"})
+    with pytest.raises(SchemaError, match="'tags'"):
+        planner.table_columns(planner.find(table.host.reader, table.options), table.options)
+
+
+def test_a_custom_trigger_that_is_not_there_fails_at_planning(directory: Path, cache_dir: Path) -> None:
+    """A module that cannot be imported is an error of the option, on the driver."""
+    options = {**FULL, "lookup.full-cache.reload-strategy": "no_such_module:trigger"}
+    table = Table(directory, cache_dir, options)
+    with pytest.raises(PysparkLookupError, match="no_such_module"):
+        planner.table_columns(planner.find(table.host.reader, table.options), table.options)

@@ -1,0 +1,119 @@
+"""Options of the full cache: valid forms, and combinations in which one would be ignored or lacks another."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+
+import pytest
+
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.options import LookupOptions, OnReloadFailure, ReloadStrategy
+from pyspark_lookup.reload import ScheduleMode, parse_blackout
+
+FULL = "lookup.full-cache."
+PATH = {"path": "/t", "lookup.cache": "FULL"}
+CACHE = {**PATH, "lookup.metadata.source": "CACHE"}
+PERIODIC = {**CACHE, FULL + "periodic-reload.interval": "1 min"}
+TIMED = {**CACHE, FULL + "reload-strategy": "TIMED", FULL + "timed-reload.iso-time": "10:15"}
+
+VALID = [
+    (PERIODIC, "reload-strategy", "periodic", ReloadStrategy.PERIODIC),
+    (TIMED, "reload-strategy", "Timed", ReloadStrategy.TIMED),
+    (CACHE, "reload-strategy", " my_company.triggers:Nightly ", "my_company.triggers:Nightly"),
+    (CACHE, "periodic-reload.interval", "90 s", 90.0),
+    (PERIODIC, "periodic-reload.schedule-mode", "fixed_rate", ScheduleMode.FIXED_RATE),
+    (TIMED, "timed-reload.iso-time", "23:59", datetime.time(23, 59)),
+    (TIMED, "timed-reload.iso-time", "10:15Z", datetime.time(10, 15, tzinfo=datetime.timezone.utc)),
+    (TIMED, "timed-reload.interval-in-days", "7", 7),
+    (PERIODIC, "blackout", "22:00-06:00", parse_blackout("22:00-06:00")),
+    (PATH, "build-wait", "0 s", 0.0),
+    (PATH, "retain", "1 h", 3600.0),
+    (PERIODIC, "on-reload-failure", "fail", OnReloadFailure.FAIL),
+    (PERIODIC, "max-staleness", "1 h", 3600.0),
+]
+
+
+@pytest.mark.parametrize(("others", "key", "text", "value"), VALID)
+def test_each_valid_form_parses(others: dict[str, str], key: str, text: str, value: object) -> None:
+    """Each documented spelling becomes its value."""
+    field = next(f for f in dataclasses.fields(LookupOptions) if f.metadata and f.metadata["key"] == FULL + key)
+    assert getattr(LookupOptions.parse({**others, FULL + key: text}), field.name) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        # Bad values, with the FLIP's words.
+        ({**CACHE, FULL + "periodic-reload.interval": "0 s"}, [FULL + "periodic-reload.interval", "greater than zero"]),
+        ({**CACHE, FULL + "periodic-reload.interval": "-1 s"}, [FULL + "periodic-reload.interval", "duration"]),
+        ({**TIMED, FULL + "timed-reload.interval-in-days": "0"}, ["interval-in-days = '0'", "at least 1 day"]),
+        ({**TIMED, FULL + "timed-reload.interval-in-days": "-1"}, ["at least 1 day"]),
+        ({**TIMED, FULL + "timed-reload.iso-time": "10"}, ["iso-time = '10'", "ISO time"]),
+        ({**CACHE, FULL + "reload-strategy": "HOURLY"}, ["'HOURLY'", "PERIODIC, TIMED"]),
+        ({**CACHE, FULL + "reload-strategy": "a b:c"}, ["module:factory"]),
+        ({**PERIODIC, FULL + "max-staleness": "0 s"}, ["greater than zero"]),
+        ({**PERIODIC, FULL + "blackout": "6-8"}, [FULL + "blackout"]),
+        # Wrong cache or strategy, missing parts.
+        ({"path": "/t", FULL + "retain": "1 h"}, ["'NONE'", "should be 'FULL'"]),
+        (CACHE, [f"Missing '{FULL}periodic-reload.interval'"]),
+        ({**CACHE, FULL + "reload-strategy": "TIMED"}, [f"Missing '{FULL}timed-reload.iso-time'"]),
+        ({**PATH, FULL + "reload-strategy": "PERIODIC"}, [f"Missing '{FULL}periodic-reload.interval'"]),
+        ({**PATH, FULL + "periodic-reload.schedule-mode": "FIXED_RATE"}, [f"Missing '{FULL}periodic-reload.interval'"]),
+        ({**TIMED, FULL + "periodic-reload.interval": "1 min"}, ["periodic-reload.interval", "should be 'PERIODIC'"]),
+        ({**PERIODIC, FULL + "timed-reload.iso-time": "10:15"}, ["timed-reload.iso-time", "should be 'TIMED'"]),
+        # Without a meaning.
+        ({**PERIODIC, "lookup.metadata.sync-interval": "1 min"}, ["lookup.metadata.sync-interval", "reload strategy"]),
+        ({**PERIODIC, FULL + "build-wait": "1 s"}, ["build-wait", "'CACHE'", "never wait"]),
+        ({**PATH, FULL + "on-reload-failure": "FAIL"}, ["on-reload-failure", "'UFS'"]),
+        ({**PATH, FULL + "max-staleness": "1 h"}, ["max-staleness", "'UFS'"]),
+        ({**PATH, FULL + "blackout": "22:00-06:00"}, ["blackout", "periodic-reload.interval"]),
+        ({**PERIODIC, FULL + "max-staleness": "30 s"}, ["max-staleness = 30 s", "less than"]),
+        ({"path": "/t", "lookup.cache": "PARTIAL"}, ["lookup.cache = 'PARTIAL'", "NONE and FULL"]),
+    ],
+)  # fmt: skip
+def test_refusals(options: dict[str, str], words: list[str]) -> None:
+    """A bad value or combination is refused by key and value, and the message says what to do."""
+    with pytest.raises(OptionError) as caught:
+        LookupOptions.parse(options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_ufs_needs_no_trigger_and_may_have_one() -> None:
+    """In UFS mode every query checks the version, so a trigger is optional; it keeps the snapshot ready."""
+    assert not LookupOptions.parse(PATH).reloads
+    assert LookupOptions.parse({**PATH, FULL + "periodic-reload.interval": "1 h"}).reloads
+
+
+def test_one_read_may_go_without_the_full_cache() -> None:
+    """A read that says NONE, or UFS, of a table that is created as FULL in CACHE mode takes the rest with it."""
+    table = PERIODIC | {FULL + "max-staleness": "1 h"}
+    plain = LookupOptions.parse({"lookup.cache": "NONE", "lookup.metadata.source": "UFS"}, table)
+    assert not plain.reloads
+    fresh = LookupOptions.parse({"lookup.metadata.source": "UFS"}, table)
+    assert fresh.max_staleness_s is None
+    cached = LookupOptions.parse({"lookup.cache": "NONE", "lookup.metadata.sync-interval": "5 s"}, table)
+    assert cached.sync_interval_s == 5
+
+
+def test_conf_file_defaults_that_do_not_apply_are_left_alone() -> None:
+    """A cluster's defaults for full caches do not make every other table an error."""
+    conf = {FULL + "retain": "1 h", FULL + "on-reload-failure": "FAIL", FULL + "build-wait": "5 s"}
+    assert LookupOptions.parse({"path": "/t"}, conf=conf).retain_s == 3600
+    assert LookupOptions.parse(PERIODIC, conf=conf).on_reload_failure is OnReloadFailure.FAIL
+    assert LookupOptions.parse(PATH, conf=conf).build_wait_s == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (PATH, 600),
+        (PERIODIC, 600),
+        ({**PERIODIC, FULL + "periodic-reload.interval": "1 h"}, 7200),
+        ({**TIMED, FULL + "timed-reload.interval-in-days": "2"}, 4 * 86400),
+        ({**PATH, FULL + "retain": "5 s"}, 5),
+    ],
+)
+def test_superseded_snapshots_stay_for_two_intervals(options: dict[str, str], seconds: float) -> None:
+    """`retain` is ten minutes or two intervals, whichever is longer, unless it is set."""
+    assert LookupOptions.parse(options).retained_s == seconds
