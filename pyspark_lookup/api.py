@@ -73,14 +73,13 @@ class LookupTable:
         overrides: dict[str, str] = {}
         if columns is not None:
             overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
-        options = self._options.overridden(overrides)
-        engine = runtime().engine(options)
+        engine = runtime().engine(self._options)
         try:
-            found = self._find(engine, options)
-            shown = planner.table_columns(found, options)
+            found = self._find(engine, self._options)
+            shown = planner.table_columns(found, self._options.overridden(overrides))
             # Parsed by itself: joined as text, its parentheses could leave lookup.where.
             added = [] if predicate is None else [parse_where(predicate, all_columns((found.data, found.partitions)))]
-            plan = planner.plan_read(found, options, shown, runtime().clock, added)
+            plan = planner.plan_read(found, self._options, shown, runtime().clock, added)
             batches = engine.reader.read(plan, ReadTask(0, 1), None, found.version)
             return pa.Table.from_batches(list(batches), plan.projection.columns)
         finally:
@@ -197,14 +196,18 @@ class LookupTable:
         }
 
     def close(self) -> None:
-        """Publish the counters and refuse further use. The host's cache stays."""
+        """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
         if not self._closed:
-            runtime().engine(self._options).publish_metrics()
+            engine = runtime().engine(self._options)
+            engine.publish_metrics()
+            if self._table is not None:
+                engine.reader.let_go(self._table, self._options, self)
         self._closed = True
 
     def _find(self, engine: Engine, options: LookupOptions) -> Found:
         found = planner.find(engine.reader, options, self._table)
         self._table = found.table
+        engine.reader.hold(found.table, self._options, self)
         return found
 
     def _check_open(self) -> None:

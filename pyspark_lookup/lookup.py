@@ -18,7 +18,7 @@ from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.index import IndexBuilder, KeyIndex, order_rows
 from pyspark_lookup.keys import Keys, Seed, as_indices, cast_keys
 from pyspark_lookup.metadata import Execution
-from pyspark_lookup.options import CacheMode
+from pyspark_lookup.options import CacheMode, OnVersionGone
 from pyspark_lookup.predicate import And, Compare, In, Predicate, columns_of, evaluate
 from pyspark_lookup.reader import ReadPlan, TableReader
 from pyspark_lookup.snapshot.layers import Snapshot
@@ -47,7 +47,9 @@ def get_many(
     """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
-    resolution, snapshot = reader.resolve(plan.table, plan.options, execution, version)
+    resolution, snapshot = reader.resolve(plan, execution, version)
+    if plan.options.on_version_gone is OnVersionGone.FAIL:  # others may have been told of this version
+        resolution = dataclasses.replace(resolution, decided_here=False)
     fields = [plan.projection.columns.field(name) for name in names]
     arrays = cast_keys(keys, fields)
     probed = Keys(arrays)

@@ -85,11 +85,12 @@ class CacheMetricGroup:
 
 
 def add_metrics(snapshots: list[Mapping[str, int]]) -> dict[str, int]:
-    """One snapshot for several processes: counters add up, gauges take the largest value."""
+    """One snapshot for several processes, oldest first: counters add up, the latest gauge that is set counts."""
     total = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, UNSET)}
     for snapshot in snapshots:
         for name in COUNTERS:
             total[name] += snapshot.get(name, 0)
         for name in GAUGES:
-            total[name] = max(total[name], snapshot.get(name, UNSET))
+            if snapshot.get(name, UNSET) != UNSET:
+                total[name] = snapshot[name]
     return total

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -91,6 +92,7 @@ class TableReader:
         self._start = start
         self._fulls: dict[str, FullCache] = {}
         self._fulls_lock = threading.Lock()
+        self._users: dict[FullCache, weakref.WeakSet[object]] = {}
         self._disk = disk
         self._clock = clock
         self._block_size = block_size
@@ -166,12 +168,13 @@ class TableReader:
         return Layout(columns, tuple(keys), data, partitions)
 
     def resolve(
-        self, table: Table, options: LookupOptions, execution: Execution | None, version: TableVersion | None = None
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None
     ) -> tuple[Resolution, Snapshot | None]:
         """The version that `execution` reads, and its snapshot if there is one to read it from.
 
         `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own).
         """
+        table, options = plan.table, plan.options
         full = self.full(table, options)
         if full is not None and options.metadata_source is MetadataSource.CACHE:
             latest = full.current()
@@ -179,26 +182,34 @@ class TableReader:
                 served, snapshot = latest
                 resolution = self.metadata.resolve(table, options, execution, lambda: served)
                 if resolution.version.digest == served.digest:
-                    return resolution, snapshot
-                return resolution, self.snapshot(table, options, resolution.version)
+                    return resolution, self._covering(plan, snapshot)
+                return resolution, self._snapshot(plan, resolution.version)
         resolution = (
             Resolution(version, True) if version is not None else self.metadata.resolve(table, options, execution)
         )
-        return resolution, self.snapshot(table, options, resolution.version)
+        return resolution, self._snapshot(plan, resolution.version)
 
-    def snapshot(self, table: Table, options: LookupOptions, version: TableVersion) -> Snapshot | None:
+    def _snapshot(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version, built now if a query may wait for that; None without one."""
-        full = self.full(table, options)
+        full = self.full(plan.table, plan.options)
         if full is None:
             return None
-        chosen = TableVersion(table.id, select_partitions(table, version.files, options))
-        if options.metadata_source is MetadataSource.CACHE:
+        chosen = TableVersion(plan.table.id, select_partitions(plan.table, version.files, plan.options))
+        if plan.options.metadata_source is MetadataSource.CACHE:
             found = full.find(chosen)
         else:
-            found = full.build(chosen, options.build_wait_s)
-        if found is None:
+            found = full.build(chosen, plan.options.build_wait_s)
+        return self._covering(plan, found)
+
+    def _covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
+        """A snapshot that has all that the plan needs: lookup.columns may have left something out."""
+        if snapshot is not None and plan.options.columns is not None:
+            tested = columns_of(plan.projection.predicate) if plan.projection.predicate is not None else frozenset()
+            if not {*plan.projection.columns.names, *tested} <= set(snapshot.schema.names):
+                snapshot = None
+        if snapshot is None:
             self.metrics.inc("snapshotReadThroughCount")
-        return found
+        return snapshot
 
     def _from_snapshot(
         self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
@@ -222,11 +233,11 @@ class TableReader:
             self._tell_age(plan, execution)
             planned = self.metadata.version_of(plan.table, task.digest) if task.digest is not None else None
             if planned is not None:
-                snapshot = self.snapshot(plan.table, plan.options, planned)
+                snapshot = self._snapshot(plan, planned)
                 if snapshot is not None:
                     return self._from_snapshot(plan, snapshot, planned, task.pieces if task.count > 1 else None)
             return self._planned(plan, task, task.pieces, execution).batches()
-        resolution, found = self.resolve(plan.table, plan.options, execution, version)
+        resolution, found = self.resolve(plan, execution, version)
         files = select_partitions(plan.table, resolution.version.files, plan.options)
         pieces = share_of(files, task.number, task.count, self.splittable(plan.table))
         if found is not None:
@@ -352,12 +363,23 @@ class TableReader:
             "file names and keep the old files a while"
         )
 
-    def close(self) -> None:
-        """Give up the schedules of full caches that this process holds."""
-        with self._fulls_lock:
-            fulls = list(self._fulls.values())
-            self._fulls.clear()
-        for full in fulls:
+    def hold(self, table: Table, options: LookupOptions, user: object) -> None:
+        """Keep the full cache's schedule running until `user` lets go of it, or is gone."""
+        full = self.full(table, options)
+        if full is not None:
+            self._users.setdefault(full, weakref.WeakSet()).add(user)
+
+    def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
+        """Close the full cache if `user` was the last one that held it; the snapshots on disk stay."""
+        full = self.full(table, options)
+        users = self._users.get(full) if full is not None else None
+        if full is None or users is None:
+            return
+        users.discard(user)
+        if not users:
+            with self._fulls_lock:
+                del self._users[full]
+                self._fulls = {place: other for place, other in self._fulls.items() if other is not full}
             full.close()
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:

@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from pyspark_lookup.blocks import BlockCache
@@ -19,7 +20,7 @@ from pyspark_lookup.conf import conf_file_secrets, redact
 from pyspark_lookup.disk import Disk, key_of, memory_backed
 from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.metadata import Metadata
-from pyspark_lookup.metrics import COUNTERS, CacheMetricGroup, add_metrics
+from pyspark_lookup.metrics import COUNTERS, GAUGES, UNSET, CacheMetricGroup, add_metrics
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
@@ -35,7 +36,9 @@ _FOLD_ABOVE = 64
 class Publisher:
     """One table's counters in this process, and how they reach the other processes of the host."""
 
-    def __init__(self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str) -> None:
+    def __init__(
+        self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str, now_s: Callable[[], float]
+    ) -> None:
         self.metrics = metrics
         self._disk = disk
         self._label = label
@@ -43,6 +46,8 @@ class Publisher:
         self._key = f"{label}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self._published: dict[str, int] = {}
         self._base: dict[str, int] = {}
+        self._now_s = now_s
+        self._gauges_at_s = 0.0  # when one last changed here
 
     def publish(self) -> None:
         """Put this process's counters where others of the host find them."""
@@ -55,8 +60,10 @@ class Publisher:
         values = {
             name: amount - (self._base.get(name, 0) if name in COUNTERS else 0) for name, amount in snapshot.items()
         }
+        if any(snapshot[name] != self._published.get(name, UNSET) for name in GAUGES):
+            self._gauges_at_s = self._now_s()
         try:
-            self._disk.replace_record("metrics", self._key, self._record(values))
+            self._disk.replace_record("metrics", self._key, self._record(values, self._gauges_at_s))
             self._disk.fold_records("metrics", self._label, _FOLD_ABOVE, self._fold)
         except OSError:
             self.metrics.inc("cacheFailureCount")
@@ -68,13 +75,20 @@ class Publisher:
         if self._disk is None:
             return self.metrics.snapshot()
         self.publish()
-        return add_metrics([record["values"] for _, record in self._disk.records("metrics", self._label)])
+        return self._added([record for _, record in self._disk.records("metrics", self._label)])
 
-    def _record(self, values: dict[str, int]) -> dict[str, Any]:
-        return {"url": self._url, "values": values}
+    def _record(self, values: dict[str, int], gauges_at_s: float) -> dict[str, Any]:
+        return {"url": self._url, "values": values, "gauges_at_s": gauges_at_s}
+
+    def _added(self, records: list[Any]) -> dict[str, int]:
+        return add_metrics([record["values"] for record in sorted(records, key=_gauges_at_s)])
 
     def _fold(self, records: list[Any]) -> dict[str, Any]:
-        return self._record(add_metrics([record["values"] for record in records]))
+        return self._record(self._added(records), max(map(_gauges_at_s, records)))
+
+
+def _gauges_at_s(record: Any) -> float:
+    return float(record.get("gauges_at_s", 0.0))
 
 
 class Engine:
@@ -119,7 +133,7 @@ class Runtime:
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
         disk = self._disk(options, metrics)
         if known is None:
-            known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url))
+            known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock.wall_s)
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
         metadata = Metadata(ufs, blocks, disk, metrics, self.clock)
         reader = TableReader(metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng)

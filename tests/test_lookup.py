@@ -218,6 +218,19 @@ def test_a_column_named_as_the_answers_own_is_refused(tmp_path: Path) -> None:
         assert source.get(1) == [{"id": 1}]
 
 
+def test_columns_that_a_snapshot_leaves_out_are_read_from_the_files(tmp_path: Path) -> None:
+    """With lookup.columns the snapshot holds those; a scan or predicate over others is right all the same."""
+    table = pa.table({"id": [1, 2, 3], "a": ["x", "y", "z"], "b": [10, 20, 30]})
+    none, full = both(tmp_path, [table], "id", {"lookup.columns": "id,a"})
+    for source in (none, full):
+        assert source.scan(["b", "id"]).to_pylist() == [{"b": 10, "id": 1}, {"b": 20, "id": 2}, {"b": 30, "id": 3}]
+        assert source.scan(predicate="b = 20").to_pylist() == [{"id": 2, "a": "y"}]
+        assert source.scan(["a"], "id = 3").to_pylist() == [{"a": "z"}]
+        assert source.get(2) == [{"id": 2, "a": "y"}]
+    assert full.metrics()["loadCount"] == 1
+    assert full.metrics()["snapshotReadThroughCount"] == 2
+
+
 NESTED = pa.table(
     {
         "id": [1, 2, 3, 2],

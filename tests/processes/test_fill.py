@@ -39,11 +39,11 @@ BLOCKS = [(n * 70_000, 1000) for n in range(12)]  # too far apart to share a req
 FEW = BLOCKS[:3]
 
 
-def in_fresh_process(function: Callable[..., None], *args: Any) -> None:
-    """Run it in a spawned process, and fail if that fails or does not end."""
+def in_fresh_process(function: Callable[..., None], *args: Any, bound_s: float = BOUND_S) -> None:
+    """Run it in a spawned process, and fail if that fails or does not end in time."""
     child = multiprocessing.get_context("spawn").Process(target=function, args=args)
     child.start()
-    child.join(BOUND_S)
+    child.join(bound_s)
     if child.is_alive():
         child.kill()
         pytest.fail("the process hangs")

@@ -1,0 +1,997 @@
+"""Reload triggers: when a reload is due, what asks for it, and the times of day that put it off."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import math
+import os
+import pickle
+import time
+import zoneinfo
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pyspark_lookup.errors import NotSupportedError, OptionError
+from pyspark_lookup.reload import (
+    Blackout,
+    CacheReloadTrigger,
+    LastReload,
+    PeriodicCacheReloadTrigger,
+    ScheduleMode,
+    TimedCacheReloadTrigger,
+    parse_blackout,
+    parse_iso_time,
+)
+from tests.fakes import FakeClock
+
+UTC = datetime.timezone.utc
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
+ZONES = [UTC, BERLIN, NEW_YORK, *map(zoneinfo.ZoneInfo, ("Asia/Kathmandu", "Australia/Lord_Howe", "America/Sao_Paulo"))]
+DELAY, RATE = ScheduleMode.FIXED_DELAY, ScheduleMode.FIXED_RATE
+DAY = 86400.0
+NOON = 4_000_017_600.0  # 2096-10-02 12:00 UTC
+
+
+class ManualContext(CacheReloadTrigger.Context):
+    """A cache under a test's hand: it notes what a trigger asks for and runs timers when told.
+
+    A reload ends when the test says so, or by itself after `reload_s`. Whoever asks while one runs joins it.
+    """
+
+    def __init__(self, now_s: float = NOON, last: LastReload | None = None, reload_s: float | None = None) -> None:
+        self.clock = FakeClock(now_s)
+        self.last = last
+        self.reload_s = reload_s
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.asked: list[float] = []
+        self.running: concurrent.futures.Future[None] | None = None
+        self.started_s = 0.0
+
+    def current_processing_time(self) -> float:
+        return self.clock.wall_s
+
+    def last_reload(self) -> LastReload | None:
+        return self.last
+
+    def trigger_reload(self) -> concurrent.futures.Future[None]:
+        self.asked.append(self.clock.wall_s)
+        if self.running is None:
+            self.running = concurrent.futures.Future()
+            self.started_s = self.clock.wall_s
+            if self.reload_s is not None:
+                self.schedule(self.clock.wall_s + self.reload_s, self.end)
+        return self.running
+
+    def schedule(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        timer = (at_s, action)
+        self.timers.append(timer)
+
+        def cancel() -> None:
+            if timer in self.timers:
+                self.timers.remove(timer)
+
+        return cancel
+
+    def reloaded(self, started_s: float, finished_s: float) -> None:
+        """Let the host know of an attempt, as any of its processes does."""
+        first_s = self.last.first_started_at_s if self.last else started_s
+        self.last = LastReload(first_s, started_s, finished_s)
+
+    def end(self, problem: Exception | None = None, trace: bool = True) -> None:
+        """End the reload that runs; without `trace` the host's record of the last one stays as it was."""
+        done, self.running = self.running, None
+        assert done is not None
+        if trace:
+            self.reloaded(self.started_s, self.clock.wall_s)
+        if problem is None:
+            done.set_result(None)
+        else:
+            done.set_exception(problem)
+
+    def due(self) -> list[float]:
+        """When the timers run, in order."""
+        return sorted(at_s for at_s, _ in self.timers)
+
+    def run_until(self, until_s: float) -> None:
+        """Let time pass, running timers as they come due; too many mean a busy loop."""
+        for _ in range(1000):
+            timer = min(self.timers, key=lambda timer: timer[0], default=(math.inf, lambda: None))
+            if timer[0] > until_s:
+                self.clock.wall_s = max(self.clock.wall_s, until_s)
+                return
+            self.timers.remove(timer)
+            self.clock.wall_s = max(self.clock.wall_s, timer[0])
+            timer[1]()
+        pytest.fail("the trigger runs in circles")
+
+    def run_due(self) -> None:
+        """Run what is due now."""
+        self.run_until(self.clock.wall_s)
+
+
+def opened(trigger: CacheReloadTrigger, context: ManualContext) -> ManualContext:
+    trigger.open(context)
+    return context
+
+
+def unix(text: str) -> float:
+    """Unix seconds of an ISO time; one without an offset is UTC."""
+    moment = datetime.datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def clock_text(at_s: float, zone: datetime.tzinfo) -> str:
+    """What clocks of a zone show."""
+    return datetime.datetime.fromtimestamp(at_s, zone).strftime("%m-%d %H:%M")
+
+
+@contextlib.contextmanager
+def system_zone(name: str) -> Iterator[None]:
+    """This process as if its machine were in another zone."""
+    try:
+        with mock.patch.dict(os.environ, TZ=name):
+            time.tzset()
+            yield
+    finally:
+        time.tzset()
+
+
+# --- the context -------------------------------------------------------------------------------------
+
+
+def test_there_is_no_watermark() -> None:
+    """Asking for the watermark raises and says what to ask for instead, in a context that does not define it."""
+    with pytest.raises(NotSupportedError, match="current_processing_time"):
+        ManualContext().current_watermark()
+
+
+def test_a_custom_trigger_needs_open_and_close_only() -> None:
+    """A trigger of one's own asks for reloads through the context, and hears how they ended."""
+
+    class Twice(CacheReloadTrigger):
+        def open(self, context: CacheReloadTrigger.Context) -> None:
+            self.first = context.trigger_reload()
+            self.cancel = context.schedule(context.current_processing_time() + 5, lambda: self.again(context))
+
+        def again(self, context: CacheReloadTrigger.Context) -> None:
+            context.trigger_reload()
+
+        def close(self) -> None:
+            self.cancel()
+
+    trigger = Twice()
+    context = opened(trigger, ManualContext())
+    context.end(OSError("gone"))
+    assert isinstance(trigger.first.exception(), OSError)
+    context.run_until(NOON + 60)
+    assert context.asked == [NOON, NOON + 5]
+    trigger.close()
+
+
+@pytest.mark.parametrize("missing", ["open", "close"])
+def test_a_trigger_without_a_method_is_none(missing: str) -> None:
+    """A trigger that lacks `open` or `close` cannot be made."""
+    methods = {name: lambda *_: None for name in ("open", "close") if name != missing}
+    with pytest.raises(TypeError, match=missing):
+        type("Half", (CacheReloadTrigger,), methods)()
+
+
+# --- periodic: when ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+def test_the_first_periodic_reload_is_due_at_once(mode: ScheduleMode) -> None:
+    """Both modes begin with a delay of zero: one timer, and one reload when it runs."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext())
+    assert context.due() == [NOON]
+    context.run_due()
+    assert context.asked == [NOON]
+
+
+@pytest.mark.parametrize("interval_s", [0, -1, -0.0, math.nan, math.inf, -math.inf])
+def test_an_interval_is_greater_than_zero(interval_s: float) -> None:
+    """An interval that is not a finite number above zero is refused, with the option and the value."""
+    with pytest.raises(OptionError, match="greater than zero") as caught:
+        PeriodicCacheReloadTrigger(interval_s)
+    assert f"lookup.full-cache.periodic-reload.interval = {interval_s!r} s" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_the_mode_is_fixed_delay_unless_said() -> None:
+    """Without a mode the interval counts from the end of the last reload."""
+    trigger = PeriodicCacheReloadTrigger(10)
+    assert (trigger.interval_s, trigger.mode) == (10, DELAY)
+    assert trigger.next_due_s(LastReload(0, 100, 107), 110) == 117
+
+
+@pytest.mark.parametrize(
+    ("last", "now_s", "due_s"),
+    [
+        (LastReload(100, 100, 107), 108, 110),
+        (LastReload(100, 110, 112), 112, 120),
+        (LastReload(100, 113, 114), 115, 120),  # by hand: the grid stays
+        (LastReload(100, 110, 134), 134, 120),  # 120 and 130 were missed: one reload, now
+        (LastReload(100, 134, 136), 136, 140),
+        (LastReload(100.5, 100.5, 101), 102, 110.5),
+    ],
+)
+def test_fixed_rate_is_a_grid(last: LastReload, now_s: float, due_s: float) -> None:
+    """FIXED_RATE is due at the first point of the grid after the last start, however late it is by now."""
+    assert PeriodicCacheReloadTrigger(10, RATE).next_due_s(last, now_s) == due_s
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+@pytest.mark.parametrize(
+    "last", [LastReload(500, 500, 507), LastReload(0, 500, 507), LastReload(3, 57, 507), LastReload(0, 52, 52)]
+)
+def test_a_clock_set_back_costs_one_interval(mode: ScheduleMode, last: LastReload) -> None:
+    """If the last reload lies in the future, the next is due one interval from now."""
+    assert PeriodicCacheReloadTrigger(10, mode).next_due_s(last, 50) == 60
+
+
+SECONDS = st.floats(0, 4e9)
+INTERVALS = st.floats(1e-2, 1e7)
+
+
+@given(INTERVALS, SECONDS, SECONDS, SECONDS, st.floats(0, 1e9))
+def test_fixed_delay_waits_an_interval(
+    interval_s: float, first: float, start: float, took: float, later: float
+) -> None:
+    """FIXED_DELAY is due exactly one interval after the end of the last reload, if that is past."""
+    trigger = PeriodicCacheReloadTrigger(interval_s)
+    last = LastReload(first, start, start + took)
+    assert trigger.next_due_s(last, last.finished_at_s + later) == last.finished_at_s + interval_s
+
+
+@given(INTERVALS, SECONDS, st.floats(0, 1e9), st.floats(0, 1e9))
+def test_fixed_rate_stays_on_its_grid(interval_s: float, first: float, start_after: float, later: float) -> None:
+    """FIXED_RATE is due at a multiple of the interval, after the last start and by at most one interval."""
+    started = first + start_after
+    due = PeriodicCacheReloadTrigger(interval_s, RATE).next_due_s(LastReload(first, started, started), started + later)
+    assert started < due <= started + interval_s + 1e-5
+    off = math.remainder(due - first, interval_s)
+    assert abs(off) < 1e-5
+
+
+def test_an_interval_below_the_clock_goes_forward() -> None:
+    """An interval too small for the clock still has a next point after the last."""
+    due = PeriodicCacheReloadTrigger(1e-12, RATE).next_due_s(LastReload(NOON, NOON, NOON), NOON)
+    assert NOON < due < NOON + 1e-3
+
+
+@given(INTERVALS, SECONDS, SECONDS, SECONDS, SECONDS, st.sampled_from(ScheduleMode))
+def test_no_clock_makes_the_wait_longer(
+    interval_s: float, first: float, start: float, end: float, now_s: float, mode: ScheduleMode
+) -> None:
+    """Whatever the times of the last reload, the next is due within one interval from now."""
+    due = PeriodicCacheReloadTrigger(interval_s, mode).next_due_s(LastReload(first, start, end), now_s)
+    assert due <= now_s + interval_s + 1e-5
+
+
+# --- periodic: what happens --------------------------------------------------------------------------
+
+
+def test_fixed_delay_counts_from_the_end() -> None:
+    """FIXED_DELAY plans nothing while a reload runs, and the next reload one interval after it."""
+    context = opened(PeriodicCacheReloadTrigger(10), ManualContext())
+    context.run_until(NOON + 25)
+    assert (context.asked, context.due()) == ([NOON], [])
+    context.end()
+    assert context.due() == [NOON + 35]
+    context.run_until(NOON + 35)
+    assert context.asked == [NOON, NOON + 35]
+
+
+def test_fixed_rate_does_not_wait() -> None:
+    """FIXED_RATE asks at every point of the grid, whether or not the reload before has ended."""
+    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext())
+    context.run_until(NOON + 25)
+    assert (context.asked, context.due()) == ([NOON, NOON + 10, NOON + 20], [NOON + 30])
+
+
+def test_fixed_rate_keeps_the_grid_of_the_first_start() -> None:
+    """The grid begins where the first load began, though that was after it was asked for."""
+    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext())
+    context.run_due()
+    context.started_s += 0.5
+    context.run_until(NOON + 3)
+    context.end()
+    context.run_until(NOON + 35)
+    assert context.asked == [NOON, NOON + 10.5, NOON + 20.5, NOON + 30.5]
+
+
+def test_fixed_rate_asks_once_for_what_was_missed() -> None:
+    """A timer that runs late asks for one reload, and the next comes at the next point of the same grid."""
+    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext(reload_s=0.0))
+    context.run_until(NOON + 10)
+    context.clock.tick(37)
+    context.run_until(NOON + 60)
+    assert context.asked == [NOON, NOON + 10, NOON + 47, NOON + 50, NOON + 60]
+
+
+@pytest.mark.parametrize(("mode", "due_s"), [(DELAY, NOON + 7), (RATE, NOON + 5)])
+def test_a_schedule_goes_on_where_another_process_left_it(mode: ScheduleMode, due_s: float) -> None:
+    """Opening a trigger on a table that was reloaded does not fire it before its time."""
+    last = LastReload(NOON - 95, NOON - 4, NOON - 3)
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext(last=last))
+    assert context.due() == [due_s]
+    context.run_until(NOON + 8)
+    assert context.asked == [due_s]
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+def test_a_failed_reload_does_not_end_the_schedule(mode: ScheduleMode) -> None:
+    """After a reload that failed the next comes when it would have come anyway, any number of times."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext())
+    for round_ in range(3):
+        context.run_until(NOON + 10 * round_)
+        context.end(OSError("the store is away"))
+    assert context.asked == [NOON, NOON + 10, NOON + 20]
+    assert context.due() == [NOON + 30]
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+def test_a_cancelled_reload_does_not_end_the_schedule(mode: ScheduleMode) -> None:
+    """A future that somebody cancelled counts as a reload that has ended."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext())
+    context.run_due()
+    assert context.running is not None
+    assert context.running.cancel()
+    assert context.due() == [NOON + 10]
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+@pytest.mark.parametrize("last", [None, LastReload(NOON - 50, NOON - 20, NOON - 20)])
+def test_a_refused_reload_waits_a_full_interval(mode: ScheduleMode, last: LastReload | None) -> None:
+    """A reload that ends at once and leaves no trace is not asked for again before an interval has passed."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext(last=last))
+    for round_ in range(3):
+        context.run_until(NOON + 10 * round_)
+        context.end(trace=False)
+        context.run_due()
+    assert context.asked == [NOON, NOON + 10, NOON + 20]
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+def test_a_context_that_raises_does_not_end_the_schedule(mode: ScheduleMode) -> None:
+    """If asking for a reload raises, the cache's timer sees the error and the next reload is planned."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext())
+    with (
+        mock.patch.object(context, "trigger_reload", side_effect=RuntimeError("no")),
+        pytest.raises(RuntimeError, match="no"),
+    ):
+        context.run_due()
+    assert context.due() == [NOON + 10]
+
+
+def test_fixed_delay_counts_anew_when_another_process_reloaded() -> None:
+    """A timer that finds a newer reload by another process asks for none, and waits its interval from that."""
+    context = opened(PeriodicCacheReloadTrigger(10), ManualContext(last=LastReload(NOON - 50, NOON - 2, NOON)))
+    context.reloaded(NOON + 4, NOON + 6)
+    context.run_until(NOON + 10)
+    assert (context.asked, context.due()) == ([], [NOON + 16])
+    context.run_until(NOON + 16)
+    assert context.asked == [NOON + 16]
+
+
+def test_fixed_rate_skips_a_point_that_another_process_took() -> None:
+    """Of two processes with the same grid, the later one leaves a point to the earlier."""
+    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext(last=LastReload(NOON, NOON, NOON + 1)))
+    context.reloaded(NOON + 10, NOON + 10)
+    context.run_until(NOON + 10)
+    assert (context.asked, context.due()) == ([], [NOON + 20])
+
+
+def test_a_reload_by_hand_in_between_moves_no_grid() -> None:
+    """With FIXED_RATE a reload between two points leaves the next point in place."""
+    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext(last=LastReload(NOON, NOON, NOON + 1)))
+    context.reloaded(NOON + 4, NOON + 5)
+    context.run_until(NOON + 10)
+    assert context.asked == [NOON + 10]
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+def test_a_clock_set_back_does_not_put_a_reload_off_for_ever(mode: ScheduleMode) -> None:
+    """With the last reload a day ahead of the clock, reloads go on at the interval from now."""
+    last = LastReload(NOON + DAY, NOON + DAY, NOON + DAY)
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext(last=last, reload_s=0.0))
+    context.run_until(NOON + 30)
+    assert context.asked == [NOON + 10, NOON + 20, NOON + 30]
+
+
+@pytest.mark.parametrize("mode", ScheduleMode)
+def test_a_timer_that_comes_early_is_set_again(mode: ScheduleMode) -> None:
+    """A timer that runs before its time, as after a clock was set back, asks for nothing and is set again."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext(last=LastReload(NOON, NOON, NOON)))
+    ((at_s, action),) = context.timers
+    context.timers.clear()
+    action()
+    assert (at_s, context.asked, context.due()) == (NOON + 10, [], [NOON + 10])
+
+
+@given(st.sampled_from(ScheduleMode), st.lists(st.sampled_from([0.0, 0.25, 3.0, 10.0, 25.0]), min_size=1, max_size=8))
+def test_a_schedule_of_slow_and_fast_reloads(mode: ScheduleMode, takes: list[float]) -> None:
+    """Over any run of reloads FIXED_DELAY keeps the pause, and FIXED_RATE the grid with one reload per point."""
+    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext())
+    ends: list[float] = []
+    for takes_s in takes:
+        while context.running is None:
+            context.run_until(context.due()[0])
+        context.run_until(context.started_s + takes_s)
+        ends.append(context.clock.wall_s)
+        context.end()
+    if mode is DELAY:
+        assert context.asked == [NOON] + [end + 10 for end in ends[:-1]]
+    else:
+        assert context.asked == [NOON + 10 * k for k in range(len(context.asked))]
+    assert len(context.due()) == 1
+
+
+# --- closing -----------------------------------------------------------------------------------------
+
+TRIGGERS = [
+    lambda: PeriodicCacheReloadTrigger(10),
+    lambda: PeriodicCacheReloadTrigger(10, RATE),
+    lambda: TimedCacheReloadTrigger(datetime.time(12), 1, UTC),
+]
+each_trigger = pytest.mark.parametrize("make", TRIGGERS, ids=["delay", "rate", "timed"])
+
+
+@each_trigger
+def test_close_cancels(make: Callable[[], CacheReloadTrigger]) -> None:
+    """A closed trigger has no timer, and may be closed twice or without having been opened."""
+    trigger = make()
+    trigger.close()
+    context = opened(trigger, ManualContext())
+    assert len(context.timers) == 1
+    trigger.close()
+    trigger.close()
+    assert context.timers == []
+
+
+@each_trigger
+@pytest.mark.parametrize("problem", [None, OSError("gone")])
+def test_a_reload_that_ends_after_close_plans_nothing(
+    make: Callable[[], CacheReloadTrigger], problem: Exception | None
+) -> None:
+    """Closing during a reload leaves it alone, and nothing is planned when it ends."""
+    trigger = make()
+    context = opened(trigger, ManualContext())
+    context.run_due()
+    trigger.close()
+    context.end(problem)
+    context.run_until(NOON + 3 * DAY)
+    assert (context.asked, context.timers) == ([NOON], [])
+
+
+@each_trigger
+def test_a_timer_that_outruns_close_does_nothing(make: Callable[[], CacheReloadTrigger]) -> None:
+    """A timer that the cache had already taken up when the trigger was closed asks for no reload."""
+    trigger = make()
+    context = opened(trigger, ManualContext())
+    ((_, action),) = context.timers
+    trigger.close()
+    action()
+    assert (context.asked, context.timers) == ([], [])
+
+
+@each_trigger
+def test_close_while_a_timer_is_being_set(make: Callable[[], CacheReloadTrigger]) -> None:
+    """A close from another thread, between the decision to plan and the timer, leaves no timer."""
+    trigger = make()
+
+    class Closing(ManualContext):
+        def schedule(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+            trigger.close()
+            return super().schedule(at_s, action)
+
+    assert opened(trigger, Closing()).timers == []
+
+
+@each_trigger
+def test_a_trigger_opened_again_belongs_to_its_new_context(make: Callable[[], CacheReloadTrigger]) -> None:
+    """Opening again drops the timer of the first context, and what still runs there plans nothing."""
+    trigger = make()
+    old = opened(trigger, ManualContext())
+    old.run_due()
+    new = opened(trigger, ManualContext())
+    assert old.timers == []
+    old.end()
+    assert (old.timers, new.due()) == ([], [NOON])
+
+
+# --- timed: when -------------------------------------------------------------------------------------
+
+EPOCH_S = 0.010  # FLIP-221's tests stand at 10 ms after the epoch
+
+
+@pytest.mark.parametrize("system", ["UTC", "Asia/Kathmandu", "America/New_York"])
+@pytest.mark.parametrize("has_offset", [True, False])
+@pytest.mark.parametrize(("ahead_ms", "delay_s"), [(2, 0.002), (-2, DAY - 0.002), (0, 0.0)])
+def test_the_flips_timed_table(system: str, has_offset: bool, ahead_ms: int, delay_s: float) -> None:
+    """A load at once, one at the time of day (now: two loads; passed: tomorrow), then every 7 days; with an offset or local."""
+    with system_zone(system):
+        moment = datetime.datetime.fromtimestamp(EPOCH_S, UTC) + datetime.timedelta(milliseconds=ahead_ms)
+        reload_time = (moment if has_offset else moment.astimezone()).timetz()
+        trigger = TimedCacheReloadTrigger(reload_time if has_offset else reload_time.replace(tzinfo=None), 7)
+        context = opened(trigger, ManualContext(EPOCH_S, reload_s=0.0))
+        assert context.due() == [EPOCH_S]
+        context.run_due()
+        loads = 2 if delay_s == 0 else 1
+        assert context.asked == [EPOCH_S] * loads
+        first = EPOCH_S + delay_s
+        assert context.due() == [pytest.approx(first if loads == 1 else first + 7 * DAY, abs=1e-6)]
+        context.run_until(EPOCH_S + 16 * DAY)
+        weekly = [EPOCH_S] + [first + 7 * DAY * k for k in range(3)]
+        assert context.asked == pytest.approx(weekly, abs=1e-6)
+        trigger.close()
+        assert context.timers == []
+
+
+@pytest.mark.parametrize("days", [0, -1, 36_501, 10**12])
+def test_timed_days_are_at_least_one(days: int) -> None:
+    """A number of days below one, or beyond what a calendar holds, is refused with the option and the value."""
+    with pytest.raises(OptionError, match="at least 1 day") as caught:
+        TimedCacheReloadTrigger(datetime.time(10, 15), days)
+    assert f"lookup.full-cache.timed-reload.interval-in-days = {days}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("days", [1, 36_500])
+def test_timed_days_at_their_bounds(days: int) -> None:
+    """The fewest and the most days give a next reload."""
+    started = unix("2026-05-04T10:15:01")
+    due = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC).next_due_s(LastReload(0, started, started), started)
+    assert due == started - 1 + days * DAY
+
+
+INITIAL = "2026-05-04T09:00"  # a Monday
+
+
+@pytest.mark.parametrize(
+    ("started", "days", "due"),
+    [
+        (INITIAL, 1, "2026-05-04T10:15"),  # the initial load: the next time of day
+        (INITIAL, 7, "2026-05-04T10:15"),  # with any number of days
+        ("2026-05-04T10:15", 1, "2026-05-05T10:15"),
+        ("2026-05-04T10:15:00.100", 1, "2026-05-05T10:15"),
+        ("2026-05-04T10:15:00.100", 7, "2026-05-11T10:15"),
+        ("2026-05-05T00:30", 1, "2026-05-05T10:15"),  # by hand: the time of day stays
+        ("2026-05-05T18:00", 1, "2026-05-06T10:15"),
+        ("2026-05-06T18:00", 7, "2026-05-13T10:15"),
+        ("2026-05-06T08:00", 7, "2026-05-12T10:15"),  # it belongs to the day before
+        ("2026-05-04T10:14:59.999", 1, "2026-05-04T10:15"),
+    ],
+)
+def test_timed_days_count_from_the_last_time_of_day(started: str, days: int, due: str) -> None:
+    """The next reload is whole days after the time of day that the last one followed, at that time of day."""
+    trigger = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC)
+    last = LastReload(unix(INITIAL), unix(started), unix(started) + 60)
+    assert trigger.next_due_s(last, last.finished_at_s) == unix(due)
+
+
+def test_the_first_timed_load_is_due_at_once() -> None:
+    """Without a last reload a timed trigger is due now."""
+    assert TimedCacheReloadTrigger(datetime.time(10, 15), 3, UTC).next_due_s(None, NOON) == NOON
+
+
+@pytest.mark.parametrize("days", [1, 7])
+@pytest.mark.parametrize("initial", [True, False])
+@pytest.mark.parametrize(
+    ("now", "due"), [("2026-05-04T09:00", "04"), ("2026-05-04T10:15", "04"), ("2026-05-04T11:00", "05")]
+)
+def test_a_clock_set_back_costs_one_day(days: int, initial: bool, now: str, due: str) -> None:
+    """If the last reload lies in the future, a timed one is due at the next time of day."""
+    ahead = unix("2027-01-01T00:00")
+    last = LastReload(ahead if initial else ahead - DAY, ahead, ahead)
+    trigger = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC)
+    assert trigger.next_due_s(last, unix(now)) == unix(f"2026-05-{due}T10:15")
+
+
+@pytest.mark.parametrize(
+    ("zone", "local", "days", "started", "due"),
+    [
+        # The clocks of Berlin skip 02:00 to 03:00 on 2026-03-29 and show them twice on 2026-10-25.
+        (BERLIN, "10:15", 1, "2026-03-28T10:15+01:00", "2026-03-29T10:15+02:00"),  # 23 hours
+        (BERLIN, "10:15", 1, "2026-10-24T10:15+02:00", "2026-10-25T10:15+01:00"),  # 25 hours
+        (BERLIN, "10:15", 7, "2026-03-28T10:15+01:00", "2026-04-04T10:15+02:00"),
+        (BERLIN, "02:30", 1, "2026-03-28T02:30+01:00", "2026-03-29T03:30+02:00"),
+        (BERLIN, "02:30", 1, "2026-03-29T03:30+02:00", "2026-03-30T02:30+02:00"),
+        (BERLIN, "02:30", 1, "2026-10-24T02:30+02:00", "2026-10-25T02:30+02:00"),
+        (BERLIN, "02:30", 1, "2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"),
+        (BERLIN, "02:30", 1, "2026-10-25T02:30+01:00", "2026-10-26T02:30+01:00"),  # by hand, an hour later
+        (BERLIN, "02:30", 2, "2026-10-23T02:30+02:00", "2026-10-25T02:30+02:00"),
+        # Those of New York on 2026-03-08 and (01:00 to 02:00) on 2026-11-01.
+        (NEW_YORK, "02:30", 1, "2026-03-07T02:30-05:00", "2026-03-08T03:30-04:00"),
+        (NEW_YORK, "23:30", 1, "2026-03-07T23:30-05:00", "2026-03-08T23:30-04:00"),
+        (NEW_YORK, "01:30", 1, "2026-10-31T01:30-04:00", "2026-11-01T01:30-04:00"),
+        (NEW_YORK, "01:30", 1, "2026-11-01T01:30-04:00", "2026-11-02T01:30-05:00"),
+        # An offset knows no summer.
+        (BERLIN, "10:15+01:00", 1, "2026-03-28T10:15+01:00", "2026-03-29T10:15+01:00"),
+        # Samoa had no 2011-12-30: that day's reload and the next day's are one.
+        (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 1, "2011-12-29T10:15-10:00", "2011-12-31T10:15+14:00"),
+        (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 1, "2011-12-31T10:15+14:00", "2012-01-01T10:15+14:00"),
+        (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 1, "2011-12-31T00:30+14:00", "2011-12-31T10:15+14:00"),
+    ],
+)  # fmt: skip
+def test_timed_days_are_days_of_the_calendar(
+    zone: zoneinfo.ZoneInfo, local: str, days: int, started: str, due: str
+) -> None:
+    """Days with 23 or 25 hours count as one; a skipped time comes after the gap, a doubled one once, at its first."""
+    last = LastReload(0.0, unix(started), unix(started) + 60)
+    reload_time = parse_iso_time(local)
+    wanted = datetime.datetime.fromisoformat(due)
+    for at_time in (reload_time, reload_time.replace(fold=1)):
+        found = TimedCacheReloadTrigger(at_time, days, zone).next_due_s(last, last.finished_at_s)
+        assert datetime.datetime.fromtimestamp(found, wanted.tzinfo) == wanted
+    with system_zone(zone.key):
+        found = TimedCacheReloadTrigger(reload_time, days).next_due_s(last, last.finished_at_s)
+        assert datetime.datetime.fromtimestamp(found, wanted.tzinfo) == wanted
+
+
+TIMES = st.builds(datetime.time, st.integers(0, 23), st.sampled_from([0, 15, 30, 45]))
+YEAR = st.floats(unix("2026-01-01"), unix("2027-01-01"))
+
+
+@given(TIMES, st.sampled_from(ZONES), YEAR, st.floats(0, 10 * DAY))
+def test_a_daily_reload_is_the_next_time_of_day(
+    reload_time: datetime.time, zone: datetime.tzinfo, started: float, later: float
+) -> None:
+    """A daily reload is due after the last start, when clocks first show its time or have just skipped it, and not before."""
+    due = TimedCacheReloadTrigger(reload_time, 1, zone).next_due_s(LastReload(0, started, started), started + later)
+    assert started < due <= started + 25 * DAY / 24
+    quarters = [due - 900 * k for k in range(int((due - started) / 900) + 2) if due - 900 * k > started]
+    shown = [datetime.datetime.fromtimestamp(at_s, zone) for at_s in quarters]
+    matching = [at for at in shown if at.time() == reload_time and not at.fold]
+    skipped = datetime.datetime.combine(shown[0].date(), reload_time, zone).timestamp() == due
+    assert matching == shown[:1] or (skipped and not matching)
+
+
+@given(TIMES, st.sampled_from(["Europe/Berlin", "America/New_York"]), YEAR, st.integers(1, 9), st.booleans())
+def test_the_systems_zone_is_a_zone_like_others(
+    reload_time: datetime.time, name: str, started: float, days: int, initial: bool
+) -> None:
+    """Without a zone, times are those of the system's, through all changes of its clocks."""
+    last = LastReload(started if initial else 0.0, started, started)
+    wanted = TimedCacheReloadTrigger(reload_time, days, zoneinfo.ZoneInfo(name)).next_due_s(last, started)
+    with system_zone(name):
+        assert TimedCacheReloadTrigger(reload_time, days).next_due_s(last, started) == wanted
+
+
+# --- timed: what happens -----------------------------------------------------------------------------
+
+
+def test_timed_reloads_follow_the_clocks() -> None:
+    """Through a year in Berlin a nightly reload comes once a day, at its time or, where that is skipped, an hour later."""
+    context = ManualContext(unix("2026-01-01T12:00"), reload_s=300.0)
+    opened(TimedCacheReloadTrigger(datetime.time(2, 30), 1, BERLIN), context)
+    context.run_until(unix("2026-12-31T12:00"))
+    shown = [clock_text(at_s, BERLIN) for at_s in context.asked]
+    day = datetime.date(2026, 1, 1)
+    nights = [day + datetime.timedelta(days=k) for k in range(1, 365)]
+    assert shown == ["01-01 13:00"] + [
+        f"{night:%m-%d} {'03:30' if f'{night:%m%d}' == '0329' else '02:30'}" for night in nights
+    ]
+
+
+def test_a_load_that_outlasts_the_time_of_day_is_followed_by_another() -> None:
+    """A time of day that passed while the initial load ran is made good when it has ended: its data may be older."""
+    context = opened(TimedCacheReloadTrigger(datetime.time(12, 15), 7, UTC), ManualContext(reload_s=3600.0))
+    context.run_until(NOON + 10 * DAY)
+    assert context.asked == [NOON, NOON + 3600, NOON + 900 + 7 * DAY]
+
+
+def test_a_reload_missed_for_days_comes_once() -> None:
+    """When no process lived for some days, one reload makes up for it and the time of day stays."""
+    last = LastReload(NOON - 30 * DAY, NOON - 5 * DAY - 3600, NOON - 5 * DAY - 3600)
+    context = opened(
+        TimedCacheReloadTrigger(datetime.time(11), 1, UTC), ManualContext(NOON + 7, last=last, reload_s=5.0)
+    )
+    context.run_until(NOON + DAY)
+    assert context.asked == [NOON + 7, NOON - 3600 + DAY]
+
+
+@pytest.mark.parametrize("days", [1, 7])
+def test_a_failed_timed_reload_does_not_end_the_schedule(days: int) -> None:
+    """After a reload that failed the next comes at its day and time."""
+    trigger = TimedCacheReloadTrigger(datetime.time(12, 30), days, UTC)
+    context = opened(trigger, ManualContext())
+    expected = [NOON] + [NOON + 1800 + k * days * DAY for k in range(3)]
+    for at_s in expected:
+        context.run_until(at_s)
+        context.end(OSError("the store is away"))
+    assert context.asked == expected
+
+
+@pytest.mark.parametrize("days", [1, 7])
+@pytest.mark.parametrize("minute", [0, 30])
+def test_a_refused_timed_load_waits_for_the_time_of_day(days: int, minute: int) -> None:
+    """An initial load that leaves no trace is asked for again at the next time of day, not at once."""
+    context = opened(TimedCacheReloadTrigger(datetime.time(12, minute), days, UTC), ManualContext())
+    context.run_due()
+    context.end(trace=False)
+    context.run_due()
+    assert (context.asked, context.due()) == ([NOON], [NOON + (60 * minute or DAY)])
+
+
+def test_a_refused_timed_reload_waits_its_days() -> None:
+    """A scheduled reload that leaves no trace is asked for again after the full number of days."""
+    last = LastReload(NOON - 30 * DAY, NOON - 7 * DAY, NOON - 7 * DAY)
+    context = opened(TimedCacheReloadTrigger(datetime.time(12), 7, UTC), ManualContext(last=last))
+    context.run_due()
+    context.end(trace=False)
+    context.run_due()
+    assert (context.asked, context.due()) == ([NOON], [NOON + 7 * DAY])
+
+
+def test_a_timed_reload_that_another_process_made_is_left_out() -> None:
+    """A timer that finds the day's reload made by another process asks for none until the next."""
+    last = LastReload(NOON - 5 * DAY, NOON - DAY, NOON - DAY + 60)
+    context = opened(TimedCacheReloadTrigger(datetime.time(12), 1, UTC), ManualContext(NOON - 60, last=last))
+    context.reloaded(NOON, NOON + 1)
+    context.clock.tick(65)
+    context.run_due()
+    assert (context.asked, context.due()) == ([], [NOON + DAY])
+
+
+def test_a_clock_set_back_does_not_put_a_timed_reload_off_for_ever() -> None:
+    """With the last reload a year ahead of the clock, reloads go on at the time of day."""
+    last = LastReload(NOON, NOON + 365 * DAY, NOON + 365 * DAY)
+    context = opened(TimedCacheReloadTrigger(datetime.time(13), 2, UTC), ManualContext(last=last, reload_s=60.0))
+    context.run_until(NOON + 5 * DAY)
+    assert context.asked == [NOON + 3600, NOON + 3600 + 2 * DAY, NOON + 3600 + 4 * DAY]
+
+
+# --- times of day as text ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("10:15", datetime.time(10, 15)),
+        (" 10:15 ", datetime.time(10, 15)),
+        ("10:15:30", datetime.time(10, 15, 30)),
+        ("10:15:30.250", datetime.time(10, 15, 30, 250_000)),
+        ("10:15:30.000250", datetime.time(10, 15, 30, 250)),
+        ("00:00", datetime.time(0)),
+        ("23:59:59", datetime.time(23, 59, 59)),
+        ("10:15Z", datetime.time(10, 15, tzinfo=UTC)),
+        ("10:15:30Z", datetime.time(10, 15, 30, tzinfo=UTC)),
+        ("10:15+07:00", datetime.time(10, 15, tzinfo=datetime.timezone(datetime.timedelta(hours=7)))),
+        ("10:15-09:30", datetime.time(10, 15, tzinfo=datetime.timezone(-datetime.timedelta(hours=9, minutes=30)))),
+        ("10:15-00:00", datetime.time(10, 15, tzinfo=UTC)),
+    ],
+)
+def test_iso_times(text: str, value: datetime.time) -> None:
+    """A time of day is local without an offset, and otherwise has the one it names."""
+    found = parse_iso_time(text)
+    assert (found.replace(tzinfo=None), found.utcoffset()) == (value.replace(tzinfo=None), value.utcoffset())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "10", "1015", "T10:15", "1:15", "10:5", "24:00", "10:60", "10:15:60", "10:15:30.5", "10:15:30,250", "10:15.250",
+        "10:15+7", "10:15+07", "10:15+0700", "10:15+24:00", "10:15+07:60", "10:15+07:00:00", "10:15z", "10:15 Z", "10:15ZZ", "-10:15",
+        "10:15\n10:15", "١٠:١٥", "10:15 am", "2026-05-04T10:15", "10:15[Europe/Berlin]",
+    ],
+)  # fmt: skip
+def test_bad_iso_times(text: str) -> None:
+    """What some Python would parse, but not all or not as a time of day, is refused with examples."""
+    with pytest.raises(ValueError, match=r"^an ISO time such as '10:15', '10:15Z' or '10:15\+07:00'$"):
+        parse_iso_time(text)
+
+
+# --- blackouts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "free"),
+    [
+        ("12:00-13:00Z", "11:59:59.999", "11:59:59.999"),
+        ("12:00-13:00Z", "12:00", "13:00"),  # the start belongs to it
+        ("12:00-13:00Z", "12:59:59.999", "13:00"),
+        ("12:00-13:00Z", "13:00", "13:00"),  # the end does not
+        ("22:00-06:00Z", "21:00", "21:00"),
+        ("22:00-06:00Z", "23:30", "30:00"),  # past midnight
+        ("22:00-06:00Z", "03:00", "06:00"),
+        ("22:00-00:00Z", "23:00", "24:00"),
+        ("00:00-01:30Z", "00:00", "01:30"),
+        ("22:00-06:00+02:00", "20:00", "28:00"),
+        ("22:00-06:00+02:00", "04:00", "04:00"),
+        ("22:00-06:00-05:00", "02:59", "02:59"),
+        ("22:00-06:00-05:00", "03:00", "11:00"),
+        ("12:00-13:00Z, 13:00-14:00Z", "12:30", "14:00"),  # adjoining
+        ("13:00-14:00Z,12:00-13:30Z", "12:30", "14:00"),  # overlapping, in any order
+        ("12:00-14:00Z, 12:30-13:00Z", "12:45", "14:00"),  # one in another
+        ("22:00-02:00Z, 02:00-05:00Z, 06:00-07:00Z", "22:30", "29:00"),
+        ("12:00-13:00+01:00, 12:00-13:00Z", "11:30", "13:00"),  # adjoining by their offsets
+        ("08:00-07:59:59.500Z", "08:00", "31:59:59.500"),
+        ("12:00:30-12:00:45Z", "12:00:30", "12:00:45"),
+    ],
+)
+def test_blackouts_postpone(text: str, at: str, free: str) -> None:
+    """A time in a blackout becomes its end, followed on through windows that meet; any other stays."""
+
+    def on_that_day(clock: str) -> float:
+        hours, _, rest = clock.partition(":")
+        return unix(f"2026-05-04T00:{rest}") + 3600 * int(hours)
+
+    assert parse_blackout(text).postponed_s(on_that_day(at)) == pytest.approx(on_that_day(free), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "at", "free"),
+    [
+        (BERLIN, "22:00-06:00", "2026-03-28T23:00+01:00", "2026-03-29T06:00+02:00"),  # 7 hours
+        (BERLIN, "22:00-06:00", "2026-10-24T22:00+02:00", "2026-10-25T06:00+01:00"),  # 9 hours
+        (BERLIN, "12:00-13:00", "2026-07-01T12:00+02:00", "2026-07-01T13:00+02:00"),
+        (BERLIN, "12:00-13:00", "2026-01-01T12:00+01:00", "2026-01-01T13:00+01:00"),
+        # An edge that the clocks skip lies as early (start) or late (end) as it can be read.
+        (BERLIN, "02:30-03:30", "2026-03-29T03:10+02:00", "2026-03-29T03:30+02:00"),
+        (BERLIN, "01:30-02:30", "2026-03-29T01:45+01:00", "2026-03-29T03:30+02:00"),
+        # One that they show twice, too.
+        (BERLIN, "02:15-02:45", "2026-10-25T02:20+02:00", "2026-10-25T02:45+01:00"),
+        (BERLIN, "02:15-02:45", "2026-10-25T02:20+01:00", "2026-10-25T02:45+01:00"),
+        (BERLIN, "02:15-02:45", "2026-10-25T02:14+02:00", "2026-10-25T02:14+02:00"),
+        (BERLIN, "02:15-02:45", "2026-10-25T02:45+01:00", "2026-10-25T02:45+01:00"),
+        (NEW_YORK, "00:30-01:30", "2026-11-01T01:15-05:00", "2026-11-01T01:30-05:00"),
+        (NEW_YORK, "22:00-06:00", "2026-03-08T00:00-05:00", "2026-03-08T06:00-04:00"),
+        # A free half hour that the clocks skip is not there that day.
+        (BERLIN, "02:45-02:15", "2026-03-28T03:00+01:00", "2026-03-30T02:15+02:00"),
+        (BERLIN, "22:00-06:00Z", "2026-03-28T23:00+01:00", "2026-03-29T08:00+02:00"),
+        (zoneinfo.ZoneInfo("Pacific/Apia"), "22:00-06:00", "2011-12-29T23:00-10:00", "2011-12-31T06:00+14:00"),
+        (zoneinfo.ZoneInfo("Pacific/Apia"), "22:00-06:00", "2011-12-31T03:00+14:00", "2011-12-31T06:00+14:00"),
+    ],
+)  # fmt: skip
+def test_local_blackouts_follow_the_clocks(zone: zoneinfo.ZoneInfo, text: str, at: str, free: str) -> None:
+    """A local window holds for what clocks show on that day; where that is unclear, the wider reading counts."""
+    assert parse_blackout(text, zone).postponed_s(unix(at)) == unix(free)
+    with system_zone(zone.key):
+        assert parse_blackout(text).postponed_s(unix(at)) == unix(free)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", ",", "22:00", "22:00-", "-06:00", "22-06", "22:00-24:00", "22:00-06:00,", ",22:00-06:00", "22:00 06:00", "22:00-06:00;12:00-13:00",
+        "22:00Z-06:00Z", "22:00-06:00 Z", "22:00-06:00+2", "22:00-06:00+02:00Z", "25:00-06:00", "22:00–06:00", "22:00-06:00 12:00-13:00",
+    ],
+)  # fmt: skip
+def test_bad_blackouts(text: str) -> None:
+    """What is no list of windows is refused with an example of one."""
+    with pytest.raises(ValueError, match=r"^times of day such as '22:00-06:00, 12:00-13:00'"):
+        parse_blackout(text)
+
+
+@pytest.mark.parametrize("text", ["12:00-12:00", "22:00-06:00, 00:00-00:00Z", "12:00-12:00:00", "12:00-12:00+02:00"])
+def test_an_empty_window_is_refused(text: str) -> None:
+    """A window that ends when it starts could mean nothing or the whole day, and is refused."""
+    with pytest.raises(ValueError, match="end at another time than they start"):
+        parse_blackout(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "00:00-12:00, 12:00-00:00",
+        "22:00-06:00Z, 06:00-22:00Z",
+        "06:00-23:00, 22:00-07:00",
+        "00:00-12:00Z, 14:00-02:00+02:00",
+        "10:00-22:00+10:00, 05:00-20:00-07:00",
+        "08:00-20:00, 21:00-09:00Z",  # in some zone
+        "00:00-08:00, 07:00-17:00, 16:30-23:59:59.999999, 23:59:59.999999-00:00",
+    ],
+)
+def test_a_blackout_leaves_some_time_free(text: str) -> None:
+    """Windows that together cover the day are refused; local beside offset ones, if they could."""
+    with pytest.raises(ValueError, match="leave some time of the day free"):
+        parse_blackout(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "00:00-12:00, 12:00-23:59",
+        "00:00-12:00, 12:00-23:59:59.999999",
+        "10:00-09:59, 09:00-09:30, 22:00-06:00",
+        "08:00-20:00, 21:00-08:59Z",
+        "00:00-12:00Z, 14:00-01:59+02:00",
+        "01:00-03:00+02:00, 20:00-21:00-05:00",
+    ],
+)
+def test_a_blackout_may_leave_little_time_free(text: str) -> None:
+    """Overlapping windows count once: what leaves a moment free is accepted and ends there."""
+    blackout = parse_blackout(text, UTC)
+    free = blackout.postponed_s(NOON)
+    assert NOON <= free <= NOON + DAY
+    assert blackout.postponed_s(free) == free
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("22:00-06:00", None),
+        ("22:00-06:00, 12:00-13:00", None),
+        ("22:00-06:00Z, 12:00-13:00+05:30, 00:00-01:00-03:00", None),
+        ("22:00:30-06:00:00.250", "22:00:30-06:00:00.250000"),
+        (" 22:00:00 - 06:00+00:00 ,12:00-13:00 ", "22:00-06:00Z, 12:00-13:00"),
+    ],
+)
+def test_a_blackout_shows_its_text(text: str, canonical: str | None) -> None:
+    """`str` gives a text that parses to the same blackout, in one spelling."""
+    blackout = parse_blackout(text)
+    assert str(blackout) == (canonical or text)
+    assert parse_blackout(str(blackout)) == blackout
+
+
+@pytest.mark.parametrize("zone", [None, BERLIN, datetime.timezone(datetime.timedelta(hours=2))])
+def test_a_blackout_is_a_value(zone: datetime.tzinfo | None) -> None:
+    """Equal blackouts are one key of a dict, survive pickling, and cannot be changed."""
+    blackout = parse_blackout("22:00-06:00, 12:00-13:00Z", zone)
+    assert {blackout: 1}[pickle.loads(pickle.dumps(blackout))] == 1
+    assert blackout != parse_blackout("22:00-06:00, 12:00-13:01Z", zone)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        blackout.zone = UTC  # type: ignore[misc]
+
+
+MINUTES = st.integers(0, 24 * 60 - 1).map(lambda minute: f"{minute // 60:02}:{minute % 60:02}")
+WINDOWS = st.lists(st.tuples(MINUTES, MINUTES), min_size=1, max_size=4).map(
+    lambda pairs: ", ".join(f"{start}-{end}" for start, end in pairs)
+)
+
+
+def accepted(text: str, zone: datetime.tzinfo) -> Blackout:
+    """The blackout of a text; a hypothesis example whose text is refused is passed over."""
+    try:
+        return parse_blackout(text, zone)
+    except ValueError:
+        assume(False)
+        raise
+
+
+def is_black(blackout: Blackout, at_s: float, zone: datetime.tzinfo) -> bool:
+    """Whether clocks of a zone show a time inside a window."""
+    shown = datetime.datetime.fromtimestamp(at_s, zone).time()
+    return any(start <= shown < end if start < end else not end <= shown < start for start, end in blackout.windows)
+
+
+@given(WINDOWS, st.sampled_from(ZONES), YEAR, st.floats(0, DAY))
+def test_what_is_postponed_is_free(text: str, zone: datetime.tzinfo, at_s: float, later: float) -> None:
+    """The time found is not before the one asked for, is outside every window by the clocks, and keeps the order."""
+    blackout = accepted(text, zone)
+    at_s = round(at_s, 3)
+    free = blackout.postponed_s(at_s)
+    assert at_s <= free
+    assert not is_black(blackout, free, zone)
+    assert blackout.postponed_s(free) == free
+    assert free <= blackout.postponed_s(at_s + later)
+
+
+@given(WINDOWS, st.integers(-23 * 4, 23 * 4), st.integers(0, 60 * 24 * 365))
+def test_nothing_is_postponed_further_than_it_must(text: str, quarters: int, minute: int) -> None:
+    """Where clocks do not change, a free time stays, and a black one moves within a day, through black time only."""
+    zone = datetime.timezone(datetime.timedelta(minutes=15 * quarters))
+    blackout = accepted(text, zone)
+    at_s = unix("2026-01-01") + 60 * minute
+    free = blackout.postponed_s(at_s)
+    assert free < at_s + DAY
+    assert all(is_black(blackout, at_s + 60 * k, zone) for k in range(int((free - at_s) / 60)))
+
+
+@given(WINDOWS, st.integers(-23 * 4, 23 * 4), YEAR)
+def test_an_offset_is_a_zone(text: str, quarters: int, at_s: float) -> None:
+    """A window with an offset is that window in a zone of that offset, and its text says so."""
+    zone = datetime.timezone(datetime.timedelta(minutes=15 * quarters))
+    local = accepted(text, zone)
+    offset = datetime.time(0, tzinfo=zone).isoformat()[8:]
+    fixed = parse_blackout(text.replace(",", offset + ",") + offset, BERLIN)
+    assert fixed.postponed_s(at_s) == local.postponed_s(at_s)
+    assert parse_blackout(str(fixed), BERLIN) == fixed
