@@ -26,7 +26,7 @@ def shown(
     of a build that had any. `interactive` None: found out.
     """
     if _is_interactive() if interactive is None else interactive:
-        with tqdm(desc=what, unit="B", unit_scale=True, delay=_BAR_AFTER_S, leave=False) as bar:
+        with tqdm(desc=what, unit="B", unit_scale=True, delay=_BAR_AFTER_S, mininterval=0, leave=False) as bar:
 
             def draw(done: int, total: int) -> None:
                 bar.total = total

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from pyspark_lookup.lookup import get_many
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import ReadTask
+from pyspark_lookup.reload import CacheReloadTrigger
 from pyspark_lookup.snapshot.full import FullCache
 from tests.fakes import FakeClock, Host, Later, make_host
 
@@ -515,6 +517,106 @@ def test_an_execution_keeps_its_version_over_a_swap(directory: Path, cache_dir: 
     assert [row["version"] for row in table.get(0, execution=query)] == [1]
     assert table.scan(query).column("version").unique().to_pylist() == [1]
     assert [row["version"] for row in table.get(0, execution=later)] == [2]
+
+
+class EveryCall(CacheReloadTrigger):
+    """A trigger of a user's: reloads when told, and keeps what became of it."""
+
+    made: ClassVar[list[EveryCall]] = []
+
+    def __init__(self, options: LookupOptions) -> None:
+        self.keys = options.keys
+        self.outcomes: list[BaseException | None] = []
+        self.closed = False
+        EveryCall.made.append(self)
+
+    def open(self, context: CacheReloadTrigger.Context) -> None:
+        self.context = context
+        context.schedule(context.current_processing_time() + 10, self.fire)
+
+    def fire(self) -> None:
+        self.context.trigger_reload().add_done_callback(lambda done: self.outcomes.append(done.exception()))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_dir: Path) -> None:
+    """A trigger from module:factory gets the options and a context; its future has the failure of its reload."""
+    strategy = {"lookup.full-cache.reload-strategy": f"{__name__}:EveryCall"}
+    table = Table(directory, cache_dir, {**FULL, "lookup.metadata.source": "CACHE", **strategy})
+    table.get(0)
+    table.full.schedule.run_due()
+    trigger = EveryCall.made[-1]
+    assert trigger.keys == ("id",)
+    last = trigger.context.last_reload()
+    assert last is not None
+    assert last.started_at_s == table.host.clock.wall_s
+    with pytest.raises(NotImplementedError, match="watermark"):
+        trigger.context.current_watermark()
+    publish(directory, 0, 2)
+    table.host.clock.tick(10)
+    table.full.schedule.run_due()
+    table.later.loads()
+    assert table.versions(0) == [2]
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("no answer")
+
+    table.host.store.before = fail
+    trigger.fire()
+    table.later.loads()
+    assert trigger.outcomes[0] is None
+    assert isinstance(trigger.outcomes[1], UfsUnavailableError)
+    table.end()
+    assert trigger.closed
+
+
+def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
+    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A custom trigger that raises when it is opened does not harm queries; its error is logged once."""
+    strategy = {"lookup.full-cache.reload-strategy": f"{__name__}:Broken"}
+    table = Table(directory, cache_dir, {**FULL, "lookup.metadata.source": "CACHE", **strategy})
+    for _ in range(3):
+        assert table.versions(0) == [1]
+        table.full.schedule.run_due()
+    assert [r.message for r in caplog.records if "cannot be opened" in r.message] != []
+    assert len([r for r in caplog.records if "cannot be opened" in r.message]) == 1
+
+
+class Broken(EveryCall):
+    def open(self, context: CacheReloadTrigger.Context) -> None:
+        raise RuntimeError("broken on purpose")
+
+
+def test_only_a_trigger_is_taken_for_one(directory: Path, cache_dir: Path) -> None:
+    """A factory that returns something else, or raises, is an error of the option at planning."""
+    for name, words in (("publish", "cannot be made"), ("no_such", "cannot be made")):
+        strategy = {"lookup.full-cache.reload-strategy": f"{__name__}:{name}"}
+        table = Table(directory, cache_dir, {**FULL, "lookup.metadata.source": "CACHE", **strategy})
+        with pytest.raises(PysparkLookupError, match=words):
+            table.get(0)
+    strategy = {"lookup.full-cache.reload-strategy": "builtins:repr"}
+    table = Table(directory, cache_dir, {**FULL, "lookup.metadata.source": "CACHE", **strategy})
+    with pytest.raises(PysparkLookupError, match="return a CacheReloadTrigger"):
+        table.get(0)
+
+
+def test_a_schedule_also_keeps_snapshots_ready_in_ufs_mode(directory: Path, cache_dir: Path) -> None:
+    """With a trigger, a version is built before the first query asks for it; queries check the version all the same."""
+    options = {**FULL, "lookup.full-cache.periodic-reload.interval": "1 min", "lookup.full-cache.build-wait": "0 s"}
+    table = Table(directory, cache_dir, options)
+    table.get(0)
+    table.later.loads()
+    table.full.schedule.run_due()
+    publish(directory, 0, 2)
+    table.host.clock.tick(61)
+    table.full.schedule.run_due()
+    assert table.later.loads() == 1
+    before = table.metric("snapshotReadThroughCount")
+    assert table.versions(0) == [2]
+    assert table.metric("snapshotReadThroughCount") == before
 
 
 # --- what stays on disk -------------------------------------------------------------------------------
