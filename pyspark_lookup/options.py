@@ -181,7 +181,7 @@ class LookupOptions:
     success_file: bool = _option("lookup.success-file", "boolean", parse_boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
-    sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE")  # fmt: skip
+    sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
     version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
     on_version_gone: OnVersionGone = _option("lookup.on-version-gone", "NEWER, FAIL", choice_of(OnVersionGone), OnVersionGone.NEWER, "When a file was replaced after the version was resolved: read the newer one, or fail.")  # fmt: skip
     cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; FULL all rows, decoded and indexed, on local disk. PARTIAL is not there yet.")  # fmt: skip
@@ -196,7 +196,7 @@ class LookupOptions:
     on_reload_failure: OnReloadFailure = _option("lookup.full-cache.on-reload-failure", "KEEP, FAIL", choice_of(OnReloadFailure), OnReloadFailure.KEEP, "With CACHE, after a failed reload: serve the last snapshot, or fail until a reload succeeds.")  # fmt: skip
     max_staleness_s: float | None = _option("lookup.full-cache.max-staleness", "duration", _positive_duration_s, None, "With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.", "any age")  # fmt: skip
     cache_dir: str | None = _option("lookup.cache.dir", "path", parse_text, None, "Directory of this host's cache, mode 0700, on a local disk.", "`lookupcache-<uid>` in the system's temporary directory")  # fmt: skip
-    cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", bounded_bytes(_MIB, 2**60), 10 * _GIB, "Disk budget of this host's blocks.", "10 GiB")  # fmt: skip
+    cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", bounded_bytes(_MIB, 2**60), 10 * _GIB, "Disk budget of this host's blocks; snapshots come on top.", "10 GiB")  # fmt: skip
     block_size: int = _option("lookup.block.size", "size", bounded_bytes(64 * 1024, _GIB), 4 * _MIB, "Block of a format without natural blocks (CSV, JSON, ORC).", "4 MiB")  # fmt: skip
     max_retries: int = _option("lookup.max-retries", "integer", parse_count, 3, "Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip

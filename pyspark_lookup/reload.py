@@ -79,10 +79,7 @@ class CacheReloadTrigger(abc.ABC):
 
         @abc.abstractmethod
         def trigger_reload(self) -> concurrent.futures.Future[None]:
-            """Ask for a reload; the future is done when it has ended.
-
-            It has the reload's exception if that failed (Flink's hides it).
-            """
+            """Ask for a reload; the future is done when it has ended, with its exception if it failed (Flink's hides it)."""
 
         @abc.abstractmethod
         def last_reload(self) -> LastReload | None:

@@ -101,6 +101,7 @@ def test_conf_file_lines_are_valid(tmp_path: Path) -> None:
 def test_conf_file_shows_the_defaults(tmp_path: Path) -> None:
     """A commented line is the default, but for those whose comment says what the default is."""
     examples = {"lookup.metadata.source", "lookup.metadata.sync-interval", "lookup.settle", "lookup.cache.dir"}
+    examples |= {f"lookup.full-cache.{key}" for key in ("max-staleness", "retain", "blackout")}
     shown = {k: v for k, v in uncommented(tmp_path).items() if k not in examples and ".storage." not in k}
     path = {"path": "s3://bucket/dim"}
     assert len(shown) >= 6

@@ -261,6 +261,17 @@ def test_fixed_rate_stays_on_its_grid(interval_s: float, first: float, start_aft
     assert abs(off) < 1e-5
 
 
+def test_a_grid_is_exact_where_quotients_are_not() -> None:
+    """A start right before a point, or on it, is followed by that point, or the next, though the division rounds."""
+    trigger = PeriodicCacheReloadTrigger(0.7, RATE)
+    before = math.nextafter(87_278 * 0.7, 0)
+    assert math.floor(before / 0.7) == 87_278
+    assert trigger.next_due_s(LastReload(0.0, before, before), before) == 87_278 * 0.7
+    trigger, point = PeriodicCacheReloadTrigger(60.1, RATE), 4e9 + 696_001 * 60.1
+    assert math.floor((point - 4e9) / 60.1) == 696_000
+    assert trigger.next_due_s(LastReload(4e9, point, point), point) == 4e9 + 696_002 * 60.1
+
+
 def test_an_interval_below_the_clock_goes_forward() -> None:
     """An interval too small for the clock still has a next point after the last."""
     due = PeriodicCacheReloadTrigger(1e-12, RATE).next_due_s(LastReload(NOON, NOON, NOON), NOON)
@@ -467,7 +478,9 @@ def test_a_reload_that_ends_after_close_plans_nothing(
     context = opened(trigger, ManualContext())
     context.run_due()
     trigger.close()
-    context.end(problem)
+    with mock.patch.object(context, "schedule") as schedule:
+        context.end(problem)
+    schedule.assert_not_called()
     context.run_until(NOON + 3 * DAY)
     assert (context.asked, context.timers) == ([NOON], [])
 
@@ -580,6 +593,19 @@ def test_timed_days_count_from_the_last_time_of_day(started: str, days: int, due
 def test_the_first_timed_load_is_due_at_once() -> None:
     """Without a last reload a timed trigger is due now."""
     assert TimedCacheReloadTrigger(datetime.time(10, 15), 3, UTC).next_due_s(None, NOON) == NOON
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Auckland", "Asia/Kathmandu", "UTC", "Pacific/Honolulu"])
+@pytest.mark.parametrize("hour", range(0, 24, 3))
+@pytest.mark.parametrize("minutes", [-10, 0, 10])
+def test_the_time_of_day_after_the_initial_load(zone: str, hour: int, minutes: int) -> None:
+    """After the initial load the next is due at the time of day at or after its start, wherever it is day or night."""
+    local = datetime.datetime(2026, 5, 4, hour, 30, tzinfo=zoneinfo.ZoneInfo(zone))
+    started = local.timestamp() - 60 * minutes
+    due = TimedCacheReloadTrigger(local.time(), 7, local.tzinfo).next_due_s(
+        LastReload(started, started, started), started
+    )
+    assert due == local.timestamp() + (DAY if minutes < 0 else 0)
 
 
 @pytest.mark.parametrize("days", [1, 7])
@@ -901,6 +927,7 @@ def test_a_blackout_leaves_some_time_free(text: str) -> None:
     [
         "00:00-12:00, 12:00-23:59",
         "00:00-12:00, 12:00-23:59:59.999999",
+        "00:00-23:59:59.500, 23:59:59.600-00:00",
         "10:00-09:59, 09:00-09:30, 22:00-06:00",
         "08:00-20:00, 21:00-08:59Z",
         "00:00-12:00Z, 14:00-01:59+02:00",
