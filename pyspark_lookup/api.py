@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pyspark_lookup import planner, progress
-from pyspark_lookup.conf import conf_file_options, redact
+from pyspark_lookup import planner
+from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup import KEY_INDEX, get_many
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
@@ -138,8 +138,7 @@ class LookupTable:
         Raises what the load raises; the snapshots there are stay.
         """
         full = self._full()
-        with progress.shown(f"lookupcache {redact('path', self._options.path)}", runtime().clock.steady_s) as report:
-            return full.version_of(full.reload(report)).digest
+        return full.version_of(full.reload()).digest
 
     def warm(self) -> str:
         """Make sure that this host has a snapshot of the current version, and say which; one metadata call.

@@ -86,7 +86,7 @@ class CacheReloadTrigger(abc.ABC):
             """The last reload by any process of this host; None before the first has ended."""
 
         @abc.abstractmethod
-        def schedule(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
             """Run `action` once on the cache's own timer, not before Unix time `at_s`; returns what cancels it."""
 
     @abc.abstractmethod
@@ -208,9 +208,9 @@ class TimedCacheReloadTrigger(_DueTrigger):
 
     The time is local to `zone` (None: the system's) unless it has an offset itself. Where clocks are put
     forward and skip it, it is taken by the offset before the change (02:30 becomes 03:30); where they are
-    put back and show it twice, the first counts. The days count from the latest reload time that the last
-    reload did not precede, so one by hand never shifts the time of day. If the clock was set back since
-    the last reload, the next reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
+    put back and show it twice, the first counts. The days count from the first reload time there was, so
+    neither a reload by hand nor one that came late shifts the days. If the clock was set back since the
+    last reload, the next reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
     """
 
     def __init__(self, reload_time: datetime.time, interval_days: int = 1, zone: datetime.tzinfo | None = None) -> None:
@@ -227,21 +227,27 @@ class TimedCacheReloadTrigger(_DueTrigger):
     def next_due_s(self, last: LastReload | None, now_s: float) -> float:
         if last is None:
             return now_s
-        if last.started_at_s > now_s or last.started_at_s == last.first_started_at_s:
-            return self._first_s(min(last.started_at_s, now_s))
-        return self._later_s(last.started_at_s, self.interval_days)
+        if last.started_at_s > now_s:
+            return self._first_s(now_s)
+        if last.started_at_s == last.first_started_at_s:
+            return self._first_s(last.started_at_s)
+        return self._after_s(last, last.started_at_s)
 
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        return self._later_s(now_s, self.interval_days if last is not None else 1)
+        return self._after_s(last or LastReload(now_s, now_s, now_s), now_s)
 
     def _first_s(self, at_s: float) -> float:
         """The first reload time at or after `at_s`."""
         return min(due_s for due_s, _ in self._around(at_s) if due_s >= at_s)
 
-    def _later_s(self, at_s: float, days: int) -> float:
-        """The reload time some days after the latest one that is not after `at_s`."""
-        day = max(day for due_s, day in self._around(at_s) if due_s <= at_s)
-        return _instant_s(day + days * _DAY, self.reload_time, self._zone)
+    def _after_s(self, last: LastReload, at_s: float) -> float:
+        """The first reload time after `at_s` on a day that is a multiple of the interval from the very first one."""
+        anchor_s = min(last.first_started_at_s, at_s)
+        _, anchor = min(entry for entry in self._around(anchor_s) if entry[0] >= anchor_s)
+        latest = max(day for due_s, day in self._around(at_s) if due_s <= at_s)
+        steps = max((latest - anchor).days // self.interval_days, 0)
+        days = (anchor + (steps + more) * self.interval_days * _DAY for more in range(2))
+        return min(due_s for day in days if (due_s := _instant_s(day, self.reload_time, self._zone)) > at_s)
 
     def _around(self, at_s: float) -> list[tuple[float, datetime.date]]:
         return [(_instant_s(day, self.reload_time, self._zone), day) for day in _days_around(at_s, self._zone)]

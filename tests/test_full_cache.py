@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import planner
+from pyspark_lookup import planner, progress
 from pyspark_lookup.errors import PysparkLookupError, ReloadFailedError, SchemaError, UfsUnavailableError
 from pyspark_lookup.lookup import get_many
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import ReadTask
 from pyspark_lookup.reload import CacheReloadTrigger
+from pyspark_lookup.snapshot import load
 from pyspark_lookup.snapshot.full import FullCache
 from tests.fakes import FakeClock, Host, Later, make_host
 
@@ -517,6 +519,58 @@ def test_an_execution_keeps_its_version_over_a_swap(directory: Path, cache_dir: 
     assert [row["version"] for row in table.get(0, execution=query)] == [1]
     assert table.scan(query).column("version").unique().to_pylist() == [1]
     assert [row["version"] for row in table.get(0, execution=later)] == [2]
+
+
+def test_the_flips_cases_of_a_full_cache(tmp_path: Path, cache_dir: Path) -> None:
+    """FLIP-221's own tests: rows added, updated and removed by a reload; every lookup is a hit, found or not."""
+    path = tmp_path / "people"
+    path.mkdir()
+
+    def put(*people: tuple[int, str]) -> None:
+        ids, names = [p[0] for p in people], [p[1] for p in people]
+        pq.write_table(pa.table({"id": pa.array(ids, pa.int64()), "name": names}), path / ".new")
+        os.replace(path / ".new", path / "people.parquet")
+
+    put((1, "Julian"), (3, "Jark"), (3, "Jackson"), (4, "Fabian"))
+    table = Table(path, cache_dir, CACHE)
+
+    def names(key: int) -> list[object]:
+        return [row["name"] for row in table.get(key)]
+
+    assert table.metric("latestLoadTime") == -1
+    assert [names(1), names(2), names(3), names(4)] == [["Julian"], [], ["Jark", "Jackson"], ["Fabian"]]
+    assert (table.metric("hitCount"), table.metric("missCount"), table.metric("loadCount")) == (4, 0, 1)
+    assert table.metric("numCachedRecords") == 4
+    assert table.metric("numCachedBytes") > 0
+    assert table.metric("latestLoadTime") >= 0
+    put((2, "Alex"), (3, "Jark"), (3, "Jackson"), (4, "Frank"))
+    table.warm()
+    assert [names(1), names(2), names(4)] == [[], ["Alex"], ["Frank"]]
+    assert table.metric("loadCount") == 2
+
+
+def test_threads_share_a_cache(directory: Path, cache_dir: Path) -> None:
+    """Four threads that look up at once load once, answer alike and count each key."""
+    table = Table(directory, cache_dir, CACHE)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: table.versions(3), range(4)))
+    assert answers == [[1]] * 4
+    assert (table.metric("hitCount"), table.metric("loadCount")) == (4, 1)
+
+
+def test_a_long_load_beside_the_queries_tells_the_log(
+    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's load that takes its time says how far it is."""
+    monkeypatch.setattr(load, "_FETCHED_AT_ONCE", 1)  # file by file
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0)
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
+    table.get(0)
+    caplog.set_level("INFO")
+    table.later.loads()
+    told = [r.message for r in caplog.records if "% of" in r.message]
+    assert len(told) == 10
+    assert str(directory) in told[0]
 
 
 class EveryCall(CacheReloadTrigger):

@@ -18,6 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
+from pyspark_lookup import progress
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk
@@ -42,6 +43,7 @@ _SETTLE_POLLS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the
 _LOCK_WAIT_S = 1.0
 _FOLD_SHARE = 0.25  # rows in deltas or hidden, of those in the base
 _KEPT_OPEN = 2
+_GIVE_UP_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +84,10 @@ class FullCache:
         self._start = start
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
-        self._jobs: list[_Job] = []
+        self._jobs: list[_Job] = []  # the one that runs first
+        self._running: _Job | None = None
         self._working = self._closed = False
+        self._gave_up_at_s: float | None = None
         self.schedule = Schedule(
             key, lambda: trigger_of(options), self._ask_reload, self._last_reload, options.blackout, disk, clock, start
         )
@@ -105,7 +109,7 @@ class FullCache:
         if self._options.reloads:
             self.schedule.ensure()
         found = self.find(version)
-        if found is not None or not all(file.cacheable for file in version.files):
+        if found is not None or not all(file.cacheable for file in version.files) or self._gave_up():
             return found
         done = self._ask(version)
         try:
@@ -113,6 +117,8 @@ class FullCache:
         except concurrent.futures.TimeoutError:
             _log.info("the snapshot of %s is not ready after %.1f s; reading the files", self._url, wait_s)
         except Exception as problem:  # said and counted where it happened; the files may be readable
+            if isinstance(problem, OSError) and not isinstance(problem, UfsError):
+                self._give_up()
             _log.info("there is no snapshot of %s (%s); reading the files", self._url, problem)
         return self.find(version)
 
@@ -154,15 +160,25 @@ class FullCache:
         ]
         return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)))
 
+    def _give_up(self) -> None:
+        """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
+        self._gave_up_at_s = self._clock.steady_s()
+
+    def _gave_up(self) -> bool:
+        return self._gave_up_at_s is not None and self._clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
+
     def _first(self) -> Snapshot | None:
+        if self._gave_up():
+            return None
         try:
             with self._locked():
                 state = self._state()  # whoever held the lock before may have made it
                 snapshot = self._opened(state.latest) if state.latest is not None else None
-                return snapshot or self._load(None, _no_progress)
+                return snapshot or self._load(None, None)
         except OSError as problem:
             if isinstance(problem, UfsError):
                 raise
+            self._give_up()
             self._metrics.inc("cacheFailureCount")
             _log.warning("no snapshot of %s can be kept (%s); reading the files", self._url, problem)
             return None
@@ -182,7 +198,7 @@ class FullCache:
             # One that failed while we waited for the lock has asked the store on our behalf.
             if after.failures == state.failures:
                 with contextlib.suppress(Exception):
-                    return self._load(None, _no_progress)
+                    return self._load(None, None)
                 after = self._state()
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
@@ -191,13 +207,13 @@ class FullCache:
 
     # --- loading ----------------------------------------------------------------------------------
 
-    def reload(self, progress: Progress | None = None) -> Snapshot:
+    def reload(self) -> Snapshot:
         """A snapshot of the store's current version, now, in this thread. Raises what the load raises."""
         with self._locked():
-            return self._load(None, progress or _no_progress)
+            return self._load(None, None)
 
     def _ask_reload(self) -> concurrent.futures.Future[None]:
-        """A reload beside the caller; one that waits already will do."""
+        """A reload beside the caller; one that waits already will do, one that runs may have asked the store before."""
         return self._ask(None)
 
     def _ask(
@@ -205,10 +221,11 @@ class FullCache:
     ) -> concurrent.futures.Future[None]:
         with self._mutex:
             for job in self._jobs:
-                if (job.version, job.fold, job.tidy) == (version, fold, tidy):
+                begun = job is self._running and version is None and not tidy
+                if (job.version, job.fold, job.tidy) == (version, fold, tidy) and not begun:
                     return job.done
             if version is not None:  # only the latest is worth building
-                for job in [job for job in self._jobs[1:] if job.version is not None]:
+                for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
                     self._jobs.remove(job)
                     job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
             job = _Job(version, concurrent.futures.Future(), fold, tidy)
@@ -227,7 +244,7 @@ class FullCache:
                     self._working = False
                     waiting, self._jobs = self._jobs, []
                     break
-                job = self._jobs[0]
+                job = self._running = self._jobs[0]
             try:
                 self._do(job)
             except BaseException as problem:
@@ -240,8 +257,9 @@ class FullCache:
             job.done.cancel()
 
     def _finished(self, job: _Job) -> None:
-        with self._mutex, contextlib.suppress(ValueError):
+        with self._mutex:
             self._jobs.remove(job)
+            self._running = None
 
     def _do(self, job: _Job) -> None:
         with self._locked():
@@ -253,20 +271,24 @@ class FullCache:
                 if latest is not None and _is_worth_folding(latest):
                     self._fold(state, latest)
             elif job.version is None or self._find_now(state, job.version) is None:
-                self._load(job.version, _no_progress)
+                self._load(job.version, False)
 
     def _find_now(self, state: State, version: TableVersion) -> Snapshot | None:
         stored = state.find(version.digest)
         return None if stored is None else self._opened(stored)
 
-    def _load(self, version: TableVersion | None, progress: Progress) -> Snapshot:
-        """Load a version, the store's current one if None, and make it the latest. The lock is held."""
+    def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
+        """Load a version, the store's current one if None, and make it the latest. The lock is held.
+
+        `watched`: whether somebody waits for it at a terminal (None: found out).
+        """
         state = self._state()
         started_s, steady_s, timer_s = self._clock.wall_s(), self._clock.steady_s(), self._clock.steady_s()
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
         try:
-            snapshot, stored = self._loaded(state, version, progress)
+            with progress.shown(f"loading {self._url}", self._clock.steady_s, watched) as report:
+                snapshot, stored = self._loaded(state, version, report)
         except BaseException as problem:
             self._metrics.inc("numLoadFailures")
             if not state.failures:
@@ -298,7 +320,7 @@ class FullCache:
             self._ask(None, fold=True)
         return snapshot
 
-    def _loaded(self, state: State, version: TableVersion | None, progress: Progress) -> tuple[Snapshot, StoredVersion]:
+    def _loaded(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
         """A version's snapshot, of which only what changed is fetched."""
         given = version
         for _ in range(_STARTS):
@@ -311,7 +333,7 @@ class FullCache:
             stored = state.latest.layers if state.latest is not None else ()
             try:
                 layout = self._layout_of(version)
-                layers = self._loader.load(self._table, version, layout, last, stored, progress)
+                layers = self._loader.load(self._table, version, layout, last, stored, report)
             except SourceChangedError:
                 if given is not None:
                     raise

@@ -93,7 +93,8 @@ class Schedule:
         self._start = start
         self._mutex = threading.Lock()
         self._changed = threading.Event()
-        self._actions: list[tuple[float, Callable[[], None]]] = []
+        self._actions: list[tuple[float, Callable[[], object]]] = []
+        self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = False
@@ -135,7 +136,7 @@ class Schedule:
             self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
             _log.exception("reload trigger of %s cannot be opened", self._name)
 
-    def _next_due(self) -> Callable[[], None] | None:
+    def _next_due(self) -> Callable[[], object] | None:
         with self._mutex:
             due = [entry for entry in self._actions if entry[0] <= self._clock.wall_s()]
             if not due:
@@ -176,7 +177,7 @@ class Schedule:
         """How the latest attempt of any process went."""
         return self._last()
 
-    def at(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+    def at(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
         """Run `action` once, at a Unix time or as soon as possible after it; returns what cancels it."""
         entry = (at_s, action)
         with self._mutex:
@@ -200,9 +201,14 @@ class Schedule:
         return self._reload()
 
     def _postponed(self, at_s: float) -> concurrent.futures.Future[None]:
+        """The one reload at the end of a blackout, however often it comes due before."""
+        if self._put_off is not None:
+            return self._put_off
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._put_off = done
 
         def begin() -> None:
+            self._put_off = None
             self.trigger().add_done_callback(lambda inner: _copy(inner, done))
 
         self.at(at_s, begin)
@@ -210,7 +216,7 @@ class Schedule:
 
 
 def _copy(inner: concurrent.futures.Future[None], outer: concurrent.futures.Future[None]) -> None:
-    problem = inner.exception()
+    problem = concurrent.futures.CancelledError() if inner.cancelled() else inner.exception()
     if problem is not None:
         outer.set_exception(problem)
     else:
@@ -232,5 +238,5 @@ class _Context(CacheReloadTrigger.Context):
     def last_reload(self) -> LastReload | None:
         return self._schedule.last_reload()
 
-    def schedule(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+    def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
         return self._schedule.at(at_s, action)
