@@ -562,7 +562,7 @@ def test_a_long_load_beside_the_queries_tells_the_log(
     directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker's load that takes its time says how far it is."""
-    monkeypatch.setattr(load, "_FETCHED_AT_ONCE", 1)  # file by file
+    monkeypatch.setattr(load, "_FETCHED_AT_ONCE", 7_000)  # file by file
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0)
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
     table.get(0)
