@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
+import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import csv, feather, orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import OptionError, SchemaError
@@ -229,6 +231,45 @@ def test_columns_that_a_snapshot_leaves_out_are_read_from_the_files(tmp_path: Pa
         assert source.get(2) == [{"id": 2, "a": "y"}]
     assert full.metrics()["loadCount"] == 1
     assert full.metrics()["snapshotReadThroughCount"] == 2
+
+
+WRITERS: dict[str, Callable[[pa.Table, str], object]] = {
+    "parquet": pq.write_table,
+    "arrow": feather.write_feather,
+    "csv": csv.write_csv,
+    "json": lambda table, path: Path(path).write_text("\n".join(map(json.dumps, table.to_pylist()))),
+    "orc": orc.write_table,
+}
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_every_format_and_partitions(form: str, tmp_path: Path) -> None:
+    """Files of every format, in partition directories, whose values are keys too: alike in both modes, as they change."""
+    path = tmp_path / "dim"
+
+    def put(day: int, first: int) -> None:
+        (path / f"day={day}").mkdir(parents=True, exist_ok=True)
+        file = path / f"day={day}" / f"part-{first}.{form}"
+        WRITERS[form](pa.table({"id": range(first, first + 5), "name": [f"n{n % 3}" for n in range(5)]}), str(file))
+        wait_until_settled(file)
+
+    def alike(more: Mapping[str, str]) -> int:
+        options = {"lookup.keys": "day,id", "lookup.cache.dir": str(tmp_path / "cache"), **more}
+        none, full = (LookupTable(str(path), {**options, "lookup.cache": mode}) for mode in ("NONE", "FULL"))
+        keys = pa.table({"day": [1, 2, 2, 3, 1], "id": [0, 0, 5, 20, 5]})
+        same(none.get_many(keys), full.get_many(keys))
+        rows = none.scan().to_pylist()
+        assert sorted(map(repr, rows)) == sorted(map(repr, full.scan().to_pylist()))
+        assert full.metrics()["snapshotReadThroughCount"] == 0
+        return len(rows)
+
+    put(1, 0)
+    put(2, 0)
+    put(2, 5)
+    assert [alike({}), alike({"lookup.partition": "max_pt()"}), alike({"lookup.partition": "day=1"})] == [15, 10, 5]
+    put(3, 20)
+    put(1, 5)
+    assert [alike({}), alike({"lookup.partition": "max_pt()"}), alike({"lookup.partition": "day=1"})] == [25, 5, 10]
 
 
 NESTED = pa.table(
