@@ -438,7 +438,11 @@ def test_writes_say_what_to_do(spark: SparkSession, tmp_path: Path, name: str) -
     [
         ({"lookup.cahe": "NONE"}, "did you mean lookup.cache"),
         ({"lookup.cache": "FUL"}, "did you mean FULL"),
-        ({"lookup.cache": "FULL"}, "this release has NONE only"),
+        ({"lookup.cache": "PARTIAL"}, "this release has NONE and FULL"),
+        ({"lookup.cache": "FULL", "lookup.metadata.source": "CACHE"}, "Missing 'lookup.full-cache.periodic-reload"),
+        ({"lookup.full-cache.retain": "1 h"}, "should be 'FULL'"),
+        ({"lookup.cache": "FULL", "lookup.full-cache.reload-strategy": "no.such:trigger"}, "No module named 'no'"),
+        ({"lookup.cache": "FULL", "lookup.keys": "nope"}, "the table has no column 'nope'"),
         ({"lookup.settle": "5 sekunden"}, "expected a duration"),
         ({"lookup.metadata.source": "CACHE"}, "needs lookup.metadata.sync-interval"),
         ({"header": "true"}, "unknown option header"),
