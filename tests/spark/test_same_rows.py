@@ -8,7 +8,7 @@ import decimal
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -471,11 +471,12 @@ def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: Spar
     assert expected.num_rows == ROWS
     assert not differences(ours.toArrow(), expected)
     assert not differences(LookupTable(str(table.path)).scan(), expected)
+    assert not differences(LookupTable(str(table.path), {"lookup.cache": "FULL"}).scan(), expected)
 
 
 def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkSession) -> None:
     """At least 500 generated predicates select the rows that Spark's reader gives, and some of them prune."""
-    compared = pruned = 0
+    compared = pruned = probed = 0
     for name, table in tables.items():
         texts = generated(name, table)
         theirs = spark.read.parquet(str(table.path))
@@ -491,10 +492,49 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
             pruned += metrics["rowGroupsPrunedCount"]
             if name == "partitions":
                 assert metrics["filesPrunedCount"] > 0
+            probed += from_snapshots(name, table, dict(zip(texts, expected, strict=True)))
         compared += len(texts)
-    print(f"seed {SEED}: {compared} predicates compared, {pruned} row groups pruned")
+    print(f"seed {SEED}: {compared} predicates compared, {pruned} row groups pruned, {probed} asked of snapshots")
     assert compared >= 500
     assert pruned >= 500
+    assert probed >= 500
+
+
+def from_snapshots(name: str, table: Table, expected: Mapping[str, set[int]]) -> int:
+    """Ask the full caches over each column as key for the predicates that name it; how many that were."""
+    asked = 0
+    for column in table.columns:
+        if column.literals is None:
+            continue
+        options = {"lookup.keys": f"`{column.name}`", "lookup.cache": "FULL"}
+        with LookupTable(str(table.path), options) as full:
+            for text in [text for text in expected if column.sql in text]:
+                found = full.scan(columns=["row_id"], predicate=text).column("row_id").to_pylist()
+                assert sorted(found) == sorted(expected[text]), f"seed {SEED}, table {name}, key {column.name}: {text}"
+                asked += 1
+            assert full.metrics()["snapshotReadThroughCount"] == 0
+    return asked
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_lookups_by_any_column_are_equal(name: str, tables: dict[str, Table]) -> None:
+    """With any column of any type as the key, a full cache finds the rows that the files have, null keys none."""
+    table = tables[name]
+    whole = LookupTable(str(table.path)).scan()
+    for column in table.columns:
+        if column.literals is None:
+            continue
+        keys = whole.select([column.name]).slice(0, 100)
+        none, full = (
+            LookupTable(str(table.path), {"lookup.keys": f"`{column.name}`", "lookup.cache": mode})
+            for mode in ("NONE", "FULL")
+        )
+        found = full.get_many(keys)
+        assert found.num_rows >= 100 - keys.column(0).null_count, f"seed {SEED}, table {name}, key {column.name}"
+        mine, theirs = (answer.select(["key_index", "row_id"]).to_pylist() for answer in (found, none.get_many(keys)))
+        assert mine == theirs, f"seed {SEED}, table {name}, key {column.name}"
+        none.close()
+        full.close()
 
 
 @pytest.mark.parametrize("way", ["where", "filter", "both"])
