@@ -194,7 +194,9 @@ class TableReader:
         full = self.full(plan.table, plan.options)
         if full is None:
             return None
-        chosen = TableVersion(plan.table.id, select_partitions(plan.table, version.files, plan.options))
+        chosen = version
+        if plan.options.partition is not None:
+            chosen = TableVersion(plan.table.id, select_partitions(plan.table, version.files, plan.options))
         if plan.options.metadata_source is MetadataSource.CACHE:
             found = full.find(chosen)
         else:

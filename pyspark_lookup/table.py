@@ -86,7 +86,7 @@ class TableVersion:
     table_id: str
     files: tuple[FileVersion, ...]
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         parts = (part for file in self.files for part in (file.url, file.size, file.identity))
         return key_of(self.table_id, *parts)

@@ -711,6 +711,7 @@ def test_a_snapshot_in_use_stays_until_it_is_let_go(directory: Path, cache_dir: 
     seen = {value for _, (column,) in batches for value in column.to_pylist()}
     assert seen == {1}
     del snapshot, batches
+    table.host.clock.tick(10)
     table.versions(0)
     table.later.loads()
     assert len(table.segments()) == 1

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 from pyspark_lookup import progress
@@ -44,6 +45,7 @@ _LOCK_WAIT_S = 1.0
 _FOLD_SHARE = 0.25  # rows in deltas or hidden, of those in the base
 _KEPT_OPEN = 2
 _GIVE_UP_S = 60.0
+_TIDY_EVERY_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +86,12 @@ class FullCache:
         self._start = start
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
+        self._versions: weakref.WeakKeyDictionary[Snapshot, TableVersion] = weakref.WeakKeyDictionary()
         self._jobs: list[_Job] = []  # the one that runs first
         self._running: _Job | None = None
         self._working = self._closed = False
         self._gave_up_at_s: float | None = None
+        self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
             key, lambda: trigger_of(options), self._ask_reload, self._last_reload, options.blackout, disk, clock, start
         )
@@ -96,10 +100,9 @@ class FullCache:
 
     def find(self, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version if it is on this host. No store call, no waiting."""
-        state = self._state()
-        stored = state.find(version.digest)
+        state, snapshot = self._seen(lambda state: state.find(version.digest))
         self._tidy_up(state)
-        return self._opened(stored) if stored is not None else None
+        return snapshot
 
     def build(self, version: TableVersion, wait_s: float) -> Snapshot | None:
         """The snapshot of a version, built if it is not there; None if that takes longer than `wait_s` or fails.
@@ -130,8 +133,7 @@ class FullCache:
         None if the cache directory cannot hold it. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
-        state = self._state()
-        snapshot = self._opened(state.latest) if state.latest is not None else None
+        state, snapshot = self._seen(lambda state: state.latest)
         if snapshot is None:
             snapshot = self._first()
         elif self._options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
@@ -146,12 +148,20 @@ class FullCache:
 
     def latest(self) -> TableVersion | None:
         """The version of the latest snapshot, however old; None without one. No store call."""
-        stored = self._state().latest
-        snapshot = self._opened(stored) if stored is not None else None
+        _, snapshot = self._seen(lambda state: state.latest)
         return None if snapshot is None else self.version_of(snapshot)
 
     def version_of(self, snapshot: Snapshot) -> TableVersion:
         """The version that a snapshot holds."""
+        with self._mutex:
+            known = self._versions.get(snapshot)
+        if known is None:
+            known = self._version_in(snapshot)
+            with self._mutex:
+                self._versions[snapshot] = known
+        return known
+
+    def _version_in(self, snapshot: Snapshot) -> TableVersion:
         files = [
             FileVersion(file.url, file.size, file.identity)
             for layer in snapshot.layers
@@ -248,6 +258,8 @@ class FullCache:
             try:
                 self._do(job)
             except BaseException as problem:
+                if job.fold or job.tidy:  # nobody waits for these
+                    _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
                 self._finished(job)
                 job.done.set_exception(problem)
             else:
@@ -265,7 +277,7 @@ class FullCache:
         with self._locked():
             state = self._state()
             if job.tidy:
-                self._write(self._tidied(state))
+                self._write(state)
             elif job.fold:
                 latest = self._opened(state.latest) if state.latest is not None else None
                 if latest is not None and _is_worth_folding(latest):
@@ -297,7 +309,7 @@ class FullCache:
                 state, finished_at_s=self._clock.wall_s(), failures=state.failures + 1, error=str(problem)[:500]
             )
             with contextlib.suppress(OSError):
-                self._write(failed)
+                self._record(failed)
             raise
         if state.failures:
             _log.warning("loading %s succeeded again after %d failures", self._url, state.failures)
@@ -313,7 +325,7 @@ class FullCache:
             failures=0,
             error="",
         )
-        self._write(self._tidied(state))
+        self._write(state)
         self._metrics.inc("loadCount")
         self._metrics.set_gauge("latestLoadTime", int((self._clock.steady_s() - timer_s) * 1000))
         if _is_worth_folding(snapshot):
@@ -362,7 +374,7 @@ class FullCache:
         layout = self._layout_of(version)
         layers = self._loader.load(self._table, version, layout, latest, state.latest.layers, _no_progress, fold=True)
         _, stored = self._stored(version, layers)
-        self._write(self._tidied(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0)))
+        self._write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self._metrics.inc("snapshotFoldCount")
 
     def _stored(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
@@ -398,8 +410,33 @@ class FullCache:
     def _state(self) -> State:
         return State.of_json(self._disk.get_record("snapshot", self.key))
 
-    def _write(self, state: State) -> None:
+    def _seen(self, choose: Callable[[State], StoredVersion | None]) -> tuple[State, Snapshot | None]:
+        """The state, and the snapshot that is chosen from it."""
+        while True:
+            state = self._state()
+            stored = choose(state)
+            snapshot = self._opened(stored) if stored is not None else None
+            # Between reading of its layers and opening them they may have been folded.
+            if snapshot is not None or stored is None or choose(self._state()) == stored:
+                return state, snapshot
+
+    def _record(self, state: State) -> None:
         self._disk.replace_record("snapshot", self.key, state.to_json())
+
+    def _write(self, state: State) -> None:
+        """Record a state without versions past their time, then remove their segments. The lock is held."""
+        expired = state.expired(self._clock.wall_s(), self._options.retained_s)
+        versions = tuple(version for version in state.versions if version not in expired)
+        state = dataclasses.replace(state, versions=versions)
+        self._record(state)
+        with self._mutex:
+            for version in expired:
+                self._open.pop(version.digest, None)
+        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.hidden)}
+        names = [name for name in self._disk.segments(self.key) if name not in used]
+        left = tuple(name for name in names if not self._disk.remove_segment(self.key, name))
+        if left != state.left:
+            self._record(dataclasses.replace(state, left=left))
 
     def _last_reload(self) -> LastReload | None:
         state = self._state()
@@ -418,21 +455,13 @@ class FullCache:
         finally:
             lock.release()
 
-    def _tidied(self, state: State) -> State:
-        """The state without versions past their time, whose segments are removed unless in use. The lock is held."""
-        expired = state.expired(self._clock.wall_s(), self._options.retained_s)
-        versions = tuple(version for version in state.versions if version not in expired)
-        with self._mutex:
-            for version in expired:
-                self._open.pop(version.digest, None)
-        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.hidden)}
-        names = [name for name in self._disk.segments(self.key) if name not in used]
-        left = tuple(name for name in names if not self._disk.remove_segment(self.key, name))
-        return dataclasses.replace(state, versions=versions, left=left)
-
     def _tidy_up(self, state: State) -> None:
-        """Have what is past its time removed, beside the caller."""
+        """Have what is past its time removed, beside the caller; now and then, for somebody may be using it."""
+        now_s = self._clock.steady_s()
+        if now_s < self._tidy_from_s:
+            return
         if state.left or state.expired(self._clock.wall_s(), self._options.retained_s):
+            self._tidy_from_s = now_s + _TIDY_EVERY_S
             self._ask(None, tidy=True)
 
     @property
