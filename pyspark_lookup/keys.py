@@ -89,7 +89,8 @@ class KeyColumn:
                 _mix(hashes, seed)
             return hashes
         if self.values.dtype.kind == "f":
-            numbers = self.values.astype(np.float64) + 0.0  # -0.0 + 0.0 is 0.0
+            with np.errstate(invalid="ignore"):  # of signalling NaNs, as bits in a file may be
+                numbers = self.values.astype(np.float64) + 0.0  # -0.0 + 0.0 is 0.0
             numbers[np.isnan(numbers)] = np.nan  # there are many NaNs
             hashes ^= numbers.view(np.uint64)
         else:
@@ -196,34 +197,37 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
             pc.greater_equal(array, _scalar(low, array.type)), pc.less_equal(array, _scalar(high, array.type))
         )
         return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)
-    if widens(array.type, kind) or not (pa.types.is_decimal(kind) or pa.types.is_floating(kind)):
-        return _cast_times(array, kind)
+    if pa.types.is_decimal(kind):
+        return array.cast(kind) if widens(array.type, kind) else _as_decimals(array, kind)
+    if not pa.types.is_floating(kind):
+        return _fitting(array, kind)
+    if pa.types.is_float16(array.type):
+        array = array.cast(pa.float32())
     # A number that the column cannot hold equals none of its values.
-    there = pc.cast(array, kind, safe=False) if pa.types.is_floating(kind) else _cast_decimals(array, kind)
-    back = pc.cast(there, array.type, safe=False)
-    if pa.types.is_floating(kind):
-        kept = pc.or_(pc.equal(back, array), pc.is_nan(array))
-        return pc.if_else(kept, there, pa.scalar(None, kind))
-    return there
+    there = pc.cast(array, kind, safe=False)
+    kept = pc.or_(pc.equal(pc.cast(there, array.type, safe=False), array), pc.is_nan(array))
+    return pc.if_else(kept, there, pa.scalar(None, kind))
 
 
-def _cast_times(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Text, binary, dates and timestamps: in their unit, where they have a counterpart there."""
-    if not pa.types.is_timestamp(kind) or array.type.unit in ("s", "ms"):
+def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Exact numbers as `kind`, null where they have more digits. One by one, for Arrow's cast wraps around unsaid."""
+    encoded = array.dictionary_encode()
+    with decimal.localcontext(decimal.Context(prec=200)):
+        limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
+        known = [decimal.Decimal(value) for value in encoded.dictionary.to_pylist()]
+        fitting = [value if abs(value) < limit and value.scaleb(kind.scale) % 1 == 0 else None for value in known]
+    return pc.take(pa.array(fitting, kind), encoded.indices)
+
+
+def _fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`array` as `kind`, null where a value would change; cut in halves until the odd ones are alone."""
+    try:
         return array.cast(kind)
-    coarse = pc.cast(array, kind, safe=False)
-    return pc.if_else(pc.equal(pc.cast(coarse, array.type, safe=False), array), coarse, pa.scalar(None, kind))
-
-
-def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Whole and decimal numbers as `kind`, null where they have more digits than it."""
-    limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
-    wide = array.cast(pa.decimal256(76, max(kind.scale, getattr(array.type, "scale", 0))))
-    bound = pa.scalar(limit, pa.decimal256(76, 0)).cast(wide.type)
-    fits = pc.and_(pc.less(wide, bound), pc.greater(wide, pc.negate(bound)))
-    rounded = pc.round(wide, kind.scale, round_mode="towards_zero")
-    fits = pc.and_(fits, pc.equal(rounded, wide))
-    return pc.if_else(fits, wide, pa.scalar(None, wide.type)).cast(kind)
+    except pa.ArrowInvalid:
+        if len(array) == 1:
+            return pa.nulls(1, kind)
+    half = len(array) // 2
+    return pa.concat_arrays([_fitting(array.slice(0, half), kind), _fitting(array.slice(half), kind)])
 
 
 def _scalar(value: int, kind: pa.DataType) -> pa.Scalar:
@@ -246,7 +250,12 @@ def _family(kind: pa.DataType) -> str:
         return "float"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return "text"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+    if (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ):
         return "binary"
     if pa.types.is_timestamp(kind):
         return "instant" if kind.tz is not None else "timestamp"

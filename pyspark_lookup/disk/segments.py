@@ -61,7 +61,11 @@ class SegmentWriter:
         self._written = dict.fromkeys(sizes, 0)
         self._crcs = dict.fromkeys(sizes, 0)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._fd, _MAGIC, 0)
+        try:
+            self._write(_MAGIC, 0)
+        except OSError:
+            self.close()
+            raise
 
     def append(self, name: str, data: Any) -> None:
         """Write `data` (any buffer) behind what the region has. ValueError if it is more than was said."""
@@ -71,7 +75,10 @@ class SegmentWriter:
             raise ValueError(f"region {name} was to have {self._sizes[name]} bytes")
         self._crcs[name] = zlib.crc32(view, self._crcs[name])
         self._written[name] = done + len(view)
-        at = self._offsets[name] + done
+        self._write(view, self._offsets[name] + done)
+
+    def _write(self, data: bytes | memoryview, at: int) -> None:
+        view = memoryview(data)
         while view:
             count = os.pwrite(self._fd, view, at)
             view, at = view[count:], at + count
@@ -92,7 +99,7 @@ class SegmentWriter:
         regions = {name: [self._offsets[name], self._sizes[name], self._crcs[name]] for name in self._sizes}
         footer = json.dumps({"meta": meta, "regions": regions}, separators=(",", ":")).encode()
         tail = _TAIL.pack(len(footer), zlib.crc32(footer), _MAGIC)
-        os.pwrite(self._fd, footer + tail, self._end)
+        self._write(footer + tail, self._end)
         os.fsync(self._fd)
 
     def close(self) -> None:

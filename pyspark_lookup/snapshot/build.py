@@ -73,7 +73,7 @@ class SegmentBuilder:
         """
         if not batch.num_rows:
             return
-        self._in_order &= int(positions[0]) > self._last_position
+        self._in_order &= int(positions[0]) > self._last_position and bool((positions[1:] > positions[:-1]).all())
         self._last_position = int(positions[-1])
         self.rows += batch.num_rows
         if self._dealing:
@@ -87,6 +87,8 @@ class SegmentBuilder:
                 self._partition_bits = min(max(int(wanted), 1), _PARTITIONS_AT_MOST).bit_length() - 1
                 self._deal_waiting()
         if self._pending_bytes > self._memory_bytes:
+            if not self._dealing:
+                self._deal_waiting()
             self._store.spill()
             self._pending_bytes = 0
 

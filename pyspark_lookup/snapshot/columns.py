@@ -76,7 +76,7 @@ class ColumnSizes:
                     f"{_INT32_AT_MOST} at most: leave it out by lookup.columns, or set lookup.cache=NONE"
                 )
             found[f"{self.name}.offsets"] = (self.rows + 1) * 4
-        elif not self.children:
+        elif not pa.types.is_struct(self.kind):
             found[f"{self.name}.values"] = self.rows * (self.kind.bit_width // 8)
         for child in self.children:
             found |= child.streams()
@@ -109,7 +109,7 @@ class ColumnWriter:
             self._append(f"{self._name}.bytes", data[offsets[0] : offsets[-1]])
         elif _has_offsets(kind):
             self._add_offsets(_list_offsets(array))
-        elif not self._children:
+        elif not pa.types.is_struct(kind):
             width = kind.bit_width // 8
             buffer = array.buffers()[1]
             if len(array):

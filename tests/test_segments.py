@@ -1,0 +1,821 @@
+"""Segments on disk: what is opened is what was published, whole, and stays on disk while anybody uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup.disk import OpenSegment, SegmentWriter
+from tests.processes.test_fill import in_fresh_process, must_end
+from tests.test_disk import Opened, data_of, flipped
+
+TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
+MAGIC = b"LKUPSEG1"
+REGIONS = {"one": data_of(1, 1000), "none": b"", "two": data_of(2, 77), "three": data_of(3, 64)}
+META = {"rows": 7, "nested": {"a": [1, None, "ü"]}}
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def opened(cache_dir: Path) -> Opened:
+    return Opened(cache_dir)
+
+
+def published(
+    opened: Opened, name: str = "s", table: str = "t", regions: Mapping[str, bytes] = REGIONS, meta: Any = META
+) -> Path:
+    """A segment of these regions; its path."""
+    writer = opened.disk.create_segment({key: len(data) for key, data in regions.items()})
+    try:
+        for key, data in regions.items():
+            writer.append(key, data)
+        writer.finish(meta)
+        opened.disk.publish_segment(table, name, writer)
+    finally:
+        writer.close()
+    return path_of(opened, name, table)
+
+
+def path_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
+    return opened.root / "snapshots" / table / name
+
+
+def record_of(opened: Opened, name: str = "s", table: str = "t") -> Path:
+    return opened.root / "records" / "segment" / f"{table}-{name}"
+
+
+def content(opened: Opened, name: str = "s", table: str = "t") -> dict[str, bytes] | None:
+    """The regions of a segment; None if it cannot be had."""
+    found = opened.disk.open_segment(table, name)
+    return None if found is None else {key: bytes(region) for key, region in found.regions.items()}
+
+
+def touched(path: Path) -> None:
+    """Give a file a time of change that it never had."""
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 12_345))
+
+
+def kept_time(path: Path, change: Callable[[Path], object]) -> None:
+    """Change a file so that its time of change does not tell."""
+    status = path.stat()
+    change(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def edited(edit: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Change a file's bytes in place, as a failing disk does."""
+
+    def change(path: Path) -> None:
+        blob = edit(path.read_bytes())
+        with open(path, "r+b") as file:
+            file.write(blob)
+            file.truncate(len(blob))
+        touched(path)
+
+    return change
+
+
+def layout(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
+    """Where the footer begins, and (offset, length) of each region, read as the format is documented."""
+    blob = path.read_bytes()
+    length, crc, magic = TAIL.unpack(blob[-TAIL.size :])
+    text = blob[-TAIL.size - length : -TAIL.size]
+    assert (magic, blob[:8], zlib.crc32(text)) == (MAGIC, MAGIC, crc)
+    footer = json.loads(text)
+    assert set(footer) == {"meta", "regions"}
+    for offset, size, of in footer["regions"].values():
+        assert zlib.crc32(blob[offset : offset + size]) == of
+    return len(blob) - TAIL.size - length, {n: (o, size) for n, (o, size, _) in footer["regions"].items()}
+
+
+# --- writing and reading -------------------------------------------------------------------------------------
+
+
+def test_a_segment_is_what_was_published(opened: Opened) -> None:
+    """Regions and what the writer said of them come back as they were, in this and in another opener, and by table and name."""
+    path = published(opened)
+    for disk in (opened.disk, Opened(opened.root.parent).disk):
+        found = disk.open_segment("t", "s")
+        assert found is not None
+        assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+        assert found.meta == META
+        assert found.bytes == path.stat().st_size == disk.segment_bytes()
+        assert all(region.readonly for region in found.regions.values())
+        assert disk.open_segment("t", "other") is None
+        assert disk.open_segment("other", "s") is None
+    assert opened.count("snapshotDamagedCount") == opened.count("cacheFailureCount") == 0
+    assert os.listdir(opened.root / "tmp") == []
+
+
+def test_the_format(opened: Opened) -> None:
+    """The file is as documented: regions in their order, each from a multiple of 64, then the footer; private to its user."""
+    path = published(opened)
+    end, regions = layout(path)
+    assert list(regions) == list(REGIONS)
+    at = len(MAGIC)
+    for name, (offset, size) in regions.items():
+        assert offset % 64 == 0
+        assert 0 <= offset - at < 64
+        assert size == len(REGIONS[name])
+        at = offset + size
+    assert at == end
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Regions may be written in any pieces, in turns, and more of them added at the end."""
+    opened = Opened(tmp_path_factory.mktemp("segments") / "cache")
+    names = st.text(st.characters(codec="utf-8"), max_size=5)
+    regions = data.draw(st.dictionaries(names, st.binary(max_size=200), max_size=5))
+    added = data.draw(st.dictionaries(names.map("+".__add__), st.binary(max_size=100), max_size=3))
+    added = {name: blob for name, blob in added.items() if name not in regions}
+    writer = opened.disk.create_segment({name: len(blob) for name, blob in regions.items()})
+    left = dict(regions)
+    while any(left.values()):
+        name = data.draw(st.sampled_from(sorted(name for name, blob in left.items() if blob)))
+        size = data.draw(st.integers(1, len(left[name])))
+        writer.append(name, b"")
+        writer.append(name, left[name][:size])
+        left[name] = left[name][size:]
+    for name, blob in added.items():
+        writer.add(name, blob)
+    writer.finish({})
+    opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    assert content(opened) == {**regions, **added}
+    touched(path_of(opened))
+    assert content(opened) == {**regions, **added}
+    assert opened.disk.check().damaged == ()
+
+
+def test_any_buffer_is_written(opened: Opened) -> None:
+    """Numbers of any width and shape, bits and Arrow buffers are written as the bytes that they are."""
+    parts: list[Any] = [
+        np.arange(5, dtype=np.uint64), np.arange(6, dtype=np.int32).reshape(3, 2), np.zeros(0, np.float64), b"xyz", bytearray(b"q"),
+        memoryview(b"abc"), pa.array([1, 2]).buffers()[1], np.zeros((0, 2)), pa.py_buffer(b""),
+    ]  # fmt: skip
+    expected = b"".join(bytes(memoryview(part).tobytes()) for part in parts)
+    writer = opened.disk.create_segment({"r": len(expected)})
+    for part in parts:
+        writer.append("r", part)
+    for number, part in enumerate(parts):
+        writer.add(f"a{number}", part)
+    writer.finish({})
+    opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    found = content(opened)
+    assert found is not None
+    assert found.pop("r") == expected
+    assert list(found.values()) == [memoryview(part).tobytes() for part in parts]
+
+
+def test_regions_have_the_size_that_was_said(opened: Opened) -> None:
+    """More bytes than announced are a ValueError at once, fewer at the end; both name the region."""
+    writer = opened.disk.create_segment({"first": 10, "second": 4})
+    writer.append("first", b"x" * 6)
+    with pytest.raises(ValueError, match=r"first.*10"):
+        writer.append("first", b"x" * 5)
+    with pytest.raises(ValueError, match=r"second.*4"):
+        writer.append("second", b"x" * 5)
+    writer.append("first", b"y" * 4)
+    with pytest.raises(ValueError, match=r"\['second'\]"):
+        writer.finish({})
+    writer.append("second", b"zzzz")
+    writer.finish({})
+    opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    assert content(opened) == {"first": b"x" * 6 + b"y" * 4, "second": b"zzzz"}
+
+
+def test_a_segment_given_up_is_gone(opened: Opened) -> None:
+    """A writer that is closed before it published leaves no file and no handle, at any step; closing again is nothing."""
+    before = len(os.listdir("/proc/self/fd"))
+    steps: list[Callable[[SegmentWriter], object]] = [
+        lambda writer: None, lambda writer: writer.append("r", b"xy"), lambda writer: writer.finish({}),
+    ]  # fmt: skip
+    for count in range(len(steps) + 1):
+        writer = opened.disk.create_segment({"r": 2})
+        for step in steps[:count]:
+            step(writer)
+        assert len(os.listdir(opened.root / "tmp")) == 1
+        writer.close()
+        assert os.listdir(opened.root / "tmp") == []
+        writer.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened.disk.segments("t") == []
+
+
+def test_a_published_segment_outlives_its_writer(opened: Opened) -> None:
+    """Closing a writer that has published, as often as one likes, removes nothing."""
+    writer = opened.disk.create_segment({"r": 2})
+    writer.add("more", b"z")
+    writer.append("r", b"xy")
+    writer.finish({})
+    opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    writer.close()
+    assert content(opened) == {"r": b"xy", "more": b"z"}
+
+
+def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is brought to the disk before it gets its name, and the name after that, so a crash leaves it whole or absent."""
+    events: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(fd: int) -> None:
+        events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def replaced(source: Path, target: Path) -> None:
+        events.append(("rename", str(target)))
+        replace(source, target)
+
+    writer = opened.disk.create_segment({"r": 1})
+    writer.append("r", b"x")
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    writer.finish({})
+    temporary = str(writer.path)
+    opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    path, record = str(path_of(opened)), str(record_of(opened))
+    order = [("fsync", temporary), ("rename", path), ("rename", record), ("fsync", os.path.dirname(path))]
+    assert events == order
+
+
+def test_segments_are_listed_by_table(opened: Opened) -> None:
+    """`segments` gives the names of a table's segments in order, and `segment_bytes` the bytes of all tables'."""
+    assert opened.disk.segments("t") == []
+    assert opened.disk.segment_bytes() == 0
+    paths = [published(opened, name, table) for name, table in (("b", "t"), ("a", "t"), ("c", "u"))]
+    assert opened.disk.segments("t") == ["a", "b"]
+    assert opened.disk.segments("u") == ["c"]
+    assert opened.disk.segment_bytes() == sum(path.stat().st_size for path in paths)
+    assert opened.disk.remove_segment("t", "a")
+    assert opened.disk.segments("t") == ["b"]
+
+
+# --- removing ----------------------------------------------------------------------------------------------
+
+
+def test_removing(opened: Opened) -> None:
+    """A segment that nobody uses is removed with its record; removing one that is gone is no failure."""
+    path = published(opened)
+    assert record_of(opened).exists()
+    assert opened.disk.remove_segment("t", "s")
+    assert not path.exists()
+    assert not record_of(opened).exists()
+    assert opened.disk.open_segment("t", "s") is None
+    assert opened.disk.remove_segment("t", "s")
+    assert opened.disk.remove_segment("nothing", "s")
+    assert opened.count("snapshotDamagedCount") == 0
+
+
+def numbers_of(found: OpenSegment) -> Any:
+    """An array over a region, which knows nothing of the segment."""
+    return np.frombuffer(found.regions["one"], np.uint8)
+
+
+USES: dict[str, Callable[[OpenSegment], Any]] = {
+    "the segment": lambda found: found,
+    "a region": lambda found: found.regions["two"],
+    "a slice of a region": lambda found: found.regions["one"][10:20],
+    "an empty region": lambda found: found.regions["none"],
+    "a numpy array": numbers_of,
+    "an Arrow buffer": lambda found: pa.py_buffer(found.regions["one"]),
+    "a slice of an Arrow array": lambda found: pa.Array.from_buffers(
+        pa.int8(), 1000, [None, pa.py_buffer(found.regions["one"])]
+    ).slice(5, 2),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_segment_in_use_is_not_removed(opened: Opened, use: str) -> None:
+    """Whatever part of a segment somebody holds pins it, until the last such part is dropped."""
+    path = published(opened)
+    found = opened.disk.open_segment("t", "s")
+    assert found is not None
+    held = USES[use](found)
+    del found
+    gc.collect()
+    for disk in (opened.disk, Opened(opened.root.parent).disk):
+        assert not disk.remove_segment("t", "s")
+    assert path.exists()
+    assert record_of(opened).exists()
+    assert content(opened) == REGIONS
+    del held
+    gc.collect()
+    assert opened.disk.remove_segment("t", "s")
+    assert not path.exists()
+
+
+def test_every_opening_pins(opened: Opened) -> None:
+    """A segment opened several times is pinned until all of them are dropped, and costs no handle afterwards."""
+    published(opened)
+    before = len(os.listdir("/proc/self/fd"))
+    found = [opened.disk.open_segment("t", "s") for _ in range(3)]
+    while found:
+        assert not opened.disk.remove_segment("t", "s")
+        found.pop()
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened.disk.remove_segment("t", "s")
+
+
+def test_a_mapping_outlives_its_file(opened: Opened) -> None:
+    """What a reader has mapped stays what it was when the directory is removed under it."""
+    published(opened)
+    found = opened.disk.open_segment("t", "s")
+    assert found is not None
+    shutil.rmtree(opened.root.parent)
+    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+    assert opened.disk.open_segment("t", "s") is None
+    assert opened.disk.segments("t") == []
+    assert opened.disk.segment_bytes() == 0
+    assert opened.disk.remove_segment("t", "s")
+
+
+# --- damage ------------------------------------------------------------------------------------------------
+
+
+def in_footer(blob: bytes) -> bytes:
+    return flipped(blob, (len(blob) - TAIL.size - 20) * 8 + 3)
+
+
+def in_region(blob: bytes) -> bytes:
+    return flipped(blob, blob.index(REGIONS["two"]) * 8 + 8 * 76)
+
+
+def forged(blob: bytes, footer: bytes) -> bytes:
+    """The file with another footer, whose checksum is right."""
+    length, _, _ = TAIL.unpack(blob[-TAIL.size :])
+    return blob[: len(blob) - TAIL.size - length] + footer + TAIL.pack(len(footer), zlib.crc32(footer), MAGIC)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated by a byte": lambda blob: blob[:-1],
+    "truncated to half": lambda blob: blob[: len(blob) // 2],
+    "cut in the head": lambda blob: blob[:5],
+    "one byte": lambda blob: blob[:1],
+    "head only": lambda blob: blob[:64],
+    "longer": lambda blob: blob + b"x",
+    "zeroed": lambda blob: bytes(len(blob)),
+    "noise": lambda blob: data_of(9, len(blob)),
+    "head flipped": lambda blob: flipped(blob, 3),
+    "end flipped": lambda blob: flipped(blob, len(blob) * 8 - 1),
+    "footer flipped": in_footer,
+    "footer's length flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size) * 8),
+    "footer's length enormous": lambda blob: flipped(blob, (len(blob) - TAIL.size) * 8 + 63),
+    "footer's checksum flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 8) * 8),
+    "region flipped": in_region,
+    "region zeroed": lambda blob: blob.replace(REGIONS["three"], bytes(64)),
+    "another's regions": lambda blob: blob.replace(REGIONS["one"], data_of(4, 1000)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_segment_is_absent(opened: Opened, damage: str) -> None:
+    """A segment whose file was changed in any way is counted, removed and absent; others are not touched, and its place is free."""
+    path = published(opened)
+    published(opened, "sound")
+    edited(DAMAGE[damage])(path)
+    assert opened.disk.open_segment("t", "s") is None
+    assert opened.count("snapshotDamagedCount") == 1
+    assert opened.count("cacheFailureCount") == 0
+    assert not path.exists()
+    assert not record_of(opened).exists()
+    assert opened.disk.open_segment("t", "s") is None
+    assert opened.count("snapshotDamagedCount") == 1
+    assert content(opened, "sound") == REGIONS
+    published(opened)
+    assert content(opened) == REGIONS
+
+
+def test_damage_is_noticed_by_the_footer_at_every_opening(opened: Opened) -> None:
+    """A footer that changed is noticed although the file's time of change says that it did not."""
+    path = published(opened)
+    assert content(opened) == REGIONS
+    kept_time(path, edited(in_footer))
+    assert content(opened) is None
+    assert opened.count("snapshotDamagedCount") == 1
+
+
+def test_any_flipped_bit_is_noticed_or_harmless(opened: Opened) -> None:
+    """No bit of the file can change so that other bytes than those written are handed out; only the gaps between regions may."""
+    regions = {"a": b"data", "b": b"x"}
+    path = published(opened, regions=regions, meta={})
+    blob = path.read_bytes()
+    end, places = layout(path)
+    gaps = set(range(len(MAGIC), end)) - {at for offset, size in places.values() for at in range(offset, offset + size)}
+    unnoticed = set()
+    for bit in range(len(blob) * 8):
+        path.write_bytes(flipped(blob, bit))
+        os.utime(path, ns=(1, bit + 1))
+        found = content(opened)
+        assert found is None or found == regions, bit
+        if found is not None:
+            unnoticed.add(bit // 8)
+    assert unnoticed == gaps
+    assert opened.count("snapshotDamagedCount") == (len(blob) - len(gaps)) * 8
+
+
+def test_an_empty_file_cannot_be_mapped(opened: Opened) -> None:
+    """A file without bytes is absent and counted as a failure; `check` finds it."""
+    path = published(opened)
+    edited(lambda blob: b"")(path)
+    assert opened.disk.open_segment("t", "s") is None
+    assert opened.count("cacheFailureCount") == 1
+    assert opened.disk.check(repair=True).damaged == ("snapshots/t/s",)
+    assert not path.exists()
+
+
+def test_a_directory_in_a_segments_place(opened: Opened) -> None:
+    """What is no file at all is absent, and not removed by who may not."""
+    path_of(opened).mkdir(parents=True)
+    assert opened.disk.open_segment("t", "s") is None
+    assert not opened.disk.remove_segment("t", "s")
+    assert path_of(opened).is_dir()
+
+
+def test_a_damaged_segment_in_use(opened: Opened) -> None:
+    """Damage found by one opener does not disturb who has the segment mapped, or the table's other segments."""
+    path = published(opened)
+    found = opened.disk.open_segment("t", "s")
+    assert found is not None
+    edited(in_footer)(path)
+    assert opened.disk.open_segment("t", "s") is None
+    assert not path.exists()
+    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+
+
+# --- what was verified once --------------------------------------------------------------------------------
+
+
+def reads_regions(opened: Opened) -> bool:
+    """Whether opening reads the regions through: only then is a change noticed that leaves the file's time as it was."""
+    path = path_of(opened)
+    blob = path.read_bytes()
+    kept_time(path, edited(in_region))
+    found = content(opened)
+    assert found is None or found["two"] == flipped(REGIONS["two"], 8 * 76)
+    if found is not None:
+        kept_time(path, edited(lambda _: blob))
+    return found is None
+
+
+def test_regions_are_verified_once(opened: Opened) -> None:
+    """A segment that did not change since it was written, or since it was read through, is not read through again."""
+    path = published(opened)
+    assert not reads_regions(opened)
+    touched(path)
+    assert content(opened) == REGIONS  # read through, and recorded
+    assert not reads_regions(opened)
+    assert content(opened) == REGIONS
+
+
+LOST: dict[str, Callable[[Opened], object]] = {
+    "gone": lambda opened: record_of(opened).unlink(),
+    "damaged": lambda opened: record_of(opened).write_bytes(b"noise"),
+    "of another shape": lambda opened: opened.disk.replace_record("segment", "t-s", {"size": 1}),
+    "of another file": lambda opened: opened.disk.replace_record("segment", "t-s", [1, 2, 3]),
+    "all gone": lambda opened: shutil.rmtree(opened.root / "records"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_without_its_record_a_segment_is_read_through(opened: Opened, lost: str) -> None:
+    """A segment whose record is lost or wrong is verified again by reading, found sound and recorded; or found damaged."""
+    published(opened)
+    LOST[lost](opened)
+    assert content(opened) == REGIONS
+    assert opened.count("snapshotDamagedCount") == 0
+    assert not reads_regions(opened)
+    LOST[lost](opened)
+    assert reads_regions(opened)
+    assert opened.count("snapshotDamagedCount") == 1
+    assert not path_of(opened).exists()
+
+
+@pytest.mark.parametrize("change", ["time", "file"])
+def test_a_changed_file_is_read_through(opened: Opened, change: str) -> None:
+    """A file that was touched, or replaced by another of the same size and time, is verified by reading."""
+    path = published(opened)
+    changes: dict[str, Callable[[], object]] = {
+        "time": lambda: touched(path),
+        "file": lambda: os.replace(shutil.copy2(path, opened.root / "tmp" / "copy"), path),
+    }
+    changes[change]()
+    assert reads_regions(opened)
+
+
+def test_a_sound_segment_opens_where_nothing_can_be_recorded(opened: Opened) -> None:
+    """That its soundness cannot be recorded keeps nobody from a segment: it is read through each time."""
+    published(opened)
+    record_of(opened).unlink()
+    shutil.rmtree(opened.root / "tmp")
+    for _ in range(2):
+        assert content(opened) == REGIONS
+    assert not record_of(opened).exists()
+    assert opened.count("snapshotDamagedCount") == 0
+
+
+# --- a disk that does not take it ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def files_at_most(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: a write that crosses the limit is cut short, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_region_that_cannot_be_written(opened: Opened) -> None:
+    """A full disk under a region is an OSError, and closing leaves nothing."""
+    writer = opened.disk.create_segment({"r": 10_000})
+    with files_at_most(5000), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        writer.append("r", bytes(10_000))
+    writer.close()
+    assert os.listdir(opened.root / "tmp") == []
+
+
+def test_a_footer_that_is_cut_short(opened: Opened) -> None:
+    """A full disk in the middle of the footer is an OSError, not a segment that is published and damaged."""
+    writer = opened.disk.create_segment({"r": 10})
+    writer.append("r", bytes(10))
+    try:
+        with files_at_most(100), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            writer.finish({"much": "x" * 500})
+    finally:
+        writer.close()
+
+
+def test_a_segment_that_cannot_be_begun(opened: Opened) -> None:
+    """A full disk under the first bytes is an OSError that leaves no file and no handle."""
+    before = len(os.listdir("/proc/self/fd"))
+    with files_at_most(0), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        opened.disk.create_segment({"r": 10})
+    assert os.listdir(opened.root / "tmp") == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_publishing_where_it_cannot_be(opened: Opened) -> None:
+    """A segment that cannot get its name, or be written at all, is an OSError; nothing half is there, and the rest is."""
+    writer = opened.disk.create_segment({"r": 1})
+    writer.append("r", b"x")
+    writer.finish({})
+    path_of(opened, "taken").mkdir(parents=True)
+    with pytest.raises(OSError, match="taken"):
+        opened.disk.publish_segment("t", "taken", writer)
+    shutil.rmtree(opened.root / "snapshots")
+    with pytest.raises(OSError, match="No such file"):
+        opened.disk.publish_segment("t", "s", writer)
+    writer.close()
+    assert os.listdir(opened.root / "tmp") == []
+    shutil.rmtree(opened.root / "tmp")
+    with pytest.raises(OSError, match="No such file"):
+        opened.disk.create_segment({"r": 1})
+
+
+def test_temporary_files_have_names_of_their_own(opened: Opened) -> None:
+    """`spill_file` gives a new name in the directory for temporary files each time, and creates nothing."""
+    names = {opened.disk.spill_file() for _ in range(100)}
+    assert len(names) == 100
+    assert {name.parent for name in names} == {opened.root / "tmp"}
+    assert os.listdir(opened.root / "tmp") == []
+
+
+# --- upkeep ------------------------------------------------------------------------------------------------
+
+
+def test_check_reads_every_region(opened: Opened) -> None:
+    """`check` finds damaged segments whatever their records say, changes nothing, and with `repair` removes them."""
+    sound = published(opened, "sound", "u")
+    for n, damage in enumerate(DAMAGE.values()):
+        kept_time(published(opened, f"s{n:02}"), edited(damage))
+    (opened.root / "snapshots" / "t" / "foreign").write_bytes(b"planted")
+    bad = (*(f"snapshots/t/{name}" for name in ["foreign", *(f"s{n:02}" for n in range(len(DAMAGE)))]),)
+    for repair in (False, True):
+        assert opened.disk.check(repair).damaged == bad
+    assert opened.disk.check().damaged == ()
+    assert opened.disk.segments("t") == []
+    assert sound.exists()
+    assert content(opened, "sound", "u") == REGIONS
+    assert opened.count("snapshotDamagedCount") == 0
+
+
+def aged(opened: Opened, path: Path, age_s: float) -> Path:
+    os.utime(path, (opened.clock.wall_s - age_s,) * 2)
+    return path
+
+
+def test_a_sweep_removes_segments_of_forgotten_tables(opened: Opened) -> None:
+    """Segments of a table without a snapshot record are removed an hour after they were written; those of one with it stay."""
+    opened.disk.replace_record("snapshot", "known", {})
+    kept = aged(opened, published(opened, "old", "known"), 2 * HOUR_S)
+    old = aged(opened, published(opened, "old", "forgotten"), HOUR_S + 60)
+    young = aged(opened, published(opened, "young", "forgotten"), HOUR_S - 60)
+    alone = aged(opened, published(opened, "old", "alone"), HOUR_S + 60)
+    opened.disk.sweep()
+    assert [path.exists() for path in (kept, old, young, alone)] == [True, False, True, False]
+    assert not record_of(opened, "old", "forgotten").exists()
+    assert sorted(os.listdir(opened.root / "snapshots")) == ["forgotten", "known"]
+    opened.clock.tick(700)
+    opened.disk.sweep()
+    assert sorted(os.listdir(opened.root / "snapshots")) == ["known"]
+    opened.clock.tick(29 * 24 * HOUR_S)
+    opened.disk.sweep()
+    assert kept.exists()
+    # A record that nobody used for its time is forgotten itself, and the segments after it.
+    opened.clock.tick(2 * 24 * HOUR_S)
+    opened.disk.sweep()
+    assert not opened.disk.has_record("snapshot", "known")
+    assert not kept.exists()
+
+
+def test_a_sweep_leaves_what_is_in_use(opened: Opened) -> None:
+    """A forgotten table's segment that somebody has mapped is swept only when it is dropped."""
+    path = aged(opened, published(opened), 2 * HOUR_S)
+    found = opened.disk.open_segment("t", "s")
+    assert found is not None
+    opened.disk.sweep()
+    assert path.exists()
+    del found
+    gc.collect()
+    opened.clock.tick(700)
+    opened.disk.sweep()
+    assert not path.exists()
+    assert os.listdir(opened.root / "snapshots") == []
+
+
+def test_a_damaged_snapshot_record_keeps_nothing(opened: Opened) -> None:
+    """A table whose record is damaged is a table without one: its segments are swept."""
+    path = aged(opened, published(opened), 2 * HOUR_S)
+    opened.disk.replace_record("snapshot", "t", {})
+    (opened.root / "records" / "snapshot" / "t").write_bytes(b"noise")
+    opened.disk.sweep()
+    assert not path.exists()
+
+
+def test_segments_are_no_blocks(opened: Opened) -> None:
+    """Segments count neither as blocks nor against the budget of blocks."""
+    published(opened)
+    assert opened.disk.used_bytes() == 0
+    report = opened.disk.check()
+    assert (report.blocks, report.bytes, report.damaged, report.leftovers) == (0, 0, (), ())
+
+
+# --- several processes -------------------------------------------------------------------------------------
+
+
+def mappings() -> list[list[str]]:
+    """Permissions and inodes of the segments that this process has mapped."""
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    return [[words[1], words[4]] for words in lines if "/snapshots/" in line_path(words)]
+
+
+def line_path(words: list[str]) -> str:
+    return words[5] if len(words) > 5 else ""
+
+
+def holder(root: Path, found: OpenSegment | None, pipe: Any) -> None:
+    """Holds a segment (inherited, or opened here) until told otherwise; tells what it sees."""
+    if found is None:
+        found = Opened(root).disk.open_segment("t", "s")
+    assert found is not None
+    assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
+    pipe.send(mappings())
+    pipe.recv()
+
+
+def share_and_pin(root: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    opened = Opened(root)
+    path = published(opened)
+    inode = str(path.stat().st_ino)
+    for inherited in (False, True):
+        for killed in (False, True):
+            found = opened.disk.open_segment("t", "s") if inherited else None
+            ours, theirs = context.Pipe()
+            child = context.Process(target=holder, args=(root, found, theirs))
+            child.start()
+            # Read-only and shared: the same pages of memory in every process.
+            assert ours.recv() == [["r--s", inode]]
+            found = None
+            gc.collect()
+            assert mappings() == []
+            assert not opened.disk.remove_segment("t", "s")
+            assert content(opened) == REGIONS
+            if killed:
+                assert child.pid is not None
+                os.kill(child.pid, signal.SIGKILL)
+                child.join()
+            else:
+                ours.send(None)
+                must_end([child])
+            assert opened.disk.remove_segment("t", "s")
+            published(opened)
+            inode = str(path.stat().st_ino)
+    # A child that drops what it inherited does not unpin it for its parent.
+    found = opened.disk.open_segment("t", "s")
+    child = context.Process(target=gc.collect)
+    child.start()
+    must_end([child])
+    assert not opened.disk.remove_segment("t", "s")
+    assert found is not None
+    assert bytes(found.regions["one"]) == REGIONS["one"]
+
+
+def test_processes_share_and_pin(cache_dir: Path) -> None:
+    """Processes map the same pages; whoever opened or inherited a segment pins it for all until it ends or is killed."""
+    in_fresh_process(share_and_pin, cache_dir)
+
+
+def publisher(root: Path, place: int, count: int) -> None:
+    opened = Opened(root)
+    for n in range(count):
+        published(opened, f"{place}-{n}", regions={"r": data_of(n, 5000)})
+
+
+def remover(root: Path, names: list[str], seed: int) -> None:
+    opened = Opened(root)
+    rng = random.Random(seed)
+    for _ in range(1500):
+        name = rng.choice(names)
+        if rng.random() < 0.2:
+            opened.disk.remove_segment("t", name)
+            continue
+        found = opened.disk.open_segment("t", name)
+        if found is not None:
+            assert bytes(found.regions["r"]) == data_of(int(name.split("-")[1]), 5000)
+            if path_of(opened, name).exists():  # else it was removed while this process waited to map it
+                assert not opened.disk.remove_segment("t", name)
+                assert path_of(opened, name).exists()
+    assert opened.count("snapshotDamagedCount") == opened.count("cacheFailureCount") == 0
+
+
+def come_and_go(root: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    names = [f"{place}-{n}" for place in range(2) for n in range(60)]
+    children = [context.Process(target=publisher, args=(root, place, 60)) for place in range(2)]
+    children += [context.Process(target=remover, args=(root, names, seed)) for seed in range(2)]
+    for child in children:
+        child.start()
+    must_end(children)
+    opened = Opened(root)
+    report = opened.disk.check()
+    assert (report.damaged, os.listdir(opened.root / "tmp")) == ((), [])
+    for name in opened.disk.segments("t"):
+        assert opened.disk.remove_segment("t", name)
+    assert opened.disk.segments("t") == []
+
+
+def test_segments_come_and_go(cache_dir: Path) -> None:
+    """While processes publish, open and remove, every segment is whole or absent, and what is open is never removed."""
+    in_fresh_process(come_and_go, cache_dir)
+
+
+def little_address_space(root: Path) -> None:
+    opened = Opened(root)
+    published(opened, regions={"r": bytes(64 * 2**20)})
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (used + 16 * 2**20, hard))
+    assert opened.disk.open_segment("t", "s") is None
+    assert opened.count("cacheFailureCount") == 1
+    assert opened.count("snapshotDamagedCount") == 0
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    assert content(opened) == {"r": bytes(64 * 2**20)}
+    assert opened.disk.remove_segment("t", "s")
+
+
+def test_a_segment_larger_than_the_address_space(cache_dir: Path) -> None:
+    """A worker that may not address a segment does without it and counts it; the file stays, and pins nothing."""
+    in_fresh_process(little_address_space, cache_dir)

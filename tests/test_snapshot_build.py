@@ -1,0 +1,828 @@
+"""Segments and layers: every row that was given is there once, knows where it came from, and is found by its key."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import itertools
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup.disk import OpenSegment, SegmentWriter
+from pyspark_lookup.index import Order, SkewedError, order_rows
+from pyspark_lookup.keys import Keys, Numbers, Seed
+from pyspark_lookup.schema import spark_type
+from pyspark_lookup.snapshot import build, columns, layers
+from pyspark_lookup.snapshot.build import CODES, ROW_BITS, SegmentBuilder
+from pyspark_lookup.snapshot.layers import Layer, Ranges, Snapshot, hidden_rows
+from pyspark_lookup.snapshot.segment import Segment, SegmentFile
+from tests.test_disk import Opened
+from tests.test_keys import KINDS, SEED, plain, values_of
+
+PLENTY = 2**40
+ALWAYS = 0
+NESTED = spark_type(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.string())])))
+# What a cut takes of a file: (file, first row, end).
+Cut = tuple[int, int, int]
+Unit = tuple[int, int]
+
+
+@contextlib.contextmanager
+def limits(deal: int = PLENTY, partition: int = PLENTY) -> Iterator[None]:
+    """Rows are dealt to partitions once there are `deal` bytes of them, of about `partition` bytes each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_DEAL_ABOVE_BYTES", deal)
+        patch.setattr(build, "_PARTITION_BYTES", partition)
+        yield
+
+
+def positions_of(cut: Cut) -> Numbers:
+    """Where the rows of a cut come from, as a builder is told."""
+    file, start, stop = cut
+    return np.arange(start, stop, dtype=np.uint64) | np.uint64(file) << ROW_BITS
+
+
+class Workshop:
+    """A cache directory with segments made in it; counts temporary files and partitions of the latest one."""
+
+    def __init__(self, root: Path) -> None:
+        self.opened = Opened(root)
+        self.disk = self.opened.disk
+        self.tmp = self.opened.root / "tmp"
+        self.names = map(str, itertools.count())
+        self.spills = self.parts = 0
+
+    def spill(self) -> Path:
+        self.spills += 1
+        return self.disk.spill_file()
+
+    def builder(
+        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY
+    ) -> SegmentBuilder:
+        self.spills = self.parts = 0
+        return SegmentBuilder(schema, keys, seed, self.spill, memory)
+
+    def ordered(self, keys: Keys, hashes: Numbers) -> Order:
+        self.parts += 1
+        return order_rows(keys, hashes)
+
+    def published(self, builder: SegmentBuilder, files: Sequence[SegmentFile], strict: bool = True) -> OpenSegment:
+        """The segment that a builder makes of what it was given, opened; nothing else is left of it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "order_rows", self.ordered)
+            try:
+                writer = builder.finish(self.disk.create_segment, [file.rows for file in files], strict)
+            finally:
+                builder.close()
+        name = next(self.names)
+        writer.finish({**builder.meta, "files": [dataclasses.astuple(file) for file in files]})
+        self.disk.publish_segment("t", name, writer)
+        writer.close()
+        assert os.listdir(self.tmp) == []
+        found = self.disk.open_segment("t", name)
+        assert found is not None
+        return found
+
+    def made(
+        self,
+        files: Sequence[pa.RecordBatch],
+        keys: Sequence[str],
+        cuts: Sequence[Cut] | None = None,
+        *,
+        seed: Seed = SEED,
+        memory: int = PLENTY,
+        strict: bool = True,
+    ) -> OpenSegment:
+        """A segment of these files, given to the builder in cuts; without any, file by file."""
+        if cuts is None:
+            cuts = [(n, 0, file.num_rows) for n, file in enumerate(files)]
+        builder = self.builder(files[0].schema, keys, seed, memory)
+        total = sum(file.num_rows for file in files)
+        done = 0
+        for cut in cuts:
+            file, start, stop = cut
+            done += stop - start
+            builder.add(files[file].slice(start, stop - start), positions_of(cut), done / max(total, 1))
+        assert builder.rows == total
+        described = [
+            SegmentFile(f"f{n}", 100 + n, f"v{n}", f.num_rows, ((50, f.num_rows),)) for n, f in enumerate(files)
+        ]
+        return self.published(builder, described, strict)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("snapshots") / "cache")
+
+
+def same(found: pa.Array, expected: pa.Array) -> bool:
+    """Whether two columns hold equal values, a NaN being one."""
+    return found.equals(expected) or (found.type == expected.type and plain(found) == plain(expected))
+
+
+def check(opened: OpenSegment, files: Sequence[pa.RecordBatch], keys: Sequence[str]) -> Segment:
+    """The segment, after checking that it holds exactly the rows of these files, in the order it promises."""
+    segment = Segment(opened)
+    rows = pa.Table.from_batches(files).combine_chunks()
+    names = rows.column_names
+    assert (segment.rows, segment.bytes, segment.keys) == (rows.num_rows, opened.bytes, tuple(keys))
+    assert segment.schema == rows.schema
+    assert [(file.url, file.rows) for file in segment.files] == [(f"f{n}", f.num_rows) for n, f in enumerate(files)]
+    assert segment.file_starts.tolist() == [0, *itertools.accumulate(file.num_rows for file in files)]
+    ordinals = segment.ordinals.tolist()
+    assert sorted(ordinals) == list(range(rows.num_rows))
+    expected = [rows[name].combine_chunks().take(pa.array(ordinals, pa.int64())) for name in names]
+    for found, column in zip(segment.slice(names, 0, segment.rows), expected, strict=True):
+        found.validate(full=True)
+        assert same(found, column)
+    start, stop = segment.rows // 3, segment.rows * 2 // 3
+    for found, column in zip(segment.slice(names[::-1], start, stop), expected[::-1], strict=True):
+        assert same(found, column.slice(start, stop - start))
+    some = np.arange(segment.rows)[::-2]
+    for found, column in zip(segment.take(names, some), expected, strict=True):
+        assert same(found, column.take(pa.array(some)))
+    if keys:
+        check_keys(segment, [rows[name].combine_chunks() for name in keys])
+    return segment
+
+
+def check_keys(segment: Segment, held: Sequence[pa.Array]) -> None:
+    """Rows lie key by key and in each in their own order, those without a key behind; probing finds them."""
+    given_keys = list(zip(*map(plain, held), strict=True))
+    ordered = [given_keys[ordinal] for ordinal in segment.ordinals.tolist()]
+    valid = [None not in key for key in ordered]
+    assert valid == sorted(valid, reverse=True)
+    groups = [(key, [*rows]) for key, rows in itertools.groupby(range(sum(valid)), key=ordered.__getitem__)]
+    assert len({key for key, _ in groups}) == len(groups)
+    by_key = {key: segment.ordinals[rows].tolist() for key, rows in groups}
+    assert all(ordinals == sorted(ordinals) for ordinals in by_key.values())
+    asked = [pa.concat_arrays([column, pa.nulls(1, column.type), column.slice(0, 3)]) for column in held]
+    keys = Keys(asked)
+    matches = segment.probe(keys, keys.hashes(segment.seed))
+    found = list(zip(matches.keys.tolist(), segment.ordinals[matches.rows].tolist(), strict=True))
+    probed = enumerate(zip(*map(plain, asked), strict=True))
+    assert found == [(number, ordinal) for number, key in probed for ordinal in by_key.get(key, ())]
+
+
+# --- building --------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Case:
+    files: list[pa.RecordBatch]
+    keys: list[str]
+    cuts: list[Cut]
+    deal: int
+    partition: int
+    memory: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Files of every kind of column, cut into batches that come in any order, and limits of any size."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), max_size=2))
+    pools = [draw(st.lists(st.none() | values_of(kind), min_size=1, max_size=8)) for kind in kinds]
+    rng = draw(st.randoms(use_true_random=False))
+    schema = pa.schema([
+        *((f"k{n}", kind) for n, kind in enumerate(kinds)),
+        ("few", pa.string()), ("text", pa.string()), ("flag", pa.bool_()), ("nested", NESTED), ("number", pa.decimal128(20, 2)),
+    ])  # fmt: skip
+    files, cuts = [], list[Cut]()
+    for file, count in enumerate(draw(st.lists(st.integers(0, 40), min_size=1, max_size=4))):
+        rows = range(count)
+        filled: list[list[Any]] = [[rng.choice(pool) for _ in rows] for pool in pools]
+        filled.append([rng.choice(["a", "bb", "", None]) for _ in rows])
+        filled.append([None if rng.random() < 0.1 else f"{file} {row} " * rng.randrange(4) for row in rows])
+        filled.append([rng.choice([True, False, None]) for _ in rows])
+        filled.append(
+            [rng.choice([None, [], [None], [{"x": row, "y": str(row)}, {"x": None, "y": None}]]) for row in rows]
+        )
+        filled.append([None if row % 7 == 3 else row for row in rows])
+        arrays = [pa.array(values, field.type) for values, field in zip(filled, schema, strict=True)]
+        files.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        edges = sorted({0, count, *draw(st.lists(st.integers(0, count), max_size=3))})
+        cuts += [(file, a, b) for a, b in itertools.pairwise(edges)]
+    if draw(st.booleans()):
+        cuts = draw(st.permutations(cuts))
+    deal = draw(st.sampled_from([ALWAYS, 1000, PLENTY]))
+    memory = draw(st.sampled_from([limit for limit in (ALWAYS, 300, 1000, PLENTY) if limit >= deal]))
+    return Case(
+        files, [f"k{n}" for n in range(len(kinds))], cuts, deal, draw(st.sampled_from([10, 300, PLENTY])), memory
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases())
+def test_a_segment_holds_the_rows_it_was_given(workshop: Workshop, case: Case) -> None:
+    """Of any columns, keys, batches and limits a segment holds exactly the rows that came, and says where each came from."""
+    with limits(case.deal, case.partition):
+        opened = workshop.made(case.files, case.keys, case.cuts, memory=case.memory)
+    segment = check(opened, case.files, case.keys)
+    if not case.keys and case.cuts == sorted(case.cuts):
+        assert segment.ordinals.tolist() == list(range(segment.rows))
+
+
+def numbered(rows: Sequence[int], **more: Sequence[Any]) -> pa.RecordBatch:
+    """A file whose rows have these keys."""
+    return pa.RecordBatch.from_pydict(
+        {"k": pa.array(rows, pa.int64()), "row": pa.array(range(len(rows)), pa.int64()), **more}
+    )
+
+
+def cut_up(files: Sequence[pa.RecordBatch], rows: int) -> list[Cut]:
+    """All files in order, in cuts of so many rows."""
+    return [
+        (n, start, min(start + rows, file.num_rows))
+        for n, file in enumerate(files)
+        for start in range(0, file.num_rows, rows)
+    ]
+
+
+# (bytes before dealing, of a partition, in memory) -> whether there are several partitions, and temporary files.
+WAYS = {
+    "in memory": (PLENTY, PLENTY, PLENTY, False, False),
+    "dealt to one partition": (1000, PLENTY, PLENTY, False, False),
+    "dealt to many": (1000, 2000, PLENTY, True, False),
+    "spilled": (1000, PLENTY, 1000, False, True),
+    "dealt and spilled": (1000, 2000, 4000, True, True),
+    "spilled at every batch": (ALWAYS, 100, ALWAYS, True, True),
+}
+in_every_way = pytest.mark.parametrize("way", WAYS)
+
+
+def made(
+    workshop: Workshop,
+    way: str,
+    files: Sequence[pa.RecordBatch],
+    keys: Sequence[str],
+    cuts: Sequence[Cut],
+    seed: Seed = SEED,
+) -> OpenSegment:
+    """A segment made in one of these ways, after checking that it was."""
+    deal, partition, memory, several, spilled = WAYS[way]
+    with limits(deal, partition):
+        opened = workshop.made(files, keys, cuts, seed=seed, memory=memory)
+    if keys:
+        assert (workshop.parts > 1) is several
+    assert (workshop.spills > 0) is spilled
+    return opened
+
+
+@in_every_way
+@pytest.mark.parametrize("keys", [["k"], ["text"], ["k", "text"], []], ids=str)
+@pytest.mark.parametrize("shuffled", [False, True], ids=["in order", "out of order"])
+def test_every_way_of_building(workshop: Workshop, way: str, keys: list[str], shuffled: bool) -> None:
+    """However a segment is built, from batches in or out of order, it holds the same rows in the same order."""
+    rng = random.Random(5)
+    files = []
+    for count in (900, 0, 1, 700):
+        rows = [
+            rng.choice([None, rng.randrange(300)]) if rng.random() < 0.2 else rng.randrange(300) for _ in range(count)
+        ]
+        texts = [None if row is None or row % 11 == 5 else f"text {row}" * (row % 4) for row in rows]
+        files.append(
+            numbered(rows, text=pa.array(texts, pa.string()), few=pa.array(["a", "b"] * count, pa.string())[:count])
+        )
+    cuts = cut_up(files, 97)
+    if shuffled:
+        rng.shuffle(cuts)
+    segment = check(made(workshop, way, files, keys, cuts), files, keys)
+    plainly = Segment(workshop.made(files, keys))
+    if keys or not shuffled:
+        assert segment.ordinals.tolist() == plainly.ordinals.tolist()
+
+
+@in_every_way
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()], ids=str)
+def test_keys_that_are_all_null(workshop: Workshop, way: str, kind: pa.DataType) -> None:
+    """Rows without a key are kept, and found by no key; so are the few with one among them."""
+    for known in ([], [3]):
+        rows: list[Any] = [None] * 500
+        for row in known:
+            rows[row] = 7 if kind == pa.int64() else "seven"
+        files = [pa.RecordBatch.from_pydict({"k": pa.array(rows, kind), "row": pa.array(range(500))})]
+        deal, partition, memory, *_ = WAYS[way]
+        with limits(deal, partition):
+            opened = workshop.made(files, ["k"], cut_up(files, 50), memory=memory)
+        check(opened, files, ["k"])
+
+
+@pytest.mark.parametrize("keys", [["k"], ["text"], ["text", "k"], []], ids=str)
+@pytest.mark.parametrize("sizes", [[0], [0, 0, 0], [], [0, 1, 0]], ids=str)
+def test_a_segment_of_nothing(workshop: Workshop, keys: list[str], sizes: list[int]) -> None:
+    """A version without rows, or without files, is a segment too."""
+    schema = pa.schema([("k", pa.int64()), ("text", pa.string()), ("nested", NESTED)])
+    one = pa.RecordBatch.from_pydict({"k": [1], "text": ["a"], "nested": [[{"x": 1, "y": "b"}]]}, schema=schema)
+    files = [one.slice(0, size) for size in sizes]
+    builder = workshop.builder(schema, keys)
+    for n, file in enumerate(files):
+        builder.add(file, positions_of((n, 0, file.num_rows)), 1.0)
+    described = [SegmentFile(f"f{n}", 1, "v", size, ()) for n, size in enumerate(sizes)]
+    opened = workshop.published(builder, described)
+    if files:
+        check(opened, files, keys)
+    else:
+        assert Segment(opened).rows == 0
+        assert [len(column) for column in Segment(opened).slice(schema.names, 0, 0)] == [0, 0, 0]
+    assert [file.units for file in Segment(opened).files] == [()] * len(sizes)
+
+
+def test_rows_of_a_batch_in_any_order(workshop: Workshop) -> None:
+    """Rows of a key lie in file order even if those of a batch do not, as they come from a layer in a fold."""
+    schema = pa.schema([("k", pa.string()), ("row", pa.int64())])
+    builder = workshop.builder(schema, ["k"])
+    for rows in ({"a": 10, "b": 1}, {"a": 3}):
+        batch = pa.RecordBatch.from_arrays([pa.array(list(rows)), pa.array(list(rows.values()))], schema=schema)
+        builder.add(batch, np.array(list(rows.values()), np.uint64), 0.5)
+    segment = Segment(workshop.published(builder, [SegmentFile("f0", 1, "v", 11, ())]))
+    keys = Keys([pa.array(["a"])])
+    matches = segment.probe(keys, keys.hashes(SEED))
+    assert segment.take(["row"], matches.rows)[0].to_pylist() == [3, 10]
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_batches_that_overlap(workshop: Workshop, pieces: int) -> None:
+    """Rows of a key lie in file order if those of several batches alternate."""
+    file = numbered([n % 5 for n in range(200)])
+    builder = workshop.builder(file.schema, ["k"])
+    for piece in range(pieces):
+        rows = np.arange(piece, 200, pieces)
+        builder.add(file.take(pa.array(rows)), rows.astype(np.uint64), 0.5)
+    opened = workshop.published(builder, [SegmentFile("f0", 1, "v", 200, ())])
+    check(opened, [file], ["k"])
+
+
+@pytest.mark.parametrize("memory", [0, 500])
+def test_less_memory_than_rows_wait_for(workshop: Workshop, memory: int) -> None:
+    """A host with less memory than the rows that wait to be dealt, as one with 16 MiB to spare, builds all the same."""
+    files = [numbered(range(300))]
+    with limits(deal=1000, partition=500):
+        opened = workshop.made(files, ["k"], cut_up(files, 40), memory=memory)
+    check(opened, files, ["k"])
+
+
+def test_partitions_are_as_many_as_wanted(workshop: Workshop) -> None:
+    """The rows that came, and the share of all that they are, decide how many partitions there will be; 256 at most."""
+    file = numbered([n * 1_000_003 for n in range(2000)])
+    for share, partition, expected in (
+        (1.0, 8000, 4),
+        (0.5, 8000, 8),
+        (0.25, 8000, 16),
+        (1.0, 10, 256),
+        (0.0, 8000, 256),
+    ):
+        builder = workshop.builder(file.schema, ["k"])
+        with limits(ALWAYS, partition):
+            builder.add(file, positions_of((0, 0, 2000)), share)
+            opened = workshop.published(builder, [SegmentFile("f0", 100, "v0", 2000, ())])
+        assert workshop.parts == expected
+        check(opened, [file], ["k"])
+
+
+# --- texts as codes --------------------------------------------------------------------------------------
+
+
+def text_file(texts: Sequence[str | None]) -> pa.RecordBatch:
+    return numbered(range(len(texts)), text=pa.array(texts, pa.string()))
+
+
+def coded(opened: OpenSegment, number: int) -> bool:
+    """Whether a column is kept as codes."""
+    as_codes = f"d{number}.bytes" in opened.regions
+    assert as_codes is (str(number) in opened.meta["dictionaries"])
+    if as_codes:
+        assert len(opened.regions[f"c{number}.values"]) == opened.meta["rows"] * CODES.bit_width // 8
+    assert as_codes is (f"c{number}.bytes" not in opened.regions)
+    return as_codes
+
+
+@in_every_way
+def test_few_texts_are_codes(workshop: Workshop, way: str) -> None:
+    """A column of few texts is kept as codes and their texts, nulls as nulls, and is text again for who asks."""
+    texts = ["", "one", None, "é" * 100, "one\0"]
+    files = [text_file([texts[n % 5] for n in range(800)]), text_file([texts[n % 3] for n in range(400)])]
+    opened = made(workshop, way, files, ["k"], cut_up(files, 60))
+    segment = check(opened, files, ["k"])
+    assert coded(opened, 2)
+    assert opened.meta["dictionaries"] == {"2": 4}
+    (column,) = segment.take(["text"], np.array([0, 0, 5]))
+    assert column.type == pa.string()
+
+
+@in_every_way
+@pytest.mark.parametrize("turn", [0, 1, 500, 700])
+def test_texts_that_turn_out_many(workshop: Workshop, way: str, turn: int) -> None:
+    """A column that was codes until there were too many texts is text, in the rows of before, too, spilled or not."""
+    texts = [f"few {n % 10}" if n < turn else f"many {n}" for n in range(1000)]
+    texts = [None if n % 13 == 4 else text for n, text in enumerate(texts)]
+    more = [f"few {n % 10}" for n in range(300)]
+    files = [text_file(texts), text_file(more)]
+    opened = made(workshop, way, files, ["k"], cut_up(files, 90))
+    assert not coded(opened, 2)
+    check(opened, files, ["k"])
+
+
+def test_two_columns_give_codes_up_at_different_times(workshop: Workshop) -> None:
+    """Each column is codes or text by itself, whenever it changes, across several temporary files."""
+    count = 1200
+    columns_ = {
+        f"t{turn}": pa.array([f"few {n % 5}" if n < turn else f"many {n}" for n in range(count)])
+        for turn in (0, 300, 310, 700, count)
+    }
+    files = [numbered([n * 1_000_003 % 977 for n in range(count)], **columns_)]
+    for way in WAYS:
+        opened = made(workshop, way, files, ["k"], cut_up(files, 100))
+        check(opened, files, ["k"])
+        assert [coded(opened, number) for number in range(2, 7)] == [False, False, False, False, True]
+
+
+def test_how_many_texts_are_few(workshop: Workshop) -> None:
+    """Up to 64 texts are codes in any column, and up to a quarter of its rows so far; 65,536 at the most."""
+    for distinct, rows, expected in ((64, 64, True), (65, 65, False), (100, 400, True), (101, 400, False)):
+        files = [text_file([f"{n % distinct}" for n in range(rows)])]
+        assert coded(workshop.made(files, ["k"]), 2) is expected
+    for distinct in (2**16, 2**16 + 1):
+        opened = workshop.made(files := [text_file([f"{n % distinct}" for n in range(distinct * 4)])], [])
+        assert coded(opened, 2) is (distinct == 2**16)
+        (column,) = Segment(opened).slice(["text"], 0, distinct * 4)
+        assert column.equals(files[0].column("text"))
+
+
+def test_keys_and_other_types_are_no_codes(workshop: Workshop) -> None:
+    """A key column stays text, however few texts it has, and so does binary."""
+    files = [numbered([1] * 100, a=["x"] * 100, b=pa.array([b"x"] * 100), c=["y"] * 100)]
+    opened = workshop.made(files, ["a"])
+    check(opened, files, ["a"])
+    assert [coded(opened, number) for number in (2, 4)] == [False, True]
+    assert "d3.bytes" not in opened.regions
+
+
+# --- much text -------------------------------------------------------------------------------------------
+
+
+@in_every_way
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow on disk", "wide on disk"])
+def test_more_text_than_32_bits_reach(
+    monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool
+) -> None:
+    """Pieces of more text than 32-bit offsets reach are joined, ordered and written; what is read is the same text."""
+    monkeypatch.setattr(build, "_INT32_AT_MOST", 100)
+    if wide:
+        monkeypatch.setattr(columns, "_INT32_AT_MOST", 5000)
+    texts = [None if n % 9 == 2 else f"text {n % 250}" for n in range(1000)]
+    files = [
+        numbered(range(1000), text=pa.array(texts), raw=pa.array([t and t.encode() for t in texts]), few=["x"] * 1000)
+    ]
+    deal, partition, memory, *_ = WAYS[way]
+    with limits(deal, partition):
+        opened = workshop.made(files, ["text"], cut_up(files, 80), memory=memory)
+    segment = Segment(opened)
+    kind = pa.large_string() if wide else pa.string()
+    (found, raw) = segment.slice(["text", "raw"], 0, 1000)
+    assert (found.type, raw.type) == (kind, pa.large_binary() if wide else pa.binary())
+    expected = pa.array(texts).take(pa.array(segment.ordinals))
+    assert found.cast(pa.string()).equals(expected)
+    assert raw.cast(pa.binary()).cast(pa.string()).equals(expected)
+    check_keys(segment, [pa.array(texts)])
+
+
+# --- what is left when something fails -----------------------------------------------------------------------
+
+
+class Filling(SegmentWriter):
+    """A writer on a disk that is full after so many calls."""
+
+    def __init__(self, path: Path, sizes: Mapping[str, int], calls: int) -> None:
+        super().__init__(path, sizes)
+        self.calls = calls
+
+    def append(self, name: str, data: Any) -> None:
+        self.calls -= 1
+        if self.calls < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().append(name, data)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("way", ["in memory", "dealt and spilled"])
+def test_a_full_disk_leaves_nothing(workshop: Workshop, way: str) -> None:
+    """Wherever writing fails the error reaches the caller, and no file of the segment or of its building is left."""
+    deal, partition, memory, *_ = WAYS[way]
+    texts = [f"text {n}" for n in range(400)]
+    file = numbered(range(400), text=texts, few=["a"] * 400)
+    calls = 0
+    before = open_files()
+    while True:
+        builder = workshop.builder(file.schema, ["k"], memory=memory)
+        with limits(deal, partition):
+            for cut in cut_up([file], 50):
+                builder.add(file.slice(cut[1], cut[2] - cut[1]), positions_of(cut), cut[2] / 400)
+        try:
+            writer = builder.finish(lambda sizes, calls=calls: Filling(workshop.disk.spill_file(), sizes, calls), [400])
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        else:
+            writer.close()
+            break
+        finally:
+            builder.close()
+        assert os.listdir(workshop.tmp) == []
+        calls += 1
+    assert calls > 5
+    del builder, writer
+    assert os.listdir(workshop.tmp) == []
+    assert open_files() == before
+
+
+def test_a_segment_that_cannot_be_created(workshop: Workshop) -> None:
+    """A failure to create the segment reaches the caller as it is."""
+
+    def refuse(_: Mapping[str, int]) -> SegmentWriter:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    file = numbered(range(10))
+    builder = workshop.builder(file.schema, ["k"])
+    builder.add(file, positions_of((0, 0, 10)), 1.0)
+    with pytest.raises(OSError, match="Read-only"):
+        builder.finish(refuse, [10])
+    builder.close()
+    assert os.listdir(workshop.tmp) == []
+
+
+def test_a_full_disk_under_temporary_files(workshop: Workshop) -> None:
+    """A temporary file that cannot be written is an error, and is removed with the others."""
+    file = numbered(range(500))
+    count = itertools.count()
+
+    def spill() -> Path:
+        path = workshop.disk.spill_file()
+        if next(count) == 2:
+            path.symlink_to("/dev/full")
+        return path
+
+    builder = SegmentBuilder(file.schema, ["k"], SEED, spill, 1000)
+    with limits(ALWAYS), pytest.raises(OSError, match="No space left"):
+        for cut in cut_up([file], 50):
+            builder.add(file.slice(cut[1], cut[2] - cut[1]), positions_of(cut), 0.1)
+    assert len(os.listdir(workshop.tmp)) == 3
+    builder.close()
+    assert os.listdir(workshop.tmp) == []
+    assert Path("/dev/full").exists()
+
+
+def test_a_build_given_up(workshop: Workshop) -> None:
+    """Closing a builder before it has finished removes its temporary files; closing twice, or one without rows, is nothing."""
+    file = numbered(range(500))
+    builder = workshop.builder(file.schema, ["k"], memory=1000)
+    with limits(ALWAYS, 500):
+        for cut in cut_up([file], 50):
+            builder.add(file.slice(cut[1], cut[2] - cut[1]), positions_of(cut), 0.1)
+    assert len(os.listdir(workshop.tmp)) == workshop.spills > 1
+    builder.close()
+    builder.close()
+    assert os.listdir(workshop.tmp) == []
+    workshop.builder(file.schema, ["k"]).close()
+
+
+@in_every_way
+def test_a_seed_that_does_not_suit(workshop: Workshop, way: str) -> None:
+    """Keys that fill a bucket under a seed are SkewedError, and nothing is left; unless told to be lenient, then all is right."""
+    files = [numbered([n * 5000 for n in range(400)])]
+    weak = Seed(1, 1)
+    deal, partition, memory, *_ = WAYS[way]
+    with limits(deal, partition):
+        before = open_files()
+        with pytest.raises(SkewedError):
+            workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory)
+        assert os.listdir(workshop.tmp) == []
+        assert open_files() == before
+        opened = workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory, strict=False)
+    assert check(opened, files, ["k"]).seed == weak
+
+
+# --- layers ----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Stock:
+    """A file of the model: rows (key, value, text) in units; each unit's middle is the place * 100 + 50."""
+
+    url: str
+    live: bool
+    units: list[list[tuple[Any, int, str | None]]]
+
+    @property
+    def rows(self) -> list[tuple[Any, int, str | None]]:
+        return [row for unit in self.units for row in unit]
+
+    def described(self) -> SegmentFile:
+        units = tuple((place * 100 + 50, len(unit)) for place, unit in enumerate(self.units))
+        return SegmentFile(self.url, len(self.units) * 100, f"version of {self.url}", len(self.rows), units)
+
+
+@dataclasses.dataclass
+class Version:
+    """Layers of files, as the model has them and as a snapshot."""
+
+    stocks: list[list[Stock]]
+    snapshot: Snapshot
+    pool: list[Any]
+    kind: pa.DataType
+
+    @property
+    def live(self) -> list[Stock]:
+        """The version's files, in their order."""
+        return sorted((s for layer in self.stocks for s in layer if s.live), key=lambda s: s.url)
+
+
+TEXTS = ["a", "bb", None, "", "é"]
+
+
+@st.composite
+def stocked(draw: st.DrawFn) -> tuple[list[list[Stock]], list[Any], pa.DataType, list[bool]]:
+    """Files in one to three layers, some of them gone or replaced in a later layer, and which layers have wide offsets."""
+    kind = draw(st.sampled_from([pa.int64(), pa.string(), pa.float64()]))
+    pool = draw(st.lists(st.none() | values_of(kind), min_size=1, max_size=6))
+    count = draw(st.integers(1, 3))
+    serial = itertools.count()
+    found: list[list[Stock]] = [[] for _ in range(count)]
+    for url in sorted(draw(st.sets(st.sampled_from("abcdefg"), min_size=1))):
+        home = draw(st.integers(-1, count - 1))  # -1: nowhere any more
+        for number in range(count):
+            if number == home or (number < max(home, 1) and draw(st.integers(0, 2)) == 0):
+                shape = draw(st.lists(st.lists(st.sampled_from(pool), max_size=4), max_size=3))
+                units = [[(key, n := next(serial), TEXTS[n % 5]) for key in unit] for unit in shape]
+                found[number].append(Stock(url, number == home, units))
+    return found, pool, kind, [draw(st.booleans()) for _ in range(count)]
+
+
+def version_of(
+    workshop: Workshop, stocks: list[list[Stock]], pool: list[Any], kind: pa.DataType, wide: Sequence[bool]
+) -> Version:
+    """The layers built, with rows hidden whose file is gone."""
+    schema = pa.schema([("k", kind), ("value", pa.int64()), ("text", pa.string()), ("copy", kind)])
+    order = sorted(stock.url for layer in stocks for stock in layer if stock.live)
+    made_layers = []
+    for layer, large in zip(stocks, wide, strict=True):
+        builder = workshop.builder(schema, ["k"])
+        for number, stock in enumerate(layer):
+            columns_ = list(zip(*((k, v, t, k) for k, v, t in stock.rows), strict=True)) or [()] * 4
+            arrays = [pa.array(values, field.type) for values, field in zip(columns_, schema, strict=True)]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            builder.add(batch, positions_of((number, 0, len(stock.rows))), 0.5)
+        with pytest.MonkeyPatch.context() as patch:
+            if large:
+                patch.setattr(columns, "_INT32_AT_MOST", 0)
+            opened = workshop.published(builder, [stock.described() for stock in layer])
+        segment = Segment(opened)
+        ranks = np.array([order.index(stock.url) if stock.live else -1 for stock in layer], np.int64)
+        made_layers.append(Layer(segment, hidden_rows(segment, ranks), ranks))
+    return Version(stocks, Snapshot(made_layers), pool, kind)
+
+
+@contextlib.contextmanager
+def batches_of(rows: int) -> Iterator[None]:
+    """Layers are read in batches of so many rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "BATCH_ROWS", rows)
+        yield
+
+
+def equal_keys(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
+    return plain(pa.array(values, kind))
+
+
+@settings(max_examples=120, deadline=None)
+@given(drawn=stocked(), data=st.data())
+def test_layers_answer_as_one_table(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
+    """`get` gives the rows of each key in file order, of the files that are in the version, from any number of layers."""
+    with batches_of(data.draw(st.sampled_from([1, 3, 65536]))):
+        version = version_of(workshop, *drawn)
+    snapshot, kind = version.snapshot, version.kind
+    asked = data.draw(st.lists(st.sampled_from([*version.pool, None]) | values_of(kind), max_size=8))
+    rows = [row for stock in version.live for row in stock.rows]
+    held = equal_keys([row[0] for row in rows], kind)
+    expected = [
+        (number, *row[1:])
+        for number, key in enumerate(equal_keys(asked, kind))
+        for row, of in zip(rows, held, strict=True)
+        if key is not None and key == of
+    ]
+    answer = snapshot.get(["value", "text", "copy"], Keys([pa.array(asked, kind)]))
+    values, texts, copies = answer.columns
+    assert list(zip(answer.keys.tolist(), values.to_pylist(), texts.to_pylist(), strict=True)) == expected
+    keys = equal_keys(asked, kind)
+    assert equal_keys(copies.to_pylist(), kind) == [keys[number] for number, *_ in expected]
+    assert answer.keys.dtype == np.int64
+    assert snapshot.get([], Keys([pa.array(asked, kind)])).keys.tolist() == [number for number, *_ in expected]
+    assert snapshot.rows == len(rows) == sum(layer.visible_rows for layer in snapshot.layers)
+    assert snapshot.bytes == sum(layer.segment.bytes for layer in snapshot.layers)
+
+
+def scanned(snapshot: Snapshot, ranges: Ranges | None = None) -> collections.Counter[tuple[Any, ...]]:
+    """Rows (value, text) of a scan, as often as they come."""
+    found: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    for rows, (values, texts) in snapshot.batches(["value", "text"], ranges):
+        assert rows == len(values) == len(texts) > 0
+        found.update(zip(values.to_pylist(), texts.to_pylist(), strict=True))
+    return found
+
+
+@settings(max_examples=120, deadline=None)
+@given(drawn=stocked(), data=st.data())
+def test_layers_scan_as_one_table(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
+    """`batches` gives every row once; with ranges, the rows of those row groups whose middle lies in one."""
+    with batches_of(data.draw(st.sampled_from([1, 2, 5, 65536]))):
+        version = version_of(workshop, *drawn)
+        everything = collections.Counter(row[1:] for stock in version.live for row in stock.rows)
+        assert scanned(version.snapshot) == everything
+        shares: list[list[tuple[str, int, int]]] = [[], [], []]
+        for url in "abcdefgh":  # also of files that are gone, or never were
+            edges = sorted(
+                {0, 300, *data.draw(st.lists(st.sampled_from([50, 51, 100, 149, 150, 151, 200, 250]), max_size=3))}
+            )
+            for first, end in itertools.pairwise(edges):
+                shares[data.draw(st.integers(0, 2))].append((url, first, end))
+        together: collections.Counter[tuple[Any, ...]] = collections.Counter()
+        for share in shares:
+            found = scanned(version.snapshot, Ranges(tuple(data.draw(st.permutations(share)))))
+            assert found == collections.Counter(
+                row[1:]
+                for stock in version.live
+                for place, unit in enumerate(stock.units)
+                for row in unit
+                if any(url == stock.url and first <= place * 100 + 50 < end for url, first, end in share)
+            )
+            together += found
+        assert together == everything
+
+
+@settings(max_examples=80, deadline=None)
+@given(drawn=stocked(), data=st.data())
+def test_layers_give_their_rows_with_positions(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
+    """`pieces` gives each layer's visible rows with their file's place in the version and their row in the file."""
+    with batches_of(data.draw(st.sampled_from([1, 3, 65536]))):
+        version = version_of(workshop, *drawn)
+        by_position = {
+            rank << int(ROW_BITS) | n: row[1:]
+            for rank, stock in enumerate(version.live)
+            for n, row in enumerate(stock.rows)
+        }
+        seen: dict[int, tuple[Any, ...]] = {}
+        for layer, stocks in zip(version.snapshot.layers, version.stocks, strict=True):
+            count = 0
+            for (values, texts), positions in layer.pieces(["value", "text"]):
+                assert positions.dtype == np.uint64
+                assert len(positions) > 0
+                count += len(positions)
+                seen |= dict(
+                    zip(positions.tolist(), zip(values.to_pylist(), texts.to_pylist(), strict=True), strict=True)
+                )
+            assert count == layer.visible_rows == sum(len(stock.rows) for stock in stocks if stock.live)
+        assert seen == by_position
+
+
+def test_nothing_is_hidden_without_need(workshop: Workshop) -> None:
+    """There are no marks where no file with rows is gone; where one is, exactly its rows are marked."""
+    stocks = [
+        [Stock("a", True, [[(1, 0, "x"), (2, 1, "y")]]), Stock("b", False, [[]]), Stock("c", True, [[(1, 2, "z")]])]
+    ]
+    segment = version_of(workshop, stocks, [1], pa.int64(), [False]).snapshot.layers[0].segment
+    assert hidden_rows(segment, np.array([0, -1, 1])) is None
+    assert hidden_rows(segment, np.array([0, 1, 2])) is None
+    for gone, expected in ((0, {0, 1}), (2, {2})):
+        ranks = np.array([0, 1, 2])
+        ranks[gone] = -1
+        marks = hidden_rows(segment, ranks)
+        assert marks is not None
+        assert marks.dtype == np.uint8
+        assert {int(o) for o, mark in zip(segment.ordinals, marks, strict=True) if mark} == expected
+
+
+def test_answers_outlive_the_segment(workshop: Workshop) -> None:
+    """Columns that were handed out stay right when the segment is dropped and removed: they pin it as long as they live."""
+    files = [numbered(range(1000), text=[f"text {n}" for n in range(1000)])]
+    opened = workshop.made(files, ["k"])
+    name = str(int(next(workshop.names)) - 1)
+    segment = Segment(opened)
+    ordinals = segment.ordinals.tolist()
+    (column,) = segment.slice(["text"], 0, 1000)
+    del segment, opened
+    assert not workshop.disk.remove_segment("t", name)
+    assert column.to_pylist() == [f"text {ordinal}" for ordinal in ordinals]
+    del column
+    assert workshop.disk.remove_segment("t", name)

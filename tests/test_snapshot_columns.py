@@ -1,0 +1,328 @@
+"""Columns as streams: what was written in pieces is read as one column, in exactly as many bytes as announced."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup.errors import NotSupportedError
+from pyspark_lookup.schema import spark_type
+from pyspark_lookup.snapshot import columns
+from pyspark_lookup.snapshot.columns import ColumnSizes, ColumnWriter, read_column
+from tests.test_keys import KINDS, bits, everywhere, values_of
+
+# A NaN is not equal to itself; see test_nans_keep_their_bits.
+SCALARS = st.sampled_from([*KINDS, pa.decimal128(38, 38), pa.timestamp("us", "UTC")])
+
+
+def without_nan(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    values = values_of(kind)
+    return values.filter(lambda value: not math.isnan(value)) if pa.types.is_floating(kind) else values
+
+
+def kinds(depth: int) -> st.SearchStrategy[pa.DataType]:
+    """Types nested at most so deep, as Spark takes them."""
+    if depth == 0:
+        return SCALARS
+    inner = kinds(depth - 1)
+    fields = st.lists(inner, min_size=1, max_size=3)
+    structs = fields.map(lambda kinds: pa.struct([(f"f{n}", kind) for n, kind in enumerate(kinds)]))
+    maps = st.builds(pa.map_, SCALARS, inner)
+    return (inner | st.builds(pa.list_, inner) | structs | maps).map(spark_type)
+
+
+def nested_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """Values of a type, a null among them at every level."""
+    if pa.types.is_struct(kind):
+        known: st.SearchStrategy[Any] = st.fixed_dictionaries({field.name: nested_values(field.type) for field in kind})
+    elif pa.types.is_map(kind):
+        known = st.lists(st.tuples(without_nan(kind.key_type), nested_values(kind.item_type)), max_size=3)
+    elif pa.types.is_list(kind):
+        known = st.lists(nested_values(kind.value_type), max_size=3)
+    else:
+        known = without_nan(kind)
+    return st.none() | known | known
+
+
+def written(kind: pa.DataType, pieces: Iterable[pa.Array]) -> tuple[ColumnSizes, dict[str, pa.Buffer]]:
+    """The streams of a column written in pieces; none is a byte longer or shorter than was announced."""
+    pieces = list(pieces)
+    sizes = ColumnSizes("c", kind)
+    for piece in pieces:
+        sizes.add(piece)
+    announced = sizes.streams()
+    found = {name: bytearray() for name in announced}
+
+    def append(name: str, data: Any) -> None:
+        found[name] += bytes(data)
+        assert len(found[name]) <= announced[name], name
+
+    writer = ColumnWriter(sizes, append)
+    for piece in pieces:
+        writer.add(piece)
+    writer.finish()
+    assert {name: len(data) for name, data in found.items()} == announced
+    return sizes, {name: pa.py_buffer(bytes(data)) for name, data in found.items()}
+
+
+def check(kind: pa.DataType, pieces: Sequence[pa.Array]) -> pa.Array:
+    """The column read back, which is the pieces one after the other."""
+    sizes, streams = written(kind, pieces)
+    assert sizes.rows == sum(map(len, pieces))
+    found = read_column("c", kind, sizes.rows, streams)
+    found.validate(full=True)
+    assert found.type == kind
+    assert found.equals(pa.concat_arrays(pieces) if pieces else pa.array([], kind))
+    assert found.null_count == sum(piece.null_count for piece in pieces)
+    return found
+
+
+def pieces_of(draw: st.DrawFn, kind: pa.DataType) -> list[pa.Array]:
+    """Some arrays of a type: whole ones, slices of longer ones, empty ones."""
+    pieces = []
+    for values in draw(st.lists(st.lists(nested_values(kind), max_size=8), max_size=4)):
+        array = pa.array(values, kind)
+        start = draw(st.integers(0, len(values)))
+        stop = draw(st.integers(start, len(values)))
+        pieces.append(array if draw(st.booleans()) else array.slice(start, stop - start))
+    return pieces
+
+
+@st.composite
+def cases(draw: st.DrawFn, of: st.SearchStrategy[pa.DataType]) -> tuple[pa.DataType, list[pa.Array]]:
+    kind = draw(of)
+    return kind, pieces_of(draw, kind)
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases(SCALARS))
+def test_flat_columns(case: tuple[pa.DataType, list[pa.Array]]) -> None:
+    """A column of any flat type comes back equal, whatever pieces it was written in."""
+    check(*case)
+
+
+@settings(max_examples=400, deadline=None)
+@given(case=cases(kinds(3)))
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_nested_columns(case: tuple[pa.DataType, list[pa.Array]]) -> None:
+    """So does a column of lists, structs and maps in each other, with nulls at every level."""
+    check(*case)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(kinds(2)), data=st.data())
+def test_parts_of_what_was_read(case: tuple[pa.DataType, list[pa.Array]], data: st.DataObject) -> None:
+    """A column that was read can be sliced and taken from, and its parts written again."""
+    kind, pieces = case
+    found = check(kind, pieces)
+    start = data.draw(st.integers(0, len(found)))
+    part = found.slice(start, data.draw(st.integers(0, len(found) - start)))
+    part.validate(full=True)
+    check(kind, [part, found])
+    if len(found):
+        rows = pa.array(data.draw(st.lists(st.integers(0, len(found) - 1), max_size=5)), pa.int64())
+        assert found.take(rows).equals(pa.concat_arrays([*pieces, pa.array([], kind)]).take(rows))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_pieces_from_anywhere(kind: pa.DataType) -> None:
+    """Slices at any offset within a byte, arrays from a file, and all of them in one column."""
+    one = {pa.bool_(): [True, False], pa.string(): ["a", ""], pa.binary(): [b"\0", b""]}
+    first, second = one.get(kind, [1, 0])
+    values = [first, None, second, first, first, None, None, second, first] * 3
+    if pa.types.is_decimal(kind):
+        values = [None if v is None else decimal.Decimal(v) for v in values]
+    array = pa.array(values, kind)
+    forms = [form for name, form in everywhere(array).items() if name != "large"]
+    check(kind, forms)
+    for start in range(10):
+        check(kind, [array.slice(start, 3), array.slice(start + 7), array.slice(1, 1), array.slice(start, 0)])
+    known = array.drop_null()
+    for start in range(10):
+        check(kind, [known.slice(start, 3), known.slice(start)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(kind=kinds(3))
+def test_columns_without_rows_or_values(kind: pa.DataType) -> None:
+    """A column of no piece, of empty pieces or of nulls only can be written and read."""
+    check(kind, [])
+    check(kind, [pa.array([], kind)])
+    check(kind, [pa.nulls(5, kind).slice(5), pa.array([], kind), pa.nulls(0, kind)])
+    check(kind, [pa.nulls(9, kind), pa.nulls(3, kind).slice(1)])
+
+
+def spanning(kind: pa.DataType, offsets: list[int], values: pa.Array, gone: set[int]) -> pa.Array:
+    """Lists or maps of which those that are null span elements all the same."""
+    marks = pa.array([row not in gone for row in range(len(offsets) - 1)]).buffers()[1]
+    raw = pa.py_buffer(np.array(offsets, np.int32))
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [marks, raw], children=[values])
+
+
+def test_nulls_may_span_elements() -> None:
+    """Elements behind a null list or map, before the first and after the last, change nothing of the rows."""
+    numbers = pa.array([9, 9, 1, 2, None, 3, 4, 5, 9])
+    lists = pa.list_(pa.field("element", pa.int64()))
+    array = spanning(lists, [2, 4, 5, 5, 7, 8], numbers, {1, 3})
+    assert array.to_pylist() == [[1, 2], None, [], None, [5]]
+    check(lists, [array, array.slice(1, 3), array.slice(3)])
+    entries = pa.StructArray.from_arrays([pa.array(list("abcdefghi")), numbers], ["key", "value"])
+    maps = pa.map_(pa.string(), pa.int64())
+    of_maps = spanning(maps, [2, 4, 5, 5, 7, 8], entries, {0, 3})
+    assert of_maps.to_pylist() == [None, [("e", None)], [], None, [("h", 5)]]
+    check(maps, [of_maps, of_maps.slice(2), of_maps.slice(4, 1)])
+    # Lists of lists that begin and end in the middle.
+    outer = spanning(pa.list_(pa.field("element", lists)), [1, 3, 4], array, {0})
+    check(outer.type, [outer, outer.slice(1)])
+
+
+def test_children_of_null_structs() -> None:
+    """A null struct stays null whether its fields are or not, in slices too, and fields keep nulls of their own."""
+    fields = [
+        pa.array([1, None, 3, 4, 5]),
+        pa.array(["a", "b", None, "d", "e"]),
+        pa.array([[1], [], None, [2, 3], [4]]),
+    ]
+    kind = spark_type(pa.struct([(f"f{n}", field.type) for n, field in enumerate(fields)]))
+    fields[2] = fields[2].cast(kind.field(2).type)
+    array = pa.StructArray.from_arrays(fields, fields=list(kind), mask=pa.array([False, True, False, False, True]))
+    assert array.is_valid().to_pylist() == [True, False, True, True, False]
+    for pieces in ([array], [array.slice(1, 3)], [array.slice(3), array.slice(0, 2), array]):
+        check(kind, pieces)
+        inside = pa.list_(pa.field("element", kind))
+        lists = [pa.ListArray.from_arrays([0, len(piece)], piece, type=inside) for piece in pieces]
+        check(inside, lists)
+
+
+@pytest.mark.parametrize("kind", [pa.struct([]), spark_type(pa.list_(pa.struct([])))], ids=str)
+def test_structs_without_fields(kind: pa.DataType) -> None:
+    """A struct without fields, which Arrow files may hold and Spark takes, is a column as others are."""
+    value: Any = {} if pa.types.is_struct(kind) else [{}, None]
+    check(kind, [pa.array([value, None], kind), pa.array([value], kind)])
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_nans_keep_their_bits(kind: pa.DataType) -> None:
+    """Floats are kept bit by bit: every NaN stays the one it was, and -0.0 stays below 0.0."""
+    top = kind.bit_width - 1
+    raw = [
+        0,
+        1 << top,
+        1,
+        2**kind.bit_width - 1,
+        0x7FC00000 << (kind.bit_width - 32) | 1,
+        0x7F800001 << (kind.bit_width - 32),
+    ]
+    array = bits(raw, kind)
+    sizes, streams = written(kind, [array.slice(2), array])
+    found = read_column("c", kind, sizes.rows, streams)
+    unsigned = pa.uint32() if kind.bit_width == 32 else pa.uint64()
+    assert found.view(unsigned).to_pylist() == raw[2:] + raw
+
+
+def test_streams_are_as_documented() -> None:
+    """Each type has the streams that the module's head says, in its order; bits for nulls only where there are some."""
+    struct = pa.struct([("x", pa.bool_()), ("y", pa.string())])
+    samples: list[tuple[pa.DataType, list[Any], dict[str, int]]] = [
+        (pa.int32(), [1, 2, 3], {"c.values": 12}),
+        (pa.int32(), [1, None, 3], {"c.valid": 1, "c.values": 12}),
+        (pa.bool_(), [True] * 9, {"c.values": 2}),
+        (pa.decimal128(5, 2), [None] * 9, {"c.valid": 2, "c.values": 144}),
+        (pa.string(), ["ab", "é"], {"c.offsets": 12, "c.bytes": 4}),
+        (pa.binary(), [], {"c.offsets": 4, "c.bytes": 0}),
+        (pa.list_(pa.int8()), [[1], None, [2, None]], {"c.valid": 1, "c.offsets": 16, "c.0.valid": 1, "c.0.values": 3}),
+        (struct, [{"x": True, "y": "a"}], {"c.0.values": 1, "c.1.offsets": 8, "c.1.bytes": 1}),
+        (
+            pa.map_(pa.string(), pa.int64()),
+            [[("k", 1)], []],
+            {"c.offsets": 12, "c.0.0.offsets": 8, "c.0.0.bytes": 1, "c.0.1.values": 8},
+        ),
+    ]
+    for kind, values, expected in samples:
+        sizes, streams = written(kind, [pa.array(values, kind)])
+        assert list(sizes.streams().items()) == list(expected.items())
+        assert set(streams) == set(expected)
+
+
+def test_sizes_as_codes() -> None:
+    """The sizes of a text column that is kept as codes are those of its rows and nulls, and no bytes of text."""
+    sizes = ColumnSizes("c3", pa.string())
+    sizes.add(pa.array(["a", None, "b" * 1000]))
+    sizes.add(pa.array(["a"] * 7))
+    assert sizes.as_codes(pa.uint16()).streams() == {"c3.valid": 2, "c3.values": 20}
+    assert sizes.streams() == {"c3.valid": 2, "c3.offsets": 44, "c3.bytes": 1008}
+
+
+# --- beyond 32 bits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "large", "values"),
+    [
+        (pa.string(), pa.large_string(), ["a", None, "bcd", "", "efgh"]),
+        (pa.binary(), pa.large_binary(), [b"a", None, b"bcd", b"", b"efgh"]),
+        (
+            pa.struct([("x", pa.string()), ("y", pa.int8())]),
+            pa.struct([("x", pa.large_string()), ("y", pa.int8())]),
+            [{"x": "abcd", "y": 1}, None, {"x": "efgh", "y": None}],
+        ),
+        (
+            spark_type(pa.list_(pa.string())),
+            pa.list_(pa.field("element", pa.large_string())),
+            [["abcd", None], None, [], ["efgh", ""]],
+        ),
+        (
+            pa.map_(pa.string(), pa.binary()),
+            pa.map_(pa.large_string(), pa.large_binary()),
+            [[("abcd", b"12345678")], None, [("efgh", None)]],
+        ),
+    ],
+    ids=str,
+)
+def test_much_text_has_wide_offsets(
+    monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, large: pa.DataType, values: list[Any]
+) -> None:
+    """Text beyond what 32-bit offsets reach has 64-bit ones and is read as large text, at any depth; at the limit it is not."""
+    array = pa.array(values, kind)  # eight bytes of each text
+    pieces = [array.slice(0, 2), array.slice(2), pa.array([], kind)]
+    for limit, expected in ((7, large), (8, kind)):
+        monkeypatch.setattr(columns, "_INT32_AT_MOST", limit)
+        sizes, streams = written(kind, pieces)
+        found = read_column("c", kind, sizes.rows, streams)
+        found.validate(full=True)
+        assert found.type == expected
+        assert found.to_pylist() == values
+        assert found.slice(1).to_pylist() == values[1:]
+
+
+def test_large_text_is_written_as_what_it_is() -> None:
+    """Pieces that are large text already, as joined ones may be, are written like others."""
+    for kind, large, values in (
+        (pa.string(), pa.large_string(), ["a", None, "bcd"]),
+        (pa.binary(), pa.large_binary(), [b"a", None, b"bcd"]),
+    ):
+        array = pa.array(values, kind)
+        sizes, streams = written(kind, [array, array.cast(large).slice(1), pa.array([], large)])
+        found = read_column("c", kind, sizes.rows, streams)
+        assert found.equals(pa.concat_arrays([array, array.slice(1)]))
+
+
+def test_more_elements_than_a_list_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists and maps of more elements than 32 bits count are refused with the type, the count and what to do."""
+    monkeypatch.setattr(columns, "_INT32_AT_MOST", 3)
+    for kind, value in ((spark_type(pa.list_(pa.int8())), [1, 2]), (pa.map_(pa.int8(), pa.int8()), [(1, 1), (2, 2)])):
+        check(kind, [pa.array([value, value[:1]], kind)])
+        sizes = ColumnSizes("c", kind)
+        sizes.add(pa.array([value, value], kind))
+        with pytest.raises(NotSupportedError) as caught:
+            sizes.streams()
+        for part in (str(kind), "4 elements", "lookup.columns", "lookup.cache=NONE"):
+            assert part in str(caught.value)
