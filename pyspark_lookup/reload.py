@@ -234,7 +234,9 @@ class TimedCacheReloadTrigger(_DueTrigger):
         return self._after_s(last, last.started_at_s)
 
     def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
-        return self._after_s(last or LastReload(now_s, now_s, now_s), now_s)
+        if last is None:
+            return min(due_s for due_s, _ in self._around(now_s) if due_s > now_s)
+        return self._after_s(last, now_s)
 
     def _first_s(self, at_s: float) -> float:
         """The first reload time at or after `at_s`."""

@@ -561,7 +561,9 @@ def test_timed_days_are_at_least_one(days: int) -> None:
 def test_timed_days_at_their_bounds(days: int) -> None:
     """The fewest and the most days give a next reload."""
     started = unix("2026-05-04T10:15:01")
-    due = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC).next_due_s(LastReload(0, started, started), started)
+    due = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC).next_due_s(
+        LastReload(started - 1, started, started), started
+    )
     assert due == started - 1 + days * DAY
 
 
@@ -578,16 +580,38 @@ INITIAL = "2026-05-04T09:00"  # a Monday
         ("2026-05-04T10:15:00.100", 7, "2026-05-11T10:15"),
         ("2026-05-05T00:30", 1, "2026-05-05T10:15"),  # by hand: the time of day stays
         ("2026-05-05T18:00", 1, "2026-05-06T10:15"),
-        ("2026-05-06T18:00", 7, "2026-05-13T10:15"),
-        ("2026-05-06T08:00", 7, "2026-05-12T10:15"),  # it belongs to the day before
+        ("2026-05-06T18:00", 7, "2026-05-11T10:15"),  # by hand, or after an outage: Monday stays Monday
+        ("2026-05-10T23:00", 7, "2026-05-11T10:15"),  # shortly before: Monday's is not left out
+        ("2026-05-13T08:00", 7, "2026-05-18T10:15"),
+        ("2026-05-11T10:15", 7, "2026-05-18T10:15"),
         ("2026-05-04T10:14:59.999", 1, "2026-05-04T10:15"),
     ],
 )
-def test_timed_days_count_from_the_last_time_of_day(started: str, days: int, due: str) -> None:
-    """The next reload is whole days after the time of day that the last one followed, at that time of day."""
+def test_timed_days_count_from_the_first_time_of_day(started: str, days: int, due: str) -> None:
+    """The next reload is at the time of day, a multiple of the days after the first one, whenever the last one came."""
     trigger = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC)
     last = LastReload(unix(INITIAL), unix(started), unix(started) + 60)
     assert trigger.next_due_s(last, last.finished_at_s) == unix(due)
+
+
+@given(
+    days=st.integers(1, 40),
+    first=st.floats(unix("2026-01-01"), unix("2026-12-31")),
+    later=st.floats(1, 400 * DAY),
+    zone=st.sampled_from([UTC, BERLIN, NEW_YORK]),
+)
+def test_timed_reloads_lie_on_a_grid_of_days(days: int, first: float, later: float, zone: datetime.tzinfo) -> None:
+    """Every due time is whole intervals of days after the first time of day, and none between the last reload and it."""
+    at_time = datetime.time(4, 30)
+    trigger = TimedCacheReloadTrigger(at_time, days, zone)
+    started = first + later
+    due = trigger.next_due_s(LastReload(first, started, started + 60), started + 60)
+    begun = trigger.next_due_s(LastReload(first, first, first), first)
+    anchor, found = (datetime.datetime.fromtimestamp(at, zone) for at in (begun, due))
+    assert (found.date() - anchor.date()).days % days == 0
+    assert found.time() == at_time
+    assert started < due
+    assert due == begun or (found.date() - datetime.datetime.fromtimestamp(started, zone).date()).days <= days
 
 
 def test_the_first_timed_load_is_due_at_once() -> None:
@@ -651,7 +675,7 @@ def test_timed_days_are_days_of_the_calendar(
     zone: zoneinfo.ZoneInfo, local: str, days: int, started: str, due: str
 ) -> None:
     """Days with 23 or 25 hours count as one; a skipped time comes after the gap, a doubled one once, at its first."""
-    last = LastReload(0.0, unix(started), unix(started) + 60)
+    last = LastReload(unix(started) - 1, unix(started), unix(started) + 60)
     reload_time = parse_iso_time(local)
     wanted = datetime.datetime.fromisoformat(due)
     for at_time in (reload_time, reload_time.replace(fold=1)):
@@ -749,7 +773,7 @@ def test_a_refused_timed_load_waits_for_the_time_of_day(days: int, minute: int) 
 
 def test_a_refused_timed_reload_waits_its_days() -> None:
     """A scheduled reload that leaves no trace is asked for again after the full number of days."""
-    last = LastReload(NOON - 30 * DAY, NOON - 7 * DAY, NOON - 7 * DAY)
+    last = LastReload(NOON - 28 * DAY, NOON - 7 * DAY, NOON - 7 * DAY)
     context = opened(TimedCacheReloadTrigger(datetime.time(12), 7, UTC), ManualContext(last=last))
     context.run_due()
     context.end(trace=False)
