@@ -244,12 +244,12 @@ class TimedCacheReloadTrigger(_DueTrigger):
 
     def _after_s(self, last: LastReload, at_s: float) -> float:
         """The first reload time after `at_s` on a day that is a multiple of the interval from the very first one."""
-        anchor_s = min(last.first_started_at_s, at_s)
+        anchor_s = last.first_started_at_s
         _, anchor = min(entry for entry in self._around(anchor_s) if entry[0] >= anchor_s)
         latest = max(day for due_s, day in self._around(at_s) if due_s <= at_s)
-        steps = max((latest - anchor).days // self.interval_days, 0)
-        days = (anchor + (steps + more) * self.interval_days * _DAY for more in range(2))
-        return min(due_s for day in days if (due_s := _instant_s(day, self.reload_time, self._zone)) > at_s)
+        # Negative where the clock was set back to before the first: the same days count there.
+        steps = (latest - anchor).days // self.interval_days + 1
+        return _instant_s(anchor + steps * self.interval_days * _DAY, self.reload_time, self._zone)
 
     def _around(self, at_s: float) -> list[tuple[float, datetime.date]]:
         return [(_instant_s(day, self.reload_time, self._zone), day) for day in _days_around(at_s, self._zone)]

@@ -342,11 +342,17 @@ def colliding(columns: Sequence[pa.Array], how: str) -> Numbers:
         "the upper 48 bits": [0xABCDEF << 40 | n * 40503 % 2**16 for n in ids],
         "three values": [n % 3 << 62 | 5 for n in ids],
         "two of the upper 48": [n % 2 << 16 | n for n in ids],
+        "all but bits 16 to 32": [0xABC << 48 | n * 40503 % 2**16 << 16 for n in ids],
+        "all but bits 32 to 48": [0xABC << 48 | n * 40503 % 2**16 << 32 | 0xDEF << 16 for n in ids],
+        "all but the upper 16": [n * 40503 % 2**16 << 48 | 0xABCDEF << 16 for n in ids],
     }[how]
     return np.array(some, np.uint64)
 
 
-COLLISIONS = ["all bits", "no bits set", "all bits set", "the upper 48 bits", "three values", "two of the upper 48"]
+COLLISIONS = [
+    "all bits", "no bits set", "all bits set", "the upper 48 bits", "three values", "two of the upper 48",
+    "all but bits 16 to 32", "all but bits 32 to 48", "all but the upper 16",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("how", COLLISIONS)

@@ -390,6 +390,34 @@ def test_partitions_are_as_many_as_wanted(workshop: Workshop) -> None:
         check(opened, [file], ["k"])
 
 
+INDEXED: list[tuple[list[str], set[str]]] = [
+    (["dense"], {"slots", "first"}), (["sparse"], {"starts"}), (["text"], {"starts", "hashes", "first"}),
+    (["raw"], {"starts", "hashes", "first"}), (["dense", "sparse"], {"starts", "hashes"}), (["number"], {"starts", "first"}),
+    (["at"], {"slots", "first"}), ([], set()),
+]  # fmt: skip
+
+
+@in_every_way
+@pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=str)
+def test_the_index_suits_the_keys(workshop: Workshop, way: str, keys: list[str], regions: set[str]) -> None:
+    """Dense whole numbers have slots wherever they begin, nulls or not; wide keys have hashes; only duplicates have `first`."""
+    dense = [10**12 + n % 150 if n % 10 else None for n in range(400)]
+    whole = {
+        "dense": pa.array(dense, pa.int64()),
+        "at": pa.array(dense, pa.timestamp("us")),
+        "sparse": range(0, 4 * 10**8, 10**6),
+    }
+    texts = {
+        "text": [f"text {n % 90}" for n in range(400)],
+        "raw": pa.array([b"raw %d" % (n % 90) for n in range(400)]),
+    }
+    number = pa.array([n % 90 for n in range(400)], pa.decimal128(9, 2))
+    files = [pa.RecordBatch.from_pydict({**whole, **texts, "number": number})]
+    opened = made(workshop, way, files, keys, cut_up(files, 50))
+    check(opened, files, keys)
+    assert {name.removeprefix("index.") for name in opened.regions if name.startswith("index.")} == regions
+
+
 # --- texts as codes --------------------------------------------------------------------------------------
 
 
