@@ -211,6 +211,8 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Exact numbers as `kind`, null where they have more digits. One by one, for Arrow's cast wraps around unsaid."""
+    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:
+        array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
     encoded = array.dictionary_encode()
     with decimal.localcontext(decimal.Context(prec=200)):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)

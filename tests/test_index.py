@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.index import BUCKET_AT_MOST, IndexBuilder, KeyIndex, Matches, Order, SkewedError, order_rows
 from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices, draw_seed
-from tests.test_keys import KINDS, SEED, US, each_kind, plain, values_of
+from tests.test_keys import KINDS, SEED, US, each_kind, examples, plain, values_of
 
 WEAK = Seed(1, 1)  # leaves small numbers where they are: all in the first bucket
 
@@ -119,7 +119,7 @@ def key_columns(draw: st.DrawFn, kinds: Sequence[pa.DataType]) -> tuple[list[pa.
 
 
 @each_kind
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_probing_one_column(kind: pa.DataType, data: st.DataObject) -> None:
     """Of every type the index gives exactly the rows of each key, by key and then in row order; nulls find nothing."""
@@ -131,7 +131,7 @@ def test_probing_one_column(kind: pa.DataType, data: st.DataObject) -> None:
         assert index.pairs([column.slice(1) for column in asked]) == index.expected([c.slice(1) for c in asked])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_probing_composite_keys(data: st.DataObject) -> None:
     """Of several columns of any types together, too."""
@@ -233,7 +233,7 @@ def test_dense_numbers_have_slots(values: Sequence[Any], kind: pa.DataType, by_s
         assert (index.arrays["slots"].dtype, len(index.arrays["slots"])) == (np.uint32, spread)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_the_layout_is_as_documented(data: st.DataObject) -> None:
     """`first` is kept for duplicates only and `hashes` for wide keys only; buckets are as many as said, and start in order."""
@@ -322,7 +322,7 @@ def check_order(columns: list[pa.Array], hashes: Numbers) -> Order:
     return order
 
 
-@settings(max_examples=150, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_rows_in_hash_order(data: st.DataObject) -> None:
     """Valid rows come in the order of their hashes, rows of one key together and in their own order."""
@@ -356,7 +356,7 @@ COLLISIONS = [
 
 
 @pytest.mark.parametrize("how", COLLISIONS)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_colliding_hashes_change_no_answer(how: str, data: st.DataObject) -> None:
     """Keys whose hashes agree in many bits, or in all, are still told apart, ordered and found with their rows."""
@@ -480,7 +480,7 @@ def test_regular_keys_are_no_skew(shape: str) -> None:
 # --- parts -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None)
+@examples(80)
 @given(data=st.data())
 def test_parts_make_the_index_of_the_whole(data: st.DataObject) -> None:
     """Adding ranges of the hash space one after the other gives the same arrays, to the byte, as adding all at once."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup.errors import SchemaError
@@ -54,6 +54,12 @@ QUIET = {
 SIGNALLING = {pa.float64(): [0x7FF0 << 48 | 1, 0xFFF4 << 48], pa.float32(): [0x7F800001, 0xFFA00000]}
 
 
+def examples(count: int) -> settings:
+    """So many examples, however slow the machine is."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=count, deadline=None, suppress_health_check=slow)
+
+
 def number(digits: int, scale: int) -> decimal.Decimal:
     """`digits` times ten to the -scale, exactly (decimal's own arithmetic rounds to 28 digits)."""
     return decimal.Decimal(f"{digits}E{-scale}")
@@ -71,10 +77,12 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_floating(kind):
         floats = st.floats(width=kind.bit_width)  # type: ignore[arg-type]
         return floats | st.sampled_from([0.0, -0.0, math.nan, math.inf, 1.0, 1.5])
+    # By number, or hypothesis would print the long ones whenever it names the strategy.
+    special = st.integers(0, len(TEXTS + LONG) - 1).map(lambda n: (TEXTS + LONG)[n])
     if pa.types.is_string(kind):
-        return st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(TEXTS + LONG)
+        return st.text(st.characters(codec="utf-8"), max_size=20) | special
     if pa.types.is_binary(kind):
-        return st.binary(max_size=20) | st.sampled_from([text.encode() for text in TEXTS + LONG])
+        return st.binary(max_size=20) | special.map(str.encode)
     top = 2 ** (kind.bit_width - 1)
     return st.integers(-top, top - 1) | st.integers(-3, 3) | st.sampled_from([-top, top - 1, -top + 1])
 
@@ -151,7 +159,7 @@ def hash_of(value: Any, kind: pa.DataType, before: int, seed: Seed) -> int:
 
 
 @each_kind
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_a_hash_is_a_file_format(kind: pa.DataType, data: st.DataObject) -> None:
     """Hashes are what the documentation says, to the bit, so that any process finds what any other wrote."""
@@ -181,7 +189,7 @@ def test_long_values_are_hashed_by_a_keyed_digest() -> None:
 
 
 @each_kind
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_equal_keys_hash_alike_wherever_they_lie(kind: pa.DataType, data: st.DataObject) -> None:
     """Rows are equal and hash alike exactly where their values are equal, in whole columns, slices, files and large types."""
@@ -211,7 +219,7 @@ def test_equal_keys_hash_alike_wherever_they_lie(kind: pa.DataType, data: st.Dat
             assert hashed(array.slice(row, 1)) == [reference[row]]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_composite_keys(data: st.DataObject) -> None:
     """A key of several columns equals another, and hashes as it, where all columns do; a null in any makes it nothing."""
@@ -388,7 +396,7 @@ def test_what_is_hashed_stays_as_it_was() -> None:
         assert [buffer.to_pybytes() for buffer in array.buffers() if buffer is not None] == before
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(rows=st.lists(st.integers(0, 2**62), max_size=20), start=st.integers(0, 5))
 def test_row_numbers_as_arrow_takes_them(rows: list[int], start: int) -> None:
     """`as_indices` gives the numbers as int64, of any numpy integers and any stride."""
@@ -398,7 +406,7 @@ def test_row_numbers_as_arrow_takes_them(rows: list[int], start: int) -> None:
     assert as_indices(np.array([3, 2], np.uint32)).equals(pa.array([3, 2], pa.int64()))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(values=st.lists(st.none() | st.text(max_size=5), max_size=10), data=st.data())
 def test_offsets_and_bytes(values: list[str | None], data: st.DataObject) -> None:
     """`offsets_and_data` gives each row's bytes, of slices and of large types too."""
@@ -525,7 +533,7 @@ DECIMALS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@examples(250)
 @given(data=st.data())
 def test_decimals_of_any_precision(data: st.DataObject) -> None:
     """A decimal is the same number in the column's type, or null where that has too few digits before or behind the point."""
@@ -551,7 +559,19 @@ def test_decimals_far_apart(given_kind: pa.DataType, kind: pa.DataType) -> None:
     assert cast(pa.array(values, given_kind), kind) == [exactly(value, kind) for value in values]
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize(
+    "given_kind",
+    [pa.decimal32(5, 2), pa.decimal64(15, 2), pa.decimal128(5, 2), pa.decimal256(60, 2)],
+    ids=str,
+)
+def test_decimals_of_any_width(given_kind: pa.DataType) -> None:
+    """A decimal of 32, 64 or 256 bits is the same number in the column's type, or null."""
+    values = [None, number(125, 2), number(150, 2), number(-99999, 2)]
+    for kind in (pa.decimal128(9, 3), pa.decimal128(38, 10), pa.decimal128(5, 1), pa.decimal128(2, 1)):
+        assert cast(pa.array(values, given_kind), kind) == [exactly(value, kind) for value in values]
+
+
+@examples(200)
 @given(data=st.data())
 def test_whole_numbers_as_decimals(data: st.DataObject) -> None:
     """A whole number is the same number as a decimal, or null where that has too few digits before the point."""
@@ -580,7 +600,7 @@ def test_decimals_that_are_no_whole_number_of_the_column(value: str) -> None:
     assert cast(pa.array([decimal.Decimal(value), decimal.Decimal(7)], given_kind), pa.int8()) == [None, 7]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(values=st.lists(st.none() | st.floats() | st.floats(width=32), max_size=8))
 def test_doubles_as_floats(values: list[float | None]) -> None:
     """A double is the float of the same value, NaN and infinities too; one that no float equals is null."""
@@ -591,7 +611,7 @@ def test_doubles_as_floats(values: list[float | None]) -> None:
     assert math.copysign(1, found[0].as_py()) == -1
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(values=st.lists(st.none() | st.floats(width=32), max_size=8))
 def test_floats_as_doubles(values: list[float | None]) -> None:
     """A float is the double of the same value."""
@@ -694,7 +714,7 @@ def test_keys_of_no_type_are_null(kind: pa.DataType) -> None:
 
 
 @each_kind
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(data=st.data())
 def test_keys_of_the_tables_type_stay(kind: pa.DataType, data: st.DataObject) -> None:
     """Keys of the column's own type are what they were, in any chunks and of any value."""
@@ -745,7 +765,7 @@ def test_an_encoded_key_of_another_family_is_refused() -> None:
         cast(pa.array([1]).dictionary_encode(), pa.string())
 
 
-@settings(max_examples=150, deadline=None)
+@examples(100)
 @given(data=st.data())
 def test_a_cast_key_finds_its_equal(data: st.DataObject) -> None:
     """After the cast a key hashes as, and equals, the column's value that is the same number or time."""

@@ -50,7 +50,7 @@ class ManualContext(CacheReloadTrigger.Context):
         self.clock = FakeClock(now_s)
         self.last = last
         self.reload_s = reload_s
-        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.timers: list[tuple[float, Callable[[], object]]] = []
         self.asked: list[float] = []
         self.running: concurrent.futures.Future[None] | None = None
         self.started_s = 0.0
@@ -70,7 +70,7 @@ class ManualContext(CacheReloadTrigger.Context):
                 self.schedule(self.clock.wall_s + self.reload_s, self.end)
         return self.running
 
-    def schedule(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+    def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
         timer = (at_s, action)
         self.timers.append(timer)
 
@@ -502,7 +502,7 @@ def test_close_while_a_timer_is_being_set(make: Callable[[], CacheReloadTrigger]
     trigger = make()
 
     class Closing(ManualContext):
-        def schedule(self, at_s: float, action: Callable[[], None]) -> Callable[[], None]:
+        def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
             trigger.close()
             return super().schedule(at_s, action)
 
@@ -558,11 +558,13 @@ def test_timed_days_are_at_least_one(days: int) -> None:
 
 
 @pytest.mark.parametrize("days", [1, 36_500])
-def test_timed_days_at_their_bounds(days: int) -> None:
-    """The fewest and the most days give a next reload."""
-    started = unix("2026-05-04T10:15:01")
+@pytest.mark.parametrize("steps", [0, 1, -1])
+def test_timed_days_at_their_bounds(days: int, steps: int) -> None:
+    """The fewest and the most days give a next reload, also one interval on, or back if the clock was set so far."""
+    first = unix("2076-05-04T10:15")
+    started = first + steps * days * DAY + 1
     due = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC).next_due_s(
-        LastReload(started - 1, started, started), started
+        LastReload(first - 1, started, started), started
     )
     assert due == started - 1 + days * DAY
 
@@ -584,7 +586,15 @@ INITIAL = "2026-05-04T09:00"  # a Monday
         ("2026-05-10T23:00", 7, "2026-05-11T10:15"),  # shortly before: Monday's is not left out
         ("2026-05-13T08:00", 7, "2026-05-18T10:15"),
         ("2026-05-11T10:15", 7, "2026-05-18T10:15"),
+        ("2026-05-11T10:14:59.999", 7, "2026-05-11T10:15"),
+        ("2026-06-03T18:00", 7, "2026-06-08T10:15"),  # four weeks late
+        ("2026-05-14T10:15", 3, "2026-05-16T10:15"),
         ("2026-05-04T10:14:59.999", 1, "2026-05-04T10:15"),
+        ("2026-05-04T09:30", 7, "2026-05-04T10:15"),  # before the days began
+        ("2026-04-20T10:15", 7, "2026-04-27T10:15"),  # the clock was set back: the same days before the first
+        ("2026-04-22T10:15", 7, "2026-04-27T10:15"),
+        ("2026-04-27T10:14:59.999", 7, "2026-04-27T10:15"),
+        ("2026-05-03T10:15", 7, "2026-05-04T10:15"),
     ],
 )
 def test_timed_days_count_from_the_first_time_of_day(started: str, days: int, due: str) -> None:
@@ -612,6 +622,24 @@ def test_timed_reloads_lie_on_a_grid_of_days(days: int, first: float, later: flo
     assert found.time() == at_time
     assert started < due
     assert due == begun or (found.date() - datetime.datetime.fromtimestamp(started, zone).date()).days <= days
+
+
+@pytest.mark.parametrize(
+    ("first", "started", "due"),
+    [
+        ("2026-05-04T10:15", "2026-05-04T10:15", "2026-05-04T10:15"),  # just at the time: once more
+        ("2026-05-04T10:15", "2026-05-04T10:15:00.001", "2026-05-11T10:15"),
+        ("2026-05-04T10:14:59.999", "2026-05-04T10:15", "2026-05-11T10:15"),
+        ("2026-05-04T10:15:00.001", "2026-05-04T10:15:00.001", "2026-05-05T10:15"),  # just after: Tuesdays
+        ("2026-05-04T10:15:00.001", "2026-05-05T10:15", "2026-05-12T10:15"),
+        ("2026-05-04T10:15:00.001", "2026-05-11T10:15", "2026-05-12T10:15"),
+    ],
+)
+def test_the_first_time_of_day_is_at_or_after_the_first_start(first: str, started: str, due: str) -> None:
+    """The days count from the day of the initial load if it began by the time of day, and else from the next."""
+    trigger = TimedCacheReloadTrigger(datetime.time(10, 15), 7, UTC)
+    last = LastReload(unix(first), unix(started), unix(started) + 60)
+    assert trigger.next_due_s(last, last.finished_at_s) == unix(due)
 
 
 def test_the_first_timed_load_is_due_at_once() -> None:
@@ -665,10 +693,14 @@ def test_a_clock_set_back_costs_one_day(days: int, initial: bool, now: str, due:
         (NEW_YORK, "01:30", 1, "2026-11-01T01:30-04:00", "2026-11-02T01:30-05:00"),
         # An offset knows no summer.
         (BERLIN, "10:15+01:00", 1, "2026-03-28T10:15+01:00", "2026-03-29T10:15+01:00"),
+        (NEW_YORK, "02:30", 7, "2026-03-08T03:30-04:00", "2026-03-15T02:30-04:00"),
+        (NEW_YORK, "01:30", 7, "2026-10-25T01:30-04:00", "2026-11-01T01:30-04:00"),
         # Samoa had no 2011-12-30: that day's reload and the next day's are one.
         (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 1, "2011-12-29T10:15-10:00", "2011-12-31T10:15+14:00"),
         (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 1, "2011-12-31T10:15+14:00", "2012-01-01T10:15+14:00"),
         (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 1, "2011-12-31T00:30+14:00", "2011-12-31T10:15+14:00"),
+        (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 2, "2011-12-28T10:15-10:00", "2011-12-31T10:15+14:00"),
+        (zoneinfo.ZoneInfo("Pacific/Apia"), "10:15", 3, "2011-12-28T10:15-10:00", "2011-12-31T10:15+14:00"),
     ],
 )  # fmt: skip
 def test_timed_days_are_days_of_the_calendar(
@@ -704,6 +736,70 @@ def test_a_daily_reload_is_the_next_time_of_day(
     assert matching == shown[:1] or (skipped and not matching)
 
 
+DAYS = st.integers(1, 10) | st.sampled_from([28, 30, 100])
+# How far from a reload time something is: at it, a moment or days to either side.
+NEAR = st.sampled_from([0.0, 0.001, -0.001, 900.0, -900.0, 3600.0, -3600.0]) | st.integers(
+    -12 * 86_400_000, 12 * 86_400_000
+).map(lambda ms: ms / 1000)
+
+
+def calendar_grid(
+    reload_time: datetime.time, days: int, zone: datetime.tzinfo, first_s: float, steps: range
+) -> list[float]:
+    """The reload times of the steps from the first at or after the first start, found by leafing a calendar."""
+
+    def at_s(day: datetime.date) -> float:
+        return datetime.datetime.combine(day, reload_time, zone).timestamp()
+
+    day = datetime.datetime.fromtimestamp(first_s, zone).date() - datetime.timedelta(days=2)
+    while at_s(day) < first_s:
+        day += datetime.timedelta(days=1)
+    return [at_s(day + datetime.timedelta(days=days * step)) for step in steps]
+
+
+@st.composite
+def first_starts(draw: st.DrawFn, reload_time: datetime.time, zone: datetime.tzinfo) -> float:
+    """The start of a first load, often near a reload time or at it."""
+    day = draw(st.dates(datetime.date(2026, 1, 1), datetime.date(2026, 12, 31)))
+    return datetime.datetime.combine(day, reload_time, zone).timestamp() + draw(NEAR)
+
+
+@given(st.data(), TIMES, st.sampled_from(ZONES), DAYS, st.integers(-5, 40), NEAR)
+def test_a_timed_reload_is_the_next_on_the_grid(
+    data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, step: int, near: float
+) -> None:
+    """Whenever the last reload began, the first grid time after it is due: none is left out, and none is off the grid."""
+    first = data.draw(first_starts(reload_time, zone))
+    grid = calendar_grid(reload_time, days, zone, first, range(-20, 60))
+    started = grid[20 + step] + near
+    trigger = TimedCacheReloadTrigger(reload_time, days, zone)
+    due = trigger.next_due_s(LastReload(first, started, started), started)
+    if started == first:
+        assert due == grid[20]
+    else:
+        assert due == min(at_s for at_s in grid if at_s > started)
+
+
+@given(st.data(), TIMES, st.sampled_from(ZONES), DAYS, st.sampled_from([0.0, 0.005, 3600.0]))
+def test_timed_reloads_take_every_grid_time_once(
+    data: st.DataObject, reload_time: datetime.time, zone: datetime.tzinfo, days: int, late_s: float
+) -> None:
+    """While timers run, if late, each grid time has its reload; reloads by hand in between add none and take none."""
+    first = data.draw(first_starts(reload_time, zone))
+    grid = calendar_grid(reload_time, days, zone, first, range(10))
+    context = opened(TimedCacheReloadTrigger(reload_time, days, zone), ManualContext(first, reload_s=0.0))
+    context.run_due()
+    for due in grid[1:] if grid[0] == first else grid:
+        share = data.draw(st.sampled_from([None, 0.1, 0.5, 0.9]))
+        if share is not None:
+            context.run_until(context.clock.wall_s + share * (due - context.clock.wall_s))
+            context.reloaded(context.clock.wall_s, context.clock.wall_s)
+        context.run_until(due - 0.0005)
+        context.clock.wall_s = due + late_s
+        context.run_due()
+    assert context.asked == [first] + [at_s if at_s == first else at_s + late_s for at_s in grid]
+
+
 @given(TIMES, st.sampled_from(["Europe/Berlin", "America/New_York"]), YEAR, st.integers(1, 9), st.booleans())
 def test_the_systems_zone_is_a_zone_like_others(
     reload_time: datetime.time, name: str, started: float, days: int, initial: bool
@@ -729,6 +825,65 @@ def test_timed_reloads_follow_the_clocks() -> None:
     assert shown == ["01-01 13:00"] + [
         f"{night:%m-%d} {'03:30' if f'{night:%m%d}' == '0329' else '02:30'}" for night in nights
     ]
+
+
+def test_a_weekly_reload_keeps_its_day_through_the_year() -> None:
+    """With late timers and reloads by hand every Saturday, a weekly one stays on Sundays, when the clocks of Berlin change."""
+    context = ManualContext(unix("2026-01-03T12:00+01:00"), reload_s=300.0)
+    opened(TimedCacheReloadTrigger(datetime.time(2, 30), 7, BERLIN), context)
+    sundays = [datetime.date(2026, 1, 4) + datetime.timedelta(days=7 * k) for k in range(51)]
+    for sunday in sundays:
+        due = datetime.datetime.combine(sunday, datetime.time(2, 30), BERLIN).timestamp()
+        context.run_until(due - DAY / 2)
+        context.reloaded(due - DAY / 2, due - DAY / 2 + 300)
+        context.run_until(due - 1)
+        context.clock.wall_s = due + 0.005
+        context.run_until(due + DAY)
+    assert [clock_text(at_s, BERLIN) for at_s in context.asked] == ["01-03 12:00"] + [
+        f"{sunday:%m-%d} {'03:30' if f'{sunday:%m%d}' == '0329' else '02:30'}" for sunday in sundays
+    ]
+
+
+MONDAY = unix("2026-05-04T10:15")
+
+
+def on_mondays(context: ManualContext) -> ManualContext:
+    return opened(TimedCacheReloadTrigger(datetime.time(10, 15), 7, UTC), context)
+
+
+def test_an_outage_does_not_shift_the_day_of_the_week() -> None:
+    """A Monday's reload that comes on Wednesday, when there is a process again, is followed by one on Monday."""
+    last = LastReload(MONDAY - 3600, MONDAY, MONDAY + 60)
+    context = on_mondays(ManualContext(MONDAY + 9 * DAY, last=last, reload_s=60.0))
+    context.run_until(MONDAY + 22 * DAY)
+    assert context.asked == [MONDAY + days * DAY for days in (9, 14, 21)]
+
+
+def test_an_outage_of_weeks_costs_one_reload() -> None:
+    """Several Mondays without a process are made good once, and the next Monday's reload comes."""
+    last = LastReload(MONDAY - 3600, MONDAY, MONDAY + 60)
+    context = on_mondays(ManualContext(MONDAY + 34 * DAY, last=last, reload_s=60.0))
+    context.run_until(MONDAY + 43 * DAY)
+    assert context.asked == [MONDAY + days * DAY for days in (34, 35, 42)]
+
+
+@pytest.mark.parametrize("before_s", [DAY, 60.0, 0.001])
+def test_a_reload_by_hand_does_not_stand_for_the_one_that_follows(before_s: float) -> None:
+    """After a reload by hand on Sunday, even a moment before, Monday's comes, and the ones after it on Mondays."""
+    context = on_mondays(ManualContext(MONDAY - 3600, reload_s=30.0))
+    context.run_until(MONDAY + 7 * DAY - before_s)
+    context.reloaded(context.clock.wall_s, context.clock.wall_s)
+    context.run_until(MONDAY + 15 * DAY)
+    assert context.asked == [MONDAY - 3600, *(MONDAY + days * DAY for days in (0, 7, 14))]
+
+
+def test_a_failure_by_hand_moves_no_days() -> None:
+    """An attempt by hand that another process makes and fails with does not move the day either."""
+    context = on_mondays(ManualContext(MONDAY - 3600, reload_s=30.0))
+    context.run_until(MONDAY + DAY)
+    context.reloaded(MONDAY + 2 * DAY, MONDAY + 3 * DAY)
+    context.run_until(MONDAY + 8 * DAY)
+    assert context.asked == [MONDAY - 3600, MONDAY, MONDAY + 7 * DAY]
 
 
 def test_a_load_that_outlasts_the_time_of_day_is_followed_by_another() -> None:
@@ -771,14 +926,15 @@ def test_a_refused_timed_load_waits_for_the_time_of_day(days: int, minute: int) 
     assert (context.asked, context.due()) == ([NOON], [NOON + (60 * minute or DAY)])
 
 
-def test_a_refused_timed_reload_waits_its_days() -> None:
-    """A scheduled reload that leaves no trace is asked for again after the full number of days."""
+@pytest.mark.parametrize(("late_s", "wait_days"), [(0.0, 7), (0.005, 7), (2 * DAY, 7), (8 * DAY, 14)])
+def test_a_refused_timed_reload_waits_its_days(late_s: float, wait_days: int) -> None:
+    """A scheduled reload that leaves no trace, on time or late, is asked for again at the next time on the grid."""
     last = LastReload(NOON - 28 * DAY, NOON - 7 * DAY, NOON - 7 * DAY)
-    context = opened(TimedCacheReloadTrigger(datetime.time(12), 7, UTC), ManualContext(last=last))
+    context = opened(TimedCacheReloadTrigger(datetime.time(12), 7, UTC), ManualContext(NOON + late_s, last=last))
     context.run_due()
     context.end(trace=False)
     context.run_due()
-    assert (context.asked, context.due()) == ([NOON], [NOON + 7 * DAY])
+    assert (context.asked, context.due()) == ([NOON + late_s], [NOON + wait_days * DAY])
 
 
 def test_a_timed_reload_that_another_process_made_is_left_out() -> None:
@@ -797,6 +953,19 @@ def test_a_clock_set_back_does_not_put_a_timed_reload_off_for_ever() -> None:
     context = opened(TimedCacheReloadTrigger(datetime.time(13), 2, UTC), ManualContext(last=last, reload_s=60.0))
     context.run_until(NOON + 5 * DAY)
     assert context.asked == [NOON + 3600, NOON + 3600 + 2 * DAY, NOON + 3600 + 4 * DAY]
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_clock_set_back_before_the_first_load_keeps_the_number_of_days(trace: bool) -> None:
+    """With all reloads ahead of the clock, one comes at the next time of day, and then one a week, though timers run late."""
+    late_s = 0.005
+    context = on_mondays(ManualContext(MONDAY - 26 * DAY, last=LastReload(MONDAY - 60, MONDAY, MONDAY + 60)))
+    for _ in range(6):
+        (due,) = context.due()
+        context.clock.wall_s = due + late_s
+        context.run_due()
+        context.end(trace=trace or len(context.asked) == 1)
+    assert context.asked == [MONDAY + days * DAY + late_s for days in (-26, -21, -14, -7, 0, 7)]
 
 
 # --- times of day as text ----------------------------------------------------------------------------

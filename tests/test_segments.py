@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.disk import OpenSegment, SegmentWriter
 from tests.processes.test_fill import in_fresh_process, must_end
-from tests.test_disk import Opened, data_of, flipped
+from tests.test_disk import Opened, data_of, flipped, handles_below
+from tests.test_keys import examples
 
 TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"
@@ -144,7 +145,7 @@ def test_the_format(opened: Opened) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Regions may be written in any pieces, in turns, and more of them added at the end."""
@@ -213,7 +214,7 @@ def test_regions_have_the_size_that_was_said(opened: Opened) -> None:
 
 def test_a_segment_given_up_is_gone(opened: Opened) -> None:
     """A writer that is closed before it published leaves no file and no handle, at any step; closing again is nothing."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = handles_below(opened.root)
     steps: list[Callable[[SegmentWriter], object]] = [
         lambda writer: None, lambda writer: writer.append("r", b"xy"), lambda writer: writer.finish({}),
     ]  # fmt: skip
@@ -225,7 +226,7 @@ def test_a_segment_given_up_is_gone(opened: Opened) -> None:
         writer.close()
         assert os.listdir(opened.root / "tmp") == []
         writer.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert handles_below(opened.root) == before
     assert opened.disk.segments("t") == []
 
 
@@ -336,13 +337,13 @@ def test_a_segment_in_use_is_not_removed(opened: Opened, use: str) -> None:
 def test_every_opening_pins(opened: Opened) -> None:
     """A segment opened several times is pinned until all of them are dropped, and costs no handle afterwards."""
     published(opened)
-    before = len(os.listdir("/proc/self/fd"))
+    before = handles_below(opened.root)
     found = [opened.disk.open_segment("t", "s") for _ in range(3)]
     while found:
         assert not opened.disk.remove_segment("t", "s")
         found.pop()
         gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert handles_below(opened.root) == before
     assert opened.disk.remove_segment("t", "s")
 
 
@@ -579,11 +580,11 @@ def test_a_footer_that_is_cut_short(opened: Opened) -> None:
 
 def test_a_segment_that_cannot_be_begun(opened: Opened) -> None:
     """A full disk under the first bytes is an OSError that leaves no file and no handle."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = handles_below(opened.root)
     with files_at_most(0), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
         opened.disk.create_segment({"r": 10})
     assert os.listdir(opened.root / "tmp") == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert handles_below(opened.root) == before
 
 
 def test_publishing_where_it_cannot_be(opened: Opened) -> None:

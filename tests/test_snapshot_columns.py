@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.schema import spark_type
 from pyspark_lookup.snapshot import columns
 from pyspark_lookup.snapshot.columns import ColumnSizes, ColumnWriter, read_column
-from tests.test_keys import KINDS, bits, everywhere, values_of
+from tests.test_keys import KINDS, bits, everywhere, examples, values_of
 
 # A NaN is not equal to itself; see test_nans_keep_their_bits.
 SCALARS = st.sampled_from([*KINDS, pa.decimal128(38, 38), pa.timestamp("us", "UTC")])
@@ -28,15 +28,22 @@ def without_nan(kind: pa.DataType) -> st.SearchStrategy[Any]:
     return values.filter(lambda value: not math.isnan(value)) if pa.types.is_floating(kind) else values
 
 
-def kinds(depth: int) -> st.SearchStrategy[pa.DataType]:
+@st.composite
+def kinds(draw: st.DrawFn, depth: int) -> pa.DataType:
     """Types nested at most so deep, as Spark takes them."""
     if depth == 0:
-        return SCALARS
+        return draw(SCALARS)
     inner = kinds(depth - 1)
-    fields = st.lists(inner, min_size=1, max_size=3)
-    structs = fields.map(lambda kinds: pa.struct([(f"f{n}", kind) for n, kind in enumerate(kinds)]))
-    maps = st.builds(pa.map_, SCALARS, inner)
-    return (inner | st.builds(pa.list_, inner) | structs | maps).map(spark_type)
+    shape = draw(st.sampled_from(["list", "struct", "map", "less deep"]))
+    if shape == "less deep":
+        return draw(inner)
+    if shape == "list":
+        kind = pa.list_(draw(inner))
+    elif shape == "map":
+        kind = pa.map_(draw(SCALARS), draw(inner))
+    else:
+        kind = pa.struct([(f"f{n}", field) for n, field in enumerate(draw(st.lists(inner, min_size=1, max_size=3)))])
+    return spark_type(kind)
 
 
 def nested_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
@@ -102,22 +109,21 @@ def cases(draw: st.DrawFn, of: st.SearchStrategy[pa.DataType]) -> tuple[pa.DataT
     return kind, pieces_of(draw, kind)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(200)
 @given(case=cases(SCALARS))
 def test_flat_columns(case: tuple[pa.DataType, list[pa.Array]]) -> None:
     """A column of any flat type comes back equal, whatever pieces it was written in."""
     check(*case)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(250)
 @given(case=cases(kinds(3)))
-@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 def test_nested_columns(case: tuple[pa.DataType, list[pa.Array]]) -> None:
     """So does a column of lists, structs and maps in each other, with nulls at every level."""
     check(*case)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(kinds(2)), data=st.data())
 def test_parts_of_what_was_read(case: tuple[pa.DataType, list[pa.Array]], data: st.DataObject) -> None:
     """A column that was read can be sliced and taken from, and its parts written again."""
@@ -150,7 +156,7 @@ def test_pieces_from_anywhere(kind: pa.DataType) -> None:
         check(kind, [known.slice(start, 3), known.slice(start)])
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(kind=kinds(3))
 def test_columns_without_rows_or_values(kind: pa.DataType) -> None:
     """A column of no piece, of empty pieces or of nulls only can be written and read."""
