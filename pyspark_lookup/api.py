@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pyspark_lookup import planner
+from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.lookup import KEY_INDEX, get_many
+from pyspark_lookup.lookup import get_many, read_rows
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import ReadTask
@@ -37,9 +38,11 @@ class LookupTable:
     Raises OptionError for options that are unknown or contradict each other.
     """
 
-    def __init__(self, path: str, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: str | None, options: Mapping[str, Any] | None = None) -> None:
         given = {key: _option_text(value) for key, value in (options or {}).items()}
-        self._options = LookupOptions.parse({**given, "path": path}, conf=conf_file_options())
+        if path is not None:
+            given["path"] = path
+        self._options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
         if self._options.view is not View.DATA:
             raise OptionError(
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
@@ -57,11 +60,11 @@ class LookupTable:
         from pyspark_lookup.spark.planning import table_options
 
         options = table_options(spark.table(name).schema)
-        if "path" not in options:
+        if not options:
             raise OptionError(
                 f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
             )
-        return cls(options.pop("path"), options)
+        return cls(options.pop("path", None), options)
 
     def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
         """The rows of the current version as one Arrow table: one metadata call, data for what changed.
@@ -80,7 +83,8 @@ class LookupTable:
             # Parsed by itself: joined as text, its parentheses could leave lookup.where.
             added = [] if predicate is None else [parse_where(predicate, all_columns((found.data, found.partitions)))]
             plan = planner.plan_read(found, self._options, shown, runtime().clock, added)
-            batches = engine.reader.read(plan, ReadTask(0, 1), None, found.version)
+            planner.plan_tasks(engine.reader, found, plan)
+            batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, found.version)
             return pa.Table.from_batches(list(batches), plan.projection.columns)
         finally:
             engine.publish_metrics()

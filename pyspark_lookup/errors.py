@@ -12,6 +12,8 @@ Every error is a `PysparkLookupError` and also the builtin a caller would guess:
     │   └── TableBusyError                    a job is writing it now
     ├── VersionGoneError (LookupError)        the version asked for can no longer be read
     ├── ReloadFailedError (RuntimeError)      lookup.cache=FULL may not serve what it has
+    ├── LookupFunctionError (RuntimeError)    a provider of lookup.provider failed, or answered wrongly
+    │   └── LookupTimeoutError (TimeoutError) ... or did not answer
     ├── DamagedFileError (ValueError)         the store's own bytes do not parse
     ├── NotSupportedError (NotImplementedError)
     ├── CacheDirectoryError (PermissionError) the host's cache directory is not safe to use
@@ -28,6 +30,8 @@ from __future__ import annotations
 __all__ = [
     "CacheDirectoryError",
     "DamagedFileError",
+    "LookupFunctionError",
+    "LookupTimeoutError",
     "NotATableError",
     "NotSupportedError",
     "OptionError",
@@ -86,6 +90,14 @@ class VersionGoneError(PysparkLookupError, LookupError):
 
 class ReloadFailedError(PysparkLookupError, RuntimeError):
     """A reload failed and the table says not to go on with the snapshot there is."""
+
+
+class LookupFunctionError(PysparkLookupError, RuntimeError):
+    """A provider's lookup, scan or version failed in every attempt, or returned what it may not."""
+
+
+class LookupTimeoutError(LookupFunctionError, TimeoutError):
+    """A provider did not answer in time."""
 
 
 class DamagedFileError(PysparkLookupError, ValueError):

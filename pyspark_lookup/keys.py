@@ -36,6 +36,7 @@ __all__ = [
     "check_key_types",
     "draw_seed",
     "offsets_and_data",
+    "one_array",
 ]
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -170,10 +171,11 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
         raise SchemaError(
             f"keys have the columns {', '.join(table.column_names)}; lookup.keys are {', '.join(f.name for f in fields)}"
         )
-    return [_cast(_one_array(column), field) for column, field in zip(columns, fields, strict=True)]
+    return [_cast(one_array(column), field) for column, field in zip(columns, fields, strict=True)]
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array, a dictionary's codes as the values they stand for."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)

@@ -7,29 +7,34 @@ key it answers, ascending; rows of one key come in file order. A key with a null
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.cache import KEY_INDEX
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.errors import SchemaError, SourceChangedError
 from pyspark_lookup.formats import BATCH_ROWS
-from pyspark_lookup.index import IndexBuilder, KeyIndex, order_rows
-from pyspark_lookup.keys import Keys, Seed, as_indices, cast_keys
+from pyspark_lookup.keys import Keys, Numbers, as_indices, cast_keys, one_array
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import CacheMode, OnVersionGone
+from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_for
+from pyspark_lookup.planner import keys_of
 from pyspark_lookup.predicate import And, Compare, In, Predicate, columns_of, evaluate
-from pyspark_lookup.reader import ReadPlan, TableReader
+from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
+from pyspark_lookup.scan import all_columns, coalesced
+from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.layers import Snapshot
 from pyspark_lookup.snapshot.reading import planned_columns
-from pyspark_lookup.table import TableVersion
+from pyspark_lookup.table import TableVersion, select_partitions
 
-__all__ = ["KEY_INDEX", "get_many"]
+__all__ = ["get_many", "read_rows"]
 
-KEY_INDEX = "key_index"
 _IN_AT_MOST = 10_000  # values in a predicate; of more, only the range prunes
-_SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)  # of an index that one call uses
+_STARTS = 5  # a table that changes under this many lookups in a row is read as it is
 
 
 def get_many(
@@ -63,8 +68,20 @@ def get_many(
             for batch in _from_snapshot(plan, snapshot, keys.slice(start, BATCH_ROWS), fields, start, schema)
         ]
         return pa.Table.from_batches(batches, schema)
-    if plan.options.cache is CacheMode.FULL:
+    if plan.options.cache is CacheMode.PARTIAL:
+        for _ in range(_STARTS):
+            try:
+                found = _from_partial(reader, plan, keys, fields, resolution.version, schema)
+            except SourceChangedError as change:
+                resolution = reader.replaced(plan, resolution, execution, change)
+            else:
+                if found is not None:
+                    return found
+                break
+    if plan.options.cache is not CacheMode.NONE:
         reader.metrics.inc("missCount", valid)
+    if reader.provided is not None:
+        return _uncached(reader, plan, arrays, names, schema)
     wanted = _wanted(names, arrays)
     predicates = [p for p in (plan.projection.predicate, wanted) if p is not None]
     predicate = None if not predicates else And(tuple(predicates)) if len(predicates) > 1 else predicates[0]
@@ -73,27 +90,136 @@ def get_many(
     return _joined(rows, names, probed, schema)
 
 
+def read_rows(
+    reader: TableReader,
+    plan: ReadPlan,
+    task: ReadTask,
+    execution: Execution | None,
+    version: TableVersion | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task as `TableReader.read` gives them; those of a plan that says which keys it wants, by key.
+
+    Raises what `TableReader.read` and `get_many` raise.
+    """
+    keys = keys_of(plan)
+    if keys is None or task.count > 1:
+        return reader.read(plan, task, execution, version)
+    everything = all_columns((plan.projection.data, plan.projection.partitions))
+    names = resolve_names(plan.options.keys or (), everything, "lookup.keys")
+    keyed = pa.schema([everything.field(name) for name in names])
+    # The keys come first in the answer of a lookup, also where the plan does not want them.
+    others = [field for field in plan.projection.columns if field.name not in names]
+    projection = dataclasses.replace(plan.projection, columns=pa.schema([*keyed, *others]))
+    table = pa.Table.from_arrays(keys, schema=keyed)
+    order = as_indices(distinct_keys(Keys(keys), Keys(keys).hashes(SEED))[0])
+    found = get_many(
+        reader, dataclasses.replace(plan, projection=projection), table.take(order), names, execution, version
+    )
+    rows = found.select(plan.projection.columns.names).cast(plan.projection.columns)
+    return coalesced(rows.to_batches(), plan.projection.columns, reader.metrics)
+
+
 def _from_snapshot(
     plan: ReadPlan, snapshot: Snapshot, keys: pa.Table, fields: Sequence[pa.Field], start: int, schema: pa.Schema
 ) -> list[pa.RecordBatch]:
-    projection = plan.projection
-    names = [field.name for field in fields]
-    arrays = cast_keys(keys, [snapshot.schema.field(name) for name in names])
-    tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
-    needed = list(dict.fromkeys([*projection.columns.names, *sorted(tested)]))
-    # What was asked for is what was found, but for floats, whose zeros and NaNs have several forms.
-    given = {n: a for n, a in zip(names, arrays, strict=True) if not pa.types.is_floating(a.type)}
-    stored = [name for name in needed if name not in given and name in snapshot.schema.names]
+    arrays = cast_keys(keys, [snapshot.schema.field(field.name) for field in fields])
+    given = _given(fields, arrays)
+    stored = [name for name in _needed(plan) if name not in given and name in snapshot.schema.names]
     answer = snapshot.get(stored, Keys(arrays))
-    indices = as_indices(answer.keys)
-    columns = [*answer.columns, *(pc.take(array, indices, boundscheck=False) for array in given.values())]
-    batch = planned_columns(columns, [*stored, *given], len(answer.keys), needed, projection, plan.table.url)
-    numbers = indices if not start else as_indices(answer.keys + start)
+    return [_answer(plan, dict(zip(stored, answer.columns, strict=True)), given, answer.keys, start, schema)]
+
+
+def _from_partial(
+    reader: TableReader,
+    plan: ReadPlan,
+    keys: pa.Table,
+    fields: Sequence[pa.Field],
+    version: TableVersion,
+    schema: pa.Schema,
+) -> pa.Table | None:
+    """The answer through the partial cache; None if its rows lack a column, or the version's files cannot be told from others."""
+    if not all(file.cacheable for file in version.files):
+        return None
+    table, options = plan.table, plan.options
+    chosen = TableVersion(table.id, select_partitions(table, version.files, options))
+    layout = reader.layout(table, options, version)
+    if not reader.covers(plan, layout.columns):
+        return None
+    asked = pa.schema([layout.columns.field(field.name) for field in fields])
+    arrays = cast_keys(keys, list(asked))
+    given = _given(asked, arrays)
+    kept = pa.schema([field for field in layout.columns if field.name not in given])
+
+    def load(wanted: Sequence[pa.Array]) -> pa.Table:
+        if reader.provided is not None:
+            return reader.provided.lookup(pa.Table.from_arrays(list(wanted), schema=asked), kept, reader.metrics)
+        rows = reader.rows_where(plan, layout, chosen, _wanted(asked.names, wanted))
+        matches = match_rows(rows, asked.names, Keys(wanted))
+        found = rows.select(kept.names).take(as_indices(matches.rows))
+        return found.append_column(KEY_INDEX, as_indices(matches.keys))
+
+    # Rows are kept whatever the predicate: under another one, or another list of columns, they answer as well.
+    columns = None if options.columns is None else (options.columns, options.where)
+    space = key_of("partial", table.id, options.keys, columns, options.partition)
+    rows = reader.partials.lookup(
+        space, options, asked, kept, chosen, arrays, load, functools.partial(reader.bounds_of, table, layout)
+    )
+    numbers = key_numbers(rows)
+    held = {name: one_array(rows.column(name)) for name in kept.names}
+    return pa.Table.from_batches([_answer(plan, held, given, numbers, 0, schema)], schema)
+
+
+def _uncached(
+    reader: TableReader, plan: ReadPlan, arrays: Sequence[pa.Array], names: Sequence[str], schema: pa.Schema
+) -> pa.Table:
+    """The answer of a provider, asked once for each key."""
+    assert reader.provided is not None
+    probed = Keys(arrays)
+    fields = [plan.projection.data.field(name) for name in names]
+    given = _given(fields, arrays)
+    kept = pa.schema([plan.projection.data.field(name) for name in _needed(plan) if name not in given])
+    chosen, places = distinct_keys(probed, probed.hashes(SEED))
+    different = pa.Table.from_arrays([array.take(as_indices(chosen)) for array in arrays], schema=pa.schema(fields))
+    rows = no_rows(kept)
+    if len(chosen):
+        rows = rows_for(reader.provided.lookup(different, kept, reader.metrics), places)
+    held = {name: one_array(rows.column(name)) for name in kept.names}
+    return pa.Table.from_batches([_answer(plan, held, given, key_numbers(rows), 0, schema)], schema)
+
+
+def _given(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, pa.Array]:
+    """Key columns that need not be stored: what was asked for is what was found, but for floats, whose zeros and NaNs have several forms."""
+    pairs = zip(fields, arrays, strict=True)
+    return {field.name: array for field, array in pairs if not pa.types.is_floating(array.type)}
+
+
+def _needed(plan: ReadPlan) -> list[str]:
+    projection = plan.projection
+    tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
+    return list(dict.fromkeys([*projection.columns.names, *sorted(tested)]))
+
+
+def _answer(
+    plan: ReadPlan,
+    held: Mapping[str, pa.Array],
+    given: Mapping[str, pa.Array],
+    numbers: Numbers,
+    start: int,
+    schema: pa.Schema,
+) -> pa.RecordBatch:
+    """Rows of the keys `numbers` as planned: columns that were `held`, and those that were `given` with the keys."""
+    projection = plan.projection
+    needed = _needed(plan)
+    indices = as_indices(numbers)
+    taken = {name: pc.take(array, indices, boundscheck=False) for name, array in given.items()}
+    columns = {**held, **taken}
+    batch = planned_columns(list(columns.values()), list(columns), len(numbers), needed, projection, plan.table.url)
+    places = indices if not start else as_indices(numbers + start)
     if projection.predicate is not None:
         mask = evaluate(projection.predicate, dict(zip(needed, batch.columns, strict=True)), batch.num_rows)
-        batch, numbers = batch.filter(mask), numbers.filter(mask)
-    columns = [batch.column(name) for name in projection.columns.names]
-    return [pa.RecordBatch.from_arrays([*columns, numbers], schema=schema)]
+        batch, places = batch.filter(mask), places.filter(mask)
+    columns_out = [batch.column(name) for name in projection.columns.names]
+    return pa.RecordBatch.from_arrays([*columns_out, places], schema=schema)
 
 
 def _wanted(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate | None:
@@ -118,18 +244,7 @@ def _column_wanted(name: str, array: pa.Array) -> Predicate | None:
 
 def _joined(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
     """Rows of a scan by the keys they answer."""
-    stored = [_one(rows.column(name)) for name in names]
-    held = Keys(stored)
-    order = order_rows(held, held.hashes(_SEED))
-    builder = IndexBuilder(held.rows, None, wide=True)
-    builder.add(order, held)
-    indices = as_indices(order.rows)
-    index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
-    matches = index.probe(keys, keys.hashes(_SEED))
-    found = rows.take(as_indices(order.rows[matches.rows]))
+    matches = match_rows(rows, names, keys)
+    found = rows.take(as_indices(matches.rows))
     columns = [*found.columns, pa.chunked_array([as_indices(matches.keys)])]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])

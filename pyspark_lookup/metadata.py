@@ -81,6 +81,8 @@ class Metadata:
             version = self._cached(probe, options) or self._ask(probe, started_s)
         else:
             version = self._finish(probe, self._version(probe, status), started_s)
+        if options.provider is not None:
+            return probe, version
         table = dataclasses.replace(probe, format=options.format or format_of([file.url for file in version.files]))
         return table, version
 

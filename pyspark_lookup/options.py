@@ -43,6 +43,7 @@ __all__ = [
     "OnReloadFailure",
     "OnVersionGone",
     "ReloadStrategy",
+    "RetryPredicate",
     "VersionAt",
     "View",
     "is_local",
@@ -104,6 +105,12 @@ class OnReloadFailure(enum.Enum):
     FAIL = "FAIL"
 
 
+class RetryPredicate(enum.Enum):
+    """`lookup.retry.predicate`: what is looked up again (FLIP-234)."""
+
+    LOOKUP_MISS = "lookup_miss"
+
+
 class View(enum.Enum):
     """`lookup.view`: what a read returns."""
 
@@ -134,14 +141,28 @@ def _option(
 
 
 def _strategy(text: str) -> ReloadStrategy | str:
-    module, separator, factory = text.strip().partition(":")
-    if separator:
-        if not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
-            raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'")
-        return text.strip()
+    if ":" in text:
+        try:
+            return _module_factory(text)
+        except ValueError:
+            raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'") from None
     found = choice_of(ReloadStrategy)(text)
     assert isinstance(found, ReloadStrategy)
     return found
+
+
+def _module_factory(text: str) -> str:
+    module, separator, factory = text.strip().partition(":")
+    if not separator or not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
+        raise ValueError("module:factory, e.g. 'my_company.lookups:customers'")
+    return text.strip()
+
+
+def _at_least_one(text: str) -> int:
+    count = parse_count(text)
+    if count < 1:
+        raise ValueError("a whole number, 1 or more")
+    return count
 
 
 def _positive_duration_s(text: str) -> float:
@@ -160,6 +181,8 @@ def _days(text: str) -> int:
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
 _FULL = "lookup.full-cache."
+_PARTIAL = "lookup.partial-cache."
+_PROVIDER = "lookup.provider."
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
 # Options that say how a *host* works, not what a query means: a session may override these at
@@ -184,7 +207,12 @@ class LookupOptions:
     sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
     version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
     on_version_gone: OnVersionGone = _option("lookup.on-version-gone", "NEWER, FAIL", choice_of(OnVersionGone), OnVersionGone.NEWER, "When a file was replaced after the version was resolved: read the newer one, or fail.")  # fmt: skip
-    cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; FULL all rows, decoded and indexed, on local disk. PARTIAL is not there yet.")  # fmt: skip
+    cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; PARTIAL the rows of the keys that were asked for, on top; FULL all rows, decoded and indexed, on local disk.")  # fmt: skip
+    partial_expire_after_access_s: float | None = _option("lookup.partial-cache.expire-after-access", "duration", parse_duration_s, None, "With PARTIAL: forget a key that was not asked for so long. At least one of the four bounds is needed.")  # fmt: skip
+    partial_expire_after_write_s: float | None = _option("lookup.partial-cache.expire-after-write", "duration", parse_duration_s, None, "With PARTIAL: forget a key so long after it was loaded. Needed for a provider without versions.")  # fmt: skip
+    partial_max_rows: int | None = _option("lookup.partial-cache.max-rows", "integer", parse_count, None, "With PARTIAL: rows to hold at most, in each process and in what the processes of a host share; a key without rows counts as one.")  # fmt: skip
+    partial_max_bytes: int | None = _option("lookup.partial-cache.max-bytes", "size", bounded_bytes(0, 2**60), None, "With PARTIAL: bytes to hold at most, in each process and in what the processes of a host share.")  # fmt: skip
+    partial_cache_missing_key: bool = _option("lookup.partial-cache.cache-missing-key", "boolean", parse_boolean, True, "With PARTIAL: remember that a key has no rows.", "true")  # fmt: skip
     reload_strategy: ReloadStrategy | str = _option("lookup.full-cache.reload-strategy", "PERIODIC, TIMED or `module:factory`", _strategy, ReloadStrategy.PERIODIC, "With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions` and returns a `CacheReloadTrigger`.")  # fmt: skip
     reload_interval_s: float | None = _option("lookup.full-cache.periodic-reload.interval", "duration", _positive_duration_s, None, "PERIODIC: time between reloads.")  # fmt: skip
     reload_schedule_mode: ScheduleMode = _option("lookup.full-cache.periodic-reload.schedule-mode", "FIXED_DELAY, FIXED_RATE", choice_of(ScheduleMode), ScheduleMode.FIXED_DELAY, "PERIODIC: counted from the end of the last reload, or on a grid.")  # fmt: skip
@@ -199,6 +227,13 @@ class LookupOptions:
     cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", bounded_bytes(_MIB, 2**60), 10 * _GIB, "Disk budget of this host's blocks; snapshots come on top.", "10 GiB")  # fmt: skip
     block_size: int = _option("lookup.block.size", "size", bounded_bytes(64 * 1024, _GIB), 4 * _MIB, "Block of a format without natural blocks (CSV, JSON, ORC).", "4 MiB")  # fmt: skip
     max_retries: int = _option("lookup.max-retries", "integer", parse_count, 3, "Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).")  # fmt: skip
+    provider: str | None = _option("lookup.provider", "`module:factory`", _module_factory, None, "In place of files: a table of any other system. The factory takes a `LookupContext` and returns a `LookupProvider`.")  # fmt: skip
+    provider_options: tuple[tuple[str, str], ...] = _option("lookup.provider.*", "any", str, (), "Passed to the provider, e.g. `lookup.provider.table`; never credentials.")  # fmt: skip
+    async_capacity: int = _option("lookup.async.capacity", "integer", _at_least_one, 100, "Of an asynchronous provider: calls that run at once.")  # fmt: skip
+    async_timeout_s: float = _option("lookup.async.timeout", "duration", _positive_duration_s, 180.0, "Of a provider: how long a call may take, with what is tried again.", "3 min")  # fmt: skip
+    retry_predicate: RetryPredicate | None = _option("lookup.retry.predicate", "lookup_miss", choice_of(RetryPredicate), None, "Of a provider: ask again for keys that have no rows, before that is remembered (FLIP-234). Needs the two options below.")  # fmt: skip
+    retry_fixed_delay_s: float | None = _option("lookup.retry.fixed-delay", "duration", _positive_duration_s, None, "... after this long.")  # fmt: skip
+    retry_max_attempts: int | None = _option("lookup.retry.max-attempts", "integer", _at_least_one, None, "... so many times at most.")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
     split_size: int = _option("lookup.scan.split-size", "size", bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
@@ -219,6 +254,7 @@ class LookupOptions:
         layers = [(conf or {}, "conf file"), (table or {}, "table option"), (read, "read option")]
         values: dict[str, Any] = {}
         storage: dict[str, Any] = {}
+        provider: dict[str, str] = {}
         explicit: set[str] = set()
         path = {key.lower(): text for layer, _ in layers for key, text in layer.items()}.get("path", "")
         for layer, origin in layers:
@@ -234,6 +270,9 @@ class LookupOptions:
                     if not holds_secret(key, text) and not (layer is conf and is_local(path)):
                         storage[key.removeprefix(STORAGE)] = storage_value(text)
                     continue
+                if key.startswith(_PROVIDER) and key.removeprefix(_PROVIDER):
+                    provider[key.removeprefix(_PROVIDER)] = str(text)
+                    continue
                 field = _field_of(key, text)
                 try:
                     values[field.name] = field.metadata["parse"](str(text))
@@ -242,21 +281,19 @@ class LookupOptions:
                 if layer is not conf:
                     explicit.add(key)
         values["storage"] = tuple(sorted(storage.items()))
+        values["provider_options"] = tuple(sorted(provider.items()))
         options = cls(**values, explicit=frozenset(explicit))
         options._check()
         return options
 
     def _check(self) -> None:
         """Raise OptionError for a combination that contradicts itself."""
-        if not self.path:
+        self._check_provider()
+        if not self.path and self.provider is None:
             raise OptionError(
                 "option path is missing: give the table's file, directory or glob, e.g. load('s3://bucket/dim')"
             )
-        if self.cache is CacheMode.PARTIAL:
-            raise OptionError(
-                "option lookup.cache = 'PARTIAL': this release has NONE and FULL (blocks of the files are kept on every host "
-                "in both)"
-            )
+        self._check_partial()
         self._check_full()
         cached = self.metadata_source is MetadataSource.CACHE
         if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL:
@@ -273,6 +310,41 @@ class LookupOptions:
             raise OptionError(
                 f"option lookup.view = {self.view.value!r} has columns of its own: "
                 "filter it in Spark instead of by lookup.where or lookup.columns"
+            )
+
+    def _check_provider(self) -> None:
+        """Raise OptionError for options of a provider without one, and for options of files with one."""
+        if (self.retry_predicate, self.retry_fixed_delay_s, self.retry_max_attempts).count(None) not in (0, 3):
+            raise OptionError("options lookup.retry.predicate, .fixed-delay and .max-attempts: give all three or none")
+        if self.provider is None:
+            given = [key for key in self.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
+            given += [_PROVIDER + key for key, _ in self.provider_options]
+            if given:
+                raise OptionError(f"option {min(given)} is for tables of a provider: set lookup.provider, or remove it")
+            return
+        of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
+        wrong = sorted(of_files & self.explicit) + [STORAGE + key for key, _ in self.storage]
+        if wrong:
+            raise OptionError(f"option {min(wrong)} is for tables of files: with lookup.provider it has no meaning")
+
+    def _check_partial(self) -> None:
+        """Raise OptionError for options of the partial cache that would be ignored, or without any bound."""
+        given = sorted(key for key in self.explicit if key.startswith(_PARTIAL))
+        if self.cache is not CacheMode.PARTIAL:
+            if given:
+                raise OptionError(
+                    f"option {given[0]}: lookup.cache is {self.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
+                )
+            return
+        if not self.keys:
+            raise OptionError(
+                "option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by"
+            )
+        bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
+        if not self.bounded and self.provider is None:
+            raise OptionError(
+                "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set one of "
+                + ", ".join(_PARTIAL + bound for bound in bounds)
             )
 
     def _check_full(self) -> None:
@@ -316,6 +388,17 @@ class LookupOptions:
                 f"option {_FULL}max-staleness = {self.max_staleness_s:g} s is less than {_FULL}periodic-reload.interval = "
                 f"{self.reload_interval_s:g} s: queries would fail between reloads"
             )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything bounds the partial cache."""
+        return any(value is not None for name, value in self.partial_cache.items() if name != "cache_missing_key")
+
+    @property
+    def partial_cache(self) -> dict[str, Any]:
+        """What bounds the partial cache, by the parameters of `DefaultLookupCache`."""
+        names = (field.name for key, field in _FIELDS.items() if key.startswith(_PARTIAL))
+        return {name.removeprefix("partial_"): getattr(self, name) for name in names}
 
     @property
     def reloads(self) -> bool:
@@ -385,10 +468,11 @@ class LookupOptions:
         set_here = {
             field.metadata["key"]: getattr(self, field.name)
             for field in _FIELDS.values()
-            if field.name != "storage" and getattr(self, field.name) != field.default
+            if field.name not in ("storage", "provider_options") and getattr(self, field.name) != field.default
         }
         shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
         shown |= {STORAGE + key: redact(key, value) for key, value in self.storage}
+        shown |= {_PROVIDER + key: redact(key, value) for key, value in self.provider_options}
         return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
@@ -398,6 +482,11 @@ _FIELDS: dict[str, dataclasses.Field[Any]] = {
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
+    if key.startswith(_PROVIDER) and (holds_secret(key, text) or redact(key, text) != str(text)):
+        raise OptionError(
+            f"option {key} looks like a credential and would be stored in plans and catalogs: let the provider take it from "
+            "the environment or from a file of its own"
+        )
     if not allowed and key.startswith(STORAGE) and holds_secret(key, text):
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
@@ -433,6 +522,8 @@ def _retracted(layer: Mapping[str, str]) -> set[str]:
     lost: set[str] = set()
     if _says(layer, "lookup.cache", "NONE") or _says(layer, "lookup.cache", "PARTIAL"):
         lost |= {key for key in _FIELDS if key.startswith(_FULL)}
+    if _says(layer, "lookup.cache", "NONE") or _says(layer, "lookup.cache", "FULL"):
+        lost |= {key for key in _FIELDS if key.startswith(_PARTIAL)}
     if _says(layer, "lookup.cache", "FULL"):
         lost.add("lookup.metadata.sync-interval")
     if _says(layer, "lookup.metadata.source", "UFS"):

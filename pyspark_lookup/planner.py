@@ -21,11 +21,12 @@ from pyspark_lookup.predicate import And, Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.scan import Projection, all_columns, share_of
 from pyspark_lookup.schema import check_readable, resolve_names
+from pyspark_lookup.snapshot.reading import key_values
 from pyspark_lookup.snapshot.schedule import trigger_of
 from pyspark_lookup.table import Kind, Table, TableVersion, select_partitions
 from pyspark_lookup.where import parse_where
 
-__all__ = ["Found", "find", "plan_read", "plan_tasks", "table_columns"]
+__all__ = ["Found", "find", "keys_of", "plan_read", "plan_tasks", "table_columns"]
 
 _STARTS = 5
 
@@ -76,6 +77,8 @@ def _known_or_discovered(
         except UfsNotFoundError:
             pass  # a file may have become a directory, or the other way round
         else:
+            if options.provider is not None:
+                return known, version
             form = options.format or format_of([file.url for file in version.files])
             return dataclasses.replace(known, format=form), version
     return reader.metadata.discover(options)
@@ -96,7 +99,7 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
         keys = resolve_names(options.keys, everything, "lookup.keys")
         if options.cache is not CacheMode.NONE:
             check_key_types([everything.field(name) for name in keys])
-    if options.cache is CacheMode.FULL:
+    if options.cache is CacheMode.FULL and options.provider is None:
         trigger_of(options)  # a custom one is a module that may not be there
     if options.where:
         parse_where(options.where, everything)
@@ -133,8 +136,30 @@ def plan_read(
     return ReadPlan(uuid.uuid4().hex, options, found.table, projection, clock.wall_s())
 
 
+def keys_of(plan: ReadPlan) -> list[pa.Array] | None:
+    """The keys that a plan asks for, as columns in the order of `lookup.keys`; None if it is to be read as a scan."""
+    options, projection = plan.options, plan.projection
+    by_key = options.cache is CacheMode.PARTIAL or (options.provider is not None and options.cache is CacheMode.NONE)
+    if not by_key or projection.predicate is None:
+        return None
+    everything = all_columns((projection.data, projection.partitions))
+    names = resolve_names(options.keys or (), everything, "lookup.keys")
+    return key_values(projection.predicate, pa.schema([everything.field(name) for name in names]))
+
+
 def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTask]:
-    """The tasks of a plan: one that resolves at reading for a small table, else shares by bytes."""
+    """The tasks of a plan: one that resolves at reading for a small table or for rows by key, else shares by bytes.
+
+    Raises OptionError for a provider's table that gives rows by key only, and the plan does not say which.
+    """
+    keyed = keys_of(plan)
+    if keyed is not None:
+        return [ReadTask(0, 1)]
+    if reader.provided is not None and not reader.provided.scans:
+        raise OptionError(
+            f"option lookup.provider = {reader.provided.name!r}: it gives rows by key only; say which in lookup.where "
+            '(e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
+        )
     files = select_partitions(found.table, found.version.files, plan.options)
     count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
     splittable = reader.splittable(found.table)

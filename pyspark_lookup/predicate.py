@@ -12,7 +12,7 @@ import datetime
 import decimal
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ __all__ = [
     "columns_of",
     "digits_of",
     "evaluate",
+    "joined_stats",
     "may_match",
     "negate",
     "parse_date",
@@ -58,6 +59,21 @@ class ColumnStats:
     @property
     def all_null(self) -> bool:
         return self.null_count is not None and self.null_count >= self.rows
+
+
+def joined_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
+    """Bounds of one column over several row groups; None: not known."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    rows = sum(part.rows for part in known)
+    nulls = [part.null_count for part in known]
+    count = None if any(n is None for n in nulls) else sum(n for n in nulls if n is not None)
+    bounded = [part for part in known if not part.all_null]
+    if any(part.low is None or part.high is None for part in bounded):
+        return ColumnStats(None, None, count, rows)
+    lows, highs = [part.low for part in bounded], [part.high for part in bounded]
+    return ColumnStats(min(lows, default=None), max(highs, default=None), count, rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,13 +24,14 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
-from pyspark_lookup.formats import open_format
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.metadata import Execution, Metadata, Resolution
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, OnVersionGone
-from pyspark_lookup.predicate import columns_of
-from pyspark_lookup.scan import Prepared, Projection, Scan, Slice, all_columns, share_of, slices_of
+from pyspark_lookup.partial import PartialTables
+from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of
+from pyspark_lookup.provided import ProvidedScan, ProvidedTable
+from pyspark_lookup.scan import PreparedScan, Projection, Scan, Slice, TableScan, all_columns, share_of, slices_of
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.snapshot.layers import Ranges, Snapshot
@@ -85,6 +86,7 @@ class TableReader:
         block_size: int,
         rng: random.Random,
         start: Start = in_thread,
+        provided: ProvidedTable | None = None,
     ) -> None:
         self.metadata = metadata
         self.metrics = metrics
@@ -95,10 +97,17 @@ class TableReader:
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
         self._disk = disk
         self._clock = clock
-        self._block_size = block_size
-        self._scan = Scan(blocks, metrics, block_size)
-        # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
-        self._load_scan = Scan(blocks.read_only(), metrics, block_size)
+        self.provided = provided
+        self._scan: TableScan
+        self._load_scan: TableScan
+        if provided is None:
+            self._scan = Scan(blocks, metrics, block_size)
+            # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
+            self._load_scan = Scan(blocks.read_only(), metrics, block_size)
+        else:
+            self._scan = self._load_scan = ProvidedScan(provided, metrics)
+        own = provided.cache if provided is not None else None
+        self.partials = PartialTables(disk, metrics, clock, rng, start, own)
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version; kept on this host by digest."""
@@ -123,8 +132,7 @@ class TableReader:
 
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may go to several tasks."""
-        assert table.format is not None
-        return open_format(table.format, self._block_size).splittable
+        return self._scan.splittable(table)
 
     # --- lookup.cache=FULL ------------------------------------------------------------------------
 
@@ -138,8 +146,8 @@ class TableReader:
         with self._fulls_lock:
             place = key_of(key, options.full_cache)
             if place not in self._fulls:
-                loader = SnapshotLoader(self._load_scan, self._block_size, self._disk, key, self._rng)
-                layout_of = functools.partial(self._layout, table, options)
+                loader = SnapshotLoader(self._load_scan, self._disk, key, self._rng)
+                layout_of = functools.partial(self.layout, table, options)
                 self._fulls[place] = FullCache(
                     key,
                     table,
@@ -151,11 +159,12 @@ class TableReader:
                     self.metrics,
                     self._clock,
                     self._start,
+                    self.provided.trigger if self.provided is not None else None,
                 )
             return self._fulls[place]
 
-    def _layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
-        """What a snapshot of a version holds."""
+    def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
+        """What is kept of the rows of a version, in a snapshot or by key."""
         data, partitions = self.schema(table, version)
         everything = all_columns((data, partitions))
         keys = resolve_names(options.keys or (), everything, "lookup.keys")
@@ -203,12 +212,15 @@ class TableReader:
             found = full.build(chosen, plan.options.build_wait_s)
         return self._covering(plan, found)
 
+    def covers(self, plan: ReadPlan, kept: pa.Schema) -> bool:
+        """Whether these columns are all that the plan needs: lookup.columns may have left something out."""
+        tested = columns_of(plan.projection.predicate) if plan.projection.predicate is not None else frozenset()
+        return {*plan.projection.columns.names, *tested} <= set(kept.names)
+
     def _covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
-        """A snapshot that has all that the plan needs: lookup.columns may have left something out."""
-        if snapshot is not None and plan.options.columns is not None:
-            tested = columns_of(plan.projection.predicate) if plan.projection.predicate is not None else frozenset()
-            if not {*plan.projection.columns.names, *tested} <= set(snapshot.schema.names):
-                snapshot = None
+        """A snapshot that has all that the plan needs."""
+        if snapshot is not None and plan.options.columns is not None and not self.covers(plan, snapshot.schema):
+            snapshot = None
         if snapshot is None:
             self.metrics.inc("snapshotReadThroughCount")
         return snapshot
@@ -219,6 +231,32 @@ class TableReader:
         ranges = None if pieces is None else Ranges(tuple((p.file.url, p.start, p.end) for p in pieces))
         whole = functools.partial(self._data_schema, plan.table, version)
         return snapshot_batches(snapshot, plan.projection, ranges, whole, redact("path", plan.table.url), self.metrics)
+
+    # --- lookup.cache=PARTIAL ---------------------------------------------------------------------
+
+    def rows_where(self, plan: ReadPlan, layout: Layout, version: TableVersion, wanted: Predicate | None) -> pa.Table:
+        """The rows of a version of which `wanted` is true, with all columns of `layout`.
+
+        Raises SourceChangedError if a file is no longer in its version.
+        """
+        pieces = slices_of(version.files)
+        projection = dataclasses.replace(layout.projection, predicate=wanted)
+        whole = functools.partial(self._data_schema, plan.table, version)
+        prepared = self._scan.prepare(plan.table, pieces, projection, True, whole)
+        return pa.Table.from_batches(list(prepared.batches()), layout.columns)
+
+    def bounds_of(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
+        """Between which values the rows of each file lie, for each key column."""
+        return self._scan.bounds(table, files, layout.partitions, layout.keys)
+
+    def replaced(
+        self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
+    ) -> Resolution:
+        """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
+        if not resolution.decided_here and plan.options.on_version_gone is OnVersionGone.FAIL:
+            raise self._gone(plan, change) from change
+        version = self.metadata.resolve_again(plan.table, plan.options, execution, resolution.version)
+        return Resolution(version, resolution.decided_here)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -284,7 +322,7 @@ class TableReader:
 
     def _planned(
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
-    ) -> Prepared:
+    ) -> PreparedScan:
         """A task whose version planning fixed."""
         if self._clock.wall_s() - plan.planned_at_s > SETTLED_AFTER_S:
             # Too new to keep when it was planned, but by now its identity is proof enough.
@@ -300,7 +338,7 @@ class TableReader:
                 raise self._gone(plan, change) from change
             return self._start_over(plan, planned, execution)
 
-    def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> Prepared:
+    def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> PreparedScan:
         """The only task of a read, with the version that replaced `gone`: nothing was handed out yet."""
         for _ in range(_STARTS):
             gone = self.metadata.resolve_again(plan.table, plan.options, execution, gone)
@@ -328,7 +366,7 @@ class TableReader:
         gone: TableVersion,
         execution: Execution | None,
         change: SourceChangedError,
-    ) -> Prepared:
+    ) -> PreparedScan:
         """One task of several after a change: files replaced in place are read anew, whole.
 
         A file that other tasks read parts of would be mixed, and the rows of one that vanished may be

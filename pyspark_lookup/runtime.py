@@ -22,6 +22,7 @@ from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import COUNTERS, GAUGES, UNSET, CacheMetricGroup, add_metrics
 from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.provided import ProvidedStore, ProvidedTable, with_provider
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
 from pyspark_lookup.ufs import Ufs
@@ -113,17 +114,45 @@ class Runtime:
         self._disks: dict[str, Disk | None] = {}
         self._engines: dict[str, Engine] = {}
         self._publishers: dict[str, Publisher] = {}
+        self._provided: dict[str, ProvidedTable] = {}
 
     def engine(self, options: LookupOptions) -> Engine:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
         with self._lock:
-            key = key_of(options.path, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size)  # fmt: skip
+            key = key_of(options.path, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
             if key not in self._engines:
                 self._engines[key] = self._build(options)
             return self._engines[key]
 
+    def effective(self, options: LookupOptions) -> LookupOptions:
+        """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""
+        provided = self._provided_table(options)
+        return options if provided is None else with_provider(options, provided)
+
+    def _provided_key(self, options: LookupOptions) -> str:
+        made_with = (
+            options.provider,
+            options.provider_options,
+            options.path,
+            options.keys,
+            options.columns,
+            options.where,
+        )
+        calls = (options.max_retries, options.async_capacity, options.async_timeout_s)
+        retries = (options.retry_predicate, options.retry_fixed_delay_s, options.retry_max_attempts)
+        return key_of(*made_with, *calls, *retries) if options.provider is not None else ""
+
+    def _provided_table(self, options: LookupOptions) -> ProvidedTable | None:
+        if options.provider is None:
+            return None
+        key = self._provided_key(options)
+        if key not in self._provided:
+            self._provided[key] = ProvidedTable(options, self.clock)
+        return self._provided[key]
+
     def _build(self, options: LookupOptions) -> Engine:
-        store = self._store(options)
+        provided = self._provided_table(options)
+        store = self._store(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
         url = store.url_of(options.path)
         label = key_of(store.scope, url)
         # References to one table with other options count together, and are published once.
@@ -136,7 +165,9 @@ class Runtime:
             known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock.wall_s)
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
         metadata = Metadata(ufs, blocks, disk, metrics, self.clock)
-        reader = TableReader(metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng)
+        reader = TableReader(
+            metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng, provided=provided
+        )
         return Engine(reader, disk, known)
 
     def _store(self, options: LookupOptions) -> Store:

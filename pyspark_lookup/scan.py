@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -15,16 +16,18 @@ from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.formats import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, may_match
+from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, joined_stats, may_match
 from pyspark_lookup.schema import cast_column, check_readable, merge_schemas
 from pyspark_lookup.table import Table, partition_fields, partition_value, partition_values
 from pyspark_lookup.ufs import FileVersion, Range
 
 __all__ = [
     "Prepared",
+    "PreparedScan",
     "Projection",
     "Scan",
     "Slice",
+    "TableScan",
     "all_columns",
     "coalesced",
     "matching_rows",
@@ -117,6 +120,31 @@ class _OpenFile:
         return RangesFile(self.piece.file.size, {**self.head, **ranges}, fetch)
 
 
+class PreparedScan(Protocol):
+    """A task that only has to be decoded."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]: ...
+    def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]: ...
+
+
+class TableScan(Protocol):
+    """What reads a table's rows: see `Scan`."""
+
+    def splittable(self, table: Table) -> bool: ...
+    def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]: ...
+    def bounds(
+        self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
+    ) -> list[list[ColumnStats | None]]: ...
+    def prepare(
+        self,
+        table: Table,
+        pieces: Sequence[Slice],
+        projection: Projection,
+        complete: bool,
+        whole: Callable[[], pa.Schema] | None = None,
+    ) -> PreparedScan: ...
+
+
 class Scan:
     """Reads of one table through one block cache."""
 
@@ -124,6 +152,11 @@ class Scan:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
+
+    def splittable(self, table: Table) -> bool:
+        """Whether one file's rows may be read in parts."""
+        assert table.format is not None
+        return open_format(table.format, self._block_size).splittable
 
     # --- schema -----------------------------------------------------------------------------------
 
@@ -138,6 +171,28 @@ class Scan:
         partitions = partition_fields(table, files)
         folded = {name.casefold() for name in partitions.names}
         return pa.schema([field for field in data if field.name.casefold() not in folded]), partitions
+
+    def bounds(
+        self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
+    ) -> list[list[ColumnStats | None]]:
+        """For each file and each of those columns between which values its rows lie; None: not known.
+
+        `names` are spelled as `schema` spells them. Reads what tells each file's statistics, through the cache.
+        """
+        found = []
+        for file in self._open(table, slices_of(files), None):
+            values = _partition_of(table, file.piece.file, partitions)
+            spelled = _spellings(pa.schema([pa.field(name, pa.null()) for name in names]), file.index.schema)
+            row: list[ColumnStats | None] = []
+            for name in names:
+                if name in values:
+                    row.append(ColumnStats(values[name], values[name], int(values[name] is None), 1))
+                elif name not in spelled:
+                    row.append(ColumnStats(None, None, 1, 1))  # null in every row
+                else:
+                    row.append(joined_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
+            found.append(row)
+        return found
 
     # --- rows -------------------------------------------------------------------------------------
 

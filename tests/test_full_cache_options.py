@@ -69,7 +69,6 @@ def test_each_valid_form_parses(others: dict[str, str], key: str, text: str, val
         ({**PATH, FULL + "max-staleness": "1 h"}, ["max-staleness", "'UFS'"]),
         ({**PATH, FULL + "blackout": "22:00-06:00"}, ["blackout", "periodic-reload.interval"]),
         ({**PERIODIC, FULL + "max-staleness": "30 s"}, ["max-staleness = 30 s", "less than"]),
-        ({"path": "/t", "lookup.cache": "PARTIAL"}, ["lookup.cache = 'PARTIAL'", "NONE and FULL"]),
     ],
 )  # fmt: skip
 def test_refusals(options: dict[str, str], words: list[str]) -> None:

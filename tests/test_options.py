@@ -22,6 +22,7 @@ from pyspark_lookup.options import (
     LookupOptions,
     MetadataSource,
     OnVersionGone,
+    RetryPredicate,
     VersionAt,
     View,
     options_table,
@@ -78,6 +79,7 @@ VALID = [
     ("lookup.on-version-gone", "newer", OnVersionGone.NEWER),
     ("lookup.on-version-gone", "FAIL", OnVersionGone.FAIL),
     ("lookup.cache", "none", CacheMode.NONE),
+    ("lookup.provider", "my.module:Some.factory", "my.module:Some.factory"),
     ("lookup.cache.dir", "/ssd/cache", "/ssd/cache"),
     ("lookup.cache.max-bytes", "1 MiB", MIB),
     ("lookup.cache.max-bytes", "20g", 20 * 2**30),
@@ -89,13 +91,43 @@ VALID = [
     ("lookup.filter-pushdown", "false", FilterPushdown.FALSE),
     ("lookup.scan.split-size", "128m", 128 * MIB),
     ("lookup.storage.*", "", ()),
+    ("lookup.provider.*", "", ()),
+]
+# Of options that need another to have a meaning.
+PARTIAL = {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1"}
+PROVIDER = {"lookup.provider": "a:b"}
+RETRY = {
+    **PROVIDER,
+    "lookup.retry.predicate": "lookup_miss",
+    "lookup.retry.fixed-delay": "1 s",
+    "lookup.retry.max-attempts": "1",
+}
+VALID_WITH = [
+    ("lookup.partial-cache.expire-after-access", "10 min", 600.0, PARTIAL),
+    ("lookup.partial-cache.expire-after-access", "0 s", 0.0, PARTIAL),
+    ("lookup.partial-cache.expire-after-write", "PT1H", 3600.0, PARTIAL),
+    ("lookup.partial-cache.max-rows", "0", 0, PARTIAL),
+    ("lookup.partial-cache.max-rows", "15213", 15213, PARTIAL),
+    ("lookup.partial-cache.max-bytes", "1g", 2**30, PARTIAL),
+    ("lookup.partial-cache.cache-missing-key", "false", False, PARTIAL),
+    ("lookup.async.capacity", "1", 1, PROVIDER),
+    ("lookup.async.timeout", "300 s", 300.0, PROVIDER),
+    ("lookup.retry.predicate", "LOOKUP_MISS", RetryPredicate.LOOKUP_MISS, RETRY),
+    ("lookup.retry.fixed-delay", "10 s", 10.0, RETRY),
+    ("lookup.retry.max-attempts", "3", 3, RETRY),
 ]
 
 
-@pytest.mark.parametrize(("key", "text", "value"), [case for case in VALID if case[0] != "lookup.storage.*"])
+@pytest.mark.parametrize(("key", "text", "value"), [case for case in VALID if not case[0].endswith(".*")])
 def test_each_valid_form_parses(key: str, text: str, value: object) -> None:
     """Each documented spelling of an option becomes its value, in any letter case and with spaces around."""
     assert parse(key, text) == value
+
+
+@pytest.mark.parametrize(("key", "text", "value", "others"), VALID_WITH)
+def test_each_valid_form_parses_with_others(key: str, text: str, value: object, others: dict[str, str]) -> None:
+    """The same for options that need another."""
+    assert parse(key, text, **{other: value for other, value in others.items() if other != key}) == value
 
 
 @pytest.mark.parametrize(
@@ -110,7 +142,7 @@ def test_every_option_has_a_valid_form_here() -> None:
     """No option is without a test of its valid forms, and the README's table has a row for each."""
     keys = {f.metadata["key"] for f in dataclasses.fields(LookupOptions) if f.metadata}
     full = {"lookup.full-cache." + key for _, key, _, _ in test_full_cache_options.VALID}
-    assert keys == {key for key, _, _ in VALID} | {"lookup.metadata.sync-interval"} | full
+    assert keys == {case[0] for case in [*VALID, *VALID_WITH]} | {"lookup.metadata.sync-interval"} | full
     rows = options_table().splitlines()
     assert len(rows) == len(keys) + 2
     assert all(f"| `{key}` |" in "\n".join(rows) for key in keys)
@@ -244,7 +276,24 @@ def test_storage_options_are_parameter_names(name: str) -> None:
         ({}, ["path is missing", "load('s3://bucket/dim')"]),
         ({"path": "/t", "lookup.metadata.source": "CACHE"}, ["lookup.metadata.source = 'CACHE'", "sync-interval", "-1"]),
         ({"path": "/t", "lookup.metadata.sync-interval": "5 min"}, ["sync-interval contradicts", "= 'CACHE'"]),
-        ({"path": "/t", "lookup.cache": "partial"}, ["lookup.cache = 'PARTIAL'", "NONE and FULL"]),
+        ({"path": "/t", "lookup.cache": "partial"}, ["lookup.cache = 'PARTIAL'", "needs lookup.keys"]),
+        (
+            {"path": "/t", "lookup.cache": "partial", "lookup.keys": "id"},
+            ["lookup.cache = 'PARTIAL'", "expire-after-access", "expire-after-write", "max-rows", "max-bytes"],
+        ),
+        (
+            {"path": "/t", "lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.cache-missing-key": "false"},
+            ["without any bound"],
+        ),
+        ({"path": "/t", "lookup.partial-cache.max-rows": "5"}, ["lookup.partial-cache.max-rows", "should be 'PARTIAL'"]),
+        ({"path": "/t", "lookup.cache": "FULL", "lookup.partial-cache.max-rows": "5"}, ["should be 'PARTIAL'"]),
+        ({"path": "/t", "lookup.async.capacity": "5"}, ["lookup.async.capacity", "set lookup.provider"]),
+        ({"path": "/t", "lookup.provider.table": "x"}, ["lookup.provider.table", "set lookup.provider"]),
+        ({**PROVIDER, "lookup.retry.predicate": "lookup_miss"}, ["all three or none"]),
+        ({**PROVIDER, "lookup.format": "csv"}, ["lookup.format", "tables of files"]),
+        ({**PROVIDER, "lookup.storage.anon": "true"}, ["lookup.storage.anon", "tables of files"]),
+        ({**PROVIDER, "lookup.provider.password": "hunter2"}, ["lookup.provider.password", "looks like a credential"]),
+        ({**PROVIDER, "lookup.provider.uri": "postgresql://u:hunter2@h/d"}, ["lookup.provider.uri", "credential"]),
         ({"path": "/t", "lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter it in Spark"]),
         ({"path": "/t", "lookup.view": "metrics", "lookup.columns": "a"}, ["lookup.view = 'metrics'", "lookup.columns"]),
     ],

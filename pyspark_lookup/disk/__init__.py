@@ -5,6 +5,7 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/blocks/<2 hex>/<path key>/<version key>/<offset>-<length>   one block
     v1/records/<kind>/<key>                                        one small JSON value
     v1/snapshots/<table key>/<name>                                one segment of a table's snapshots
+    v1/claims/<table key>/<name>                                   keys being loaded
     v1/locks/<kind>-<3 hex>                                        never removed
     v1/tmp/                                                        files being written
     v1/usage                                                       bytes of all blocks

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from pyspark_lookup.disk.claims import Claims
 from pyspark_lookup.disk.files import HEADER_BYTES, unwrap, wrap
 from pyspark_lookup.disk.segments import Segments
 from pyspark_lookup.metrics import CacheMetricGroup
@@ -45,7 +46,7 @@ class DiskReport:
     leftovers: tuple[str, ...]
 
 
-class Disk(Segments):
+class Disk(Segments, Claims):
     """One host's cache directory within `max_bytes` of blocks. Safe from many processes and threads.
 
     Raises CacheDirectoryError on creation if the directory is not this user's own and private.

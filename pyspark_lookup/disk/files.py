@@ -68,7 +68,7 @@ class Directory:
         self._mutex = threading.Lock()
         own_private_directory(root)
         own_private_directory(self._root)
-        for name in ("blocks", "records", "locks", "tmp", "snapshots"):
+        for name in ("blocks", "records", "locks", "tmp", "snapshots", "claims"):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._root / name, 0o700)
 

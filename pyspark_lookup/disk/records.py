@@ -19,6 +19,7 @@ _RECORDS_KEPT_S = {
     "execution": _DAY_S,
     "plan": _DAY_S,
     "unsettled": _DAY_S,
+    "bounds": 7 * _DAY_S,
     "files": 7 * _DAY_S,
     "schema": 7 * _DAY_S,
     "segment": 60 * _DAY_S,  # without it a segment is read through, no more

@@ -7,7 +7,7 @@
 
 A file gets its name (`snapshots/<table>/<name>`) by rename, after it is on the disk. Opening checks
 the footer; the regions were checked once since the file was last touched, which a record says, and
-are read through if it was. A mapping holds a shared lock on its file for as long as anything uses
+are read through if it was. Beside it may lie `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file for as long as anything uses
 it: that is the pin which keeps the file from being removed.
 """
 
@@ -34,6 +34,7 @@ _MAGIC = b"LKUPSEG1"
 _TAIL = struct.Struct("<QI8s")
 _ALIGNMENT = 64
 _CHECKED_AT_ONCE = 16 * 1024 * 1024
+_NUMBERS = ".used"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +92,8 @@ class SegmentWriter:
         self._end += size
         self.append(name, data)
 
-    def finish(self, meta: Mapping[str, Any]) -> None:
-        """Write the footer and bring everything to the disk. ValueError if a region lacks bytes."""
+    def finish(self, meta: Mapping[str, Any], durable: bool = True) -> None:
+        """Write the footer and, if it is to be `durable`, bring everything to the disk. ValueError if a region lacks bytes."""
         short = [name for name, size in self._sizes.items() if self._written[name] != size]
         if short:
             raise ValueError(f"regions {short} are not complete")
@@ -100,7 +101,8 @@ class SegmentWriter:
         footer = json.dumps({"meta": meta, "regions": regions}, separators=(",", ":")).encode()
         tail = _TAIL.pack(len(footer), zlib.crc32(footer), _MAGIC)
         self._write(footer + tail, self._end)
-        os.fsync(self._fd)
+        if durable:
+            os.fsync(self._fd)
 
     def close(self) -> None:
         """Give the file up; one that was not published is removed."""
@@ -118,12 +120,17 @@ class Segments(Records):
         """A new segment with regions of these sizes in bytes. OSError if it cannot be written."""
         return SegmentWriter(self._temporary(), sizes)
 
-    def publish_segment(self, table: str, name: str, writer: SegmentWriter) -> None:
-        """Give a finished segment its name; nobody has seen it before. OSError if it cannot be."""
+    def publish_segment(self, table: str, name: str, writer: SegmentWriter, checked: bool = True) -> None:
+        """Give a finished segment its name; nobody has seen it before. OSError if it cannot be.
+
+        `checked`: need not be read through when it is opened. Only for one that lies on the disk by now.
+        """
         directory = self._root / "snapshots" / table
         directory.mkdir(mode=0o700, exist_ok=True)
         status = os.stat(writer.path)
         os.replace(writer.path, directory / name)
+        if not checked:
+            return
         self.replace_record("segment", f"{table}-{name}", _signature(status))
         with contextlib.suppress(OSError):  # a crash that forgets the name makes it a miss
             fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -139,7 +146,8 @@ class Segments(Records):
     def segments(self, table: str) -> list[str]:
         """Names of the segments of a table on disk."""
         try:
-            return sorted(os.listdir(self._root / "snapshots" / table))
+            names = os.listdir(self._root / "snapshots" / table)
+            return sorted(name for name in names if not name.endswith(_NUMBERS))
         except OSError:
             return []
 
@@ -201,6 +209,32 @@ class Segments(Records):
         self.remove_record("segment", f"{table}-{name}")
         return gone
 
+    def unlink_segment(self, table: str, name: str) -> None:
+        """Remove a segment and its numbers; who has it mapped goes on reading it."""
+        for suffix in ("", _NUMBERS):
+            self._remove(self._root / "snapshots" / table / f"{name}{suffix}")
+        self.remove_record("segment", f"{table}-{name}")
+
+    def open_numbers(self, table: str, name: str, count: int) -> memoryview | None:
+        """`count` (> 0) int64 beside a segment, zero at first, mapped for writing by all processes; None if they cannot be.
+
+        For what may be lost and may be wrong: nothing protects them.
+        """
+        path = self._root / "snapshots" / table / f"{name}{_NUMBERS}"
+        size = 8 * max(count, 1)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                # On a disk that is full, writing to a mapped hole would kill the process.
+                os.posix_fallocate(fd, 0, size)
+                return memoryview(mmap.mmap(fd, size))
+            finally:
+                os.close(fd)
+        except (OSError, ValueError):
+            self._metrics.inc("cacheFailureCount")
+            return None
+
     def segment_bytes(self) -> int:
         """Bytes of all segments on disk."""
         total = 0
@@ -225,6 +259,8 @@ class Segments(Records):
         """Segments whose footer or a region is not as it was written; every byte is read."""
         found = []
         for path in (self._root / "snapshots").glob("*/*"):
+            if path.suffix == _NUMBERS:
+                continue
             with contextlib.suppress(FileNotFoundError):
                 with open(path, "rb") as file:
                     size = os.fstat(file.fileno()).st_size

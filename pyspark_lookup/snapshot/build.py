@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.columns import ColumnSizes, ColumnWriter
 from pyspark_lookup.disk import SegmentWriter
 from pyspark_lookup.index import IndexBuilder, order_rows
 from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices, offsets_and_data
-from pyspark_lookup.snapshot.columns import ColumnSizes, ColumnWriter
 
 __all__ = ["CODES", "ROW_BITS", "SegmentBuilder"]
 

@@ -27,7 +27,7 @@ from pyspark_lookup.errors import ReloadFailedError, SourceChangedError, UfsErro
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions, OnReloadFailure
-from pyspark_lookup.reload import LastReload
+from pyspark_lookup.reload import CacheReloadTrigger, LastReload
 from pyspark_lookup.snapshot.layers import Snapshot
 from pyspark_lookup.snapshot.load import Layout, Progress, SnapshotLoader, StoredLayer, open_layers
 from pyspark_lookup.snapshot.schedule import Schedule, Start, trigger_of
@@ -73,10 +73,12 @@ class FullCache:
         metrics: CacheMetricGroup,
         clock: HostClock,
         start: Start,
+        trigger: CacheReloadTrigger | None = None,
     ) -> None:
         self.key = key
         self._table = table
         self._options = options
+        self._reloads = options.reloads or trigger is not None
         self._layout_of = layout_of
         self._metadata = metadata
         self._loader = loader
@@ -93,7 +95,14 @@ class FullCache:
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
-            key, lambda: trigger_of(options), self._ask_reload, self._last_reload, options.blackout, disk, clock, start
+            key,
+            lambda: trigger or trigger_of(options),
+            self._ask_reload,
+            self._last_reload,
+            options.blackout,
+            disk,
+            clock,
+            start,
         )
 
     # --- UFS --------------------------------------------------------------------------------------
@@ -109,7 +118,7 @@ class FullCache:
 
         The building goes on beside the caller. A version that cannot be told from another is not built.
         """
-        if self._options.reloads:
+        if self._reloads:
             self.schedule.ensure()
         found = self.find(version)
         if found is not None or not all(file.cacheable for file in version.files) or self._gave_up():

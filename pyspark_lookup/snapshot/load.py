@@ -19,10 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.disk import Disk
-from pyspark_lookup.formats import open_format
 from pyspark_lookup.index import SkewedError
 from pyspark_lookup.keys import Numbers, Seed, draw_seed
-from pyspark_lookup.scan import Prepared, Projection, Scan, Slice
+from pyspark_lookup.scan import PreparedScan, Projection, Slice, TableScan
 from pyspark_lookup.schema import cast_column
 from pyspark_lookup.snapshot.build import ROW_BITS, SegmentBuilder
 from pyspark_lookup.snapshot.layers import Layer, Snapshot, hidden_rows
@@ -89,9 +88,8 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
 class SnapshotLoader:
     """Makes layers of one table on this host. Only one at a time may work on a table: see `FullCache`."""
 
-    def __init__(self, scan: Scan, block_size: int, disk: Disk, table_key: str, rng: random.Random) -> None:
+    def __init__(self, scan: TableScan, disk: Disk, table_key: str, rng: random.Random) -> None:
         self._scan = scan
-        self._block_size = block_size
         self._disk = disk
         self._table_key = table_key
         self._rng = rng
@@ -231,14 +229,12 @@ class SnapshotLoader:
 
     def _prepared(
         self, table: Table, files: Sequence[FileVersion], layout: Layout
-    ) -> Iterator[tuple[list[Slice], Prepared]]:
+    ) -> Iterator[tuple[list[Slice], PreparedScan]]:
         """The files in order, some at once; the next are fetched while these are decoded."""
-        assert table.format is not None
-        splittable = open_format(table.format, self._block_size).splittable
-        rounds = list(_rounds(files, splittable))
+        rounds = list(_rounds(files, self._scan.splittable(table)))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
-            def fetch(pieces: list[Slice]) -> concurrent.futures.Future[Prepared]:
+            def fetch(pieces: list[Slice]) -> concurrent.futures.Future[PreparedScan]:
                 return pool.submit(self._scan.prepare, table, pieces, layout.projection, False)
 
             ahead = fetch(rounds[0]) if rounds else None

@@ -39,7 +39,8 @@ def snapshot_batches(
     names = list(dict.fromkeys([*projection.columns.names, *sorted(tested)]))
     stored = [name for name in names if name in snapshot.schema.names]
     _check(snapshot, projection, names, whole, url)
-    keys = key_values(predicate, snapshot) if predicate is not None and ranges is None else None
+    keyed = pa.schema([snapshot.schema.field(name) for name in snapshot.keys])
+    keys = key_values(predicate, keyed) if predicate is not None and ranges is None else None
     if keys is not None:
         answer = snapshot.get(stored, Keys(keys))
         pieces: Iterator[tuple[int, list[pa.Array]]] = iter([(len(answer.keys), answer.columns)])
@@ -100,19 +101,18 @@ def planned_columns(
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def key_values(predicate: Predicate, snapshot: Snapshot) -> list[pa.Array] | None:
-    """The keys outside of which no row fulfils the predicate, as key columns; None if it does not say."""
-    if not snapshot.keys:
+def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
+    """The keys outside of which no row fulfils the predicate, as columns of `keys`; None if it does not say."""
+    if not keys.names:
         return None
     parts = predicate.parts if isinstance(predicate, And) else (predicate,)
     choices: list[tuple[object, ...]] = []
-    for name in snapshot.keys:
-        found = [values for part in parts if (values := _values(part, name)) is not None]
+    for field in keys:
+        found = [values for part in parts if (values := _values(part, field.name)) is not None]
         if not found:
             return None
         values = min(found, key=len)
-        kind = snapshot.schema.field(name).type
-        if any(isinstance(value, float) for value in values) and not pa.types.is_floating(kind):
+        if any(isinstance(value, float) for value in values) and not pa.types.is_floating(field.type):
             return None  # compared as doubles, of which one equals several large whole numbers
         choices.append(values)
     count = 1
@@ -122,10 +122,7 @@ def key_values(predicate: Predicate, snapshot: Snapshot) -> list[pa.Array] | Non
         return None
     rows = list(itertools.product(*choices))
     try:
-        return [
-            pa.array([row[number] for row in rows], snapshot.schema.field(name).type)
-            for number, name in enumerate(snapshot.keys)
-        ]
+        return [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(keys)]
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None  # a literal of another type than the column's; the scan compares it as Spark does
 

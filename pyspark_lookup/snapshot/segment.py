@@ -1,6 +1,6 @@
 """A segment as rows: columns over a mapped file, the index beside them, and where each row came from.
 
-Regions: the streams of column n as `c<n>…` (`snapshot.columns`), the texts of one kept as codes as
+Regions: the streams of column n as `c<n>…` (`columns`), the texts of one kept as codes as
 `d<n>…`, `ordinals` (each row's place when all files are read in order) and `index.…` (`index`).
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.columns import read_column
 from pyspark_lookup.disk import OpenSegment
 from pyspark_lookup.index import KeyIndex, Matches
 from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices
 from pyspark_lookup.snapshot.build import CODES
-from pyspark_lookup.snapshot.columns import read_column
 
 __all__ = ["Segment", "SegmentFile"]
 

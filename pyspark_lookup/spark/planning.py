@@ -39,7 +39,7 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     """The schema Spark asked for, and what finding it taught (None for a view of the table)."""
     creating = "provider" in options
     own = _own_options(options) if creating else _single_path(options)
-    parsed = LookupOptions.parse(own, conf=conf_file_options())
+    parsed = runtime().effective(LookupOptions.parse(own, conf=conf_file_options()))
     if parsed.view is not View.DATA:
         return _with_options(view_schema(parsed.view), own if creating else None), None
     engine = runtime().engine(parsed)
@@ -54,6 +54,8 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
 def _own_options(options: Mapping[str, str]) -> dict[str, str]:
     """A table's options without the catalog's: each also arrives as `option.<key>`, properties do not."""
     own = {key: value for key, value in options.items() if key not in _CATALOG_KEYS and not key.startswith("option.")}
+    if "lookup.provider" in own:
+        return own
     if "path" not in own:
         raise OptionError(
             "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
@@ -107,13 +109,14 @@ class Planning:
         """The plan of a read with these options of a table whose schema Spark knows already."""
         own = _single_path(read)
         # A read that names its path is no read of the catalog table its schema may have come from.
-        stored = {} if "path" in own else table_options(schema)
-        if "path" not in own and not stored:
+        named = "path" in own or "lookup.provider" in own
+        stored = {} if named else table_options(schema)
+        if not named and not stored:
             raise OptionError(
                 "this table's options are lost: Spark passes them on only for a table created without a column list and "
                 "not by CREATE TABLE AS SELECT. Create it as CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim')"
             )
-        options = LookupOptions.parse(own, stored, conf_file_options())
+        options = runtime().effective(LookupOptions.parse(own, stored, conf_file_options()))
         for fixed in ("lookup.columns", "lookup.view"):
             if stored and fixed in own:
                 raise OptionError(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
+from pyspark_lookup.lookup import read_rows
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
 from pyspark_lookup.reader import ReadPlan, ReadTask
@@ -27,7 +28,7 @@ def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[
             batches = view_batches(engine, task, options)
         else:
             assert isinstance(task, ReadTask)
-            batches = engine.reader.read(plan, task, current_execution(context))
+            batches = read_rows(engine.reader, plan, task, current_execution(context))
         # Now: a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
         yield from batches

@@ -438,7 +438,7 @@ def test_writes_say_what_to_do(spark: SparkSession, tmp_path: Path, name: str) -
     [
         ({"lookup.cahe": "NONE"}, "did you mean lookup.cache"),
         ({"lookup.cache": "FUL"}, "did you mean FULL"),
-        ({"lookup.cache": "PARTIAL"}, "this release has NONE and FULL"),
+        ({"lookup.cache": "PARTIAL", "lookup.keys": "id"}, "without any bound would grow for ever"),
         ({"lookup.cache": "FULL", "lookup.metadata.source": "CACHE"}, "Missing 'lookup.full-cache.periodic-reload"),
         ({"lookup.full-cache.retain": "1 h"}, "should be 'FULL'"),
         ({"lookup.cache": "FULL", "lookup.full-cache.reload-strategy": "no.such:trigger"}, "No module named 'no'"),

@@ -20,7 +20,16 @@ import pyarrow as pa
 from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.keys import Numbers, bits_of, offsets_and_data
 
-__all__ = ["ColumnSizes", "ColumnWriter", "read_column"]
+__all__ = [
+    "ColumnSizes",
+    "ColumnWriter",
+    "child_arrays",
+    "child_types",
+    "has_offsets",
+    "is_bytes",
+    "list_offsets",
+    "read_column",
+]
 
 _Append = Callable[[str, Any], None]
 
@@ -36,16 +45,16 @@ class ColumnSizes:
         self.rows = 0
         self.nulls = 0
         self.bytes = 0
-        self.children = [ColumnSizes(f"{name}.{number}", child) for number, child in enumerate(_children(kind))]
+        self.children = [ColumnSizes(f"{name}.{number}", child) for number, child in enumerate(child_types(kind))]
 
     def add(self, array: pa.Array) -> None:
         """Count the rows of a piece."""
         self.rows += len(array)
         self.nulls += array.null_count
-        if _is_bytes(self.kind):
+        if is_bytes(self.kind):
             offsets, _ = offsets_and_data(array)
             self.bytes += int(offsets[-1] - offsets[0])
-        for sizes, child in zip(self.children, _child_arrays(array), strict=True):
+        for sizes, child in zip(self.children, child_arrays(array), strict=True):
             sizes.add(child)
 
     def as_codes(self, codes: pa.DataType) -> ColumnSizes:
@@ -66,10 +75,10 @@ class ColumnSizes:
             found[f"{self.name}.valid"] = -(-self.rows // 8)
         if pa.types.is_boolean(self.kind):
             found[f"{self.name}.values"] = -(-self.rows // 8)
-        elif _is_bytes(self.kind):
+        elif is_bytes(self.kind):
             found[f"{self.name}.offsets"] = (self.rows + 1) * (8 if self.wide else 4)
             found[f"{self.name}.bytes"] = self.bytes
-        elif _has_offsets(self.kind):
+        elif has_offsets(self.kind):
             if self.children[0].rows > _INT32_AT_MOST:
                 raise NotSupportedError(
                     f"a column of type {self.kind} has {self.children[0].rows} elements, and a snapshot holds "
@@ -103,19 +112,19 @@ class ColumnWriter:
             self._valid.append(bits_of(array.is_valid()))
         if pa.types.is_boolean(kind):
             self._bits.append(bits_of(array.fill_null(False) if array.null_count else array))
-        elif _is_bytes(kind):
+        elif is_bytes(kind):
             offsets, data = offsets_and_data(array)
             self._add_offsets(offsets)
             self._append(f"{self._name}.bytes", data[offsets[0] : offsets[-1]])
-        elif _has_offsets(kind):
-            self._add_offsets(_list_offsets(array))
+        elif has_offsets(kind):
+            self._add_offsets(list_offsets(array))
         elif not pa.types.is_struct(kind):
             width = kind.bit_width // 8
             buffer = array.buffers()[1]
             if len(array):
                 start = array.offset * width
                 self._append(f"{self._name}.values", memoryview(buffer)[start : start + len(array) * width])
-        for writer, child in zip(self._children, _child_arrays(array), strict=True):
+        for writer, child in zip(self._children, child_arrays(array), strict=True):
             writer.add(child)
 
     def _add_offsets(self, offsets: Numbers) -> None:
@@ -130,7 +139,7 @@ class ColumnWriter:
             self._append(f"{self._name}.valid", np.packbits(np.concatenate(self._valid), bitorder="little"))
         if self._bits:
             self._append(f"{self._name}.values", np.packbits(np.concatenate(self._bits), bitorder="little"))
-        if not self._started and (_is_bytes(self._sizes.kind) or _has_offsets(self._sizes.kind)):
+        if not self._started and (is_bytes(self._sizes.kind) or has_offsets(self._sizes.kind)):
             self._add_offsets(np.zeros(1, np.int64))
         for child in self._children:
             child.finish()
@@ -139,7 +148,7 @@ class ColumnWriter:
 def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, pa.Buffer]) -> pa.Array:
     """The column `name` of `rows` rows over its streams; text is large text where it was written so."""
     valid = streams.get(f"{name}.valid")
-    if _is_bytes(kind):
+    if is_bytes(kind):
         offsets, data = streams[f"{name}.offsets"], streams[f"{name}.bytes"]
         if offsets.size == (rows + 1) * 8:
             kind = pa.large_string() if pa.types.is_string(kind) else pa.large_binary()
@@ -148,9 +157,9 @@ def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, p
         fields = [read_column(f"{name}.{n}", field.type, rows, streams) for n, field in enumerate(kind)]
         kind = pa.struct([field.with_type(child.type) for field, child in zip(kind, fields, strict=True)])
         return pa.Array.from_buffers(kind, rows, [valid], children=fields)
-    if _has_offsets(kind):
+    if has_offsets(kind):
         offsets = streams[f"{name}.offsets"]
-        (inner,) = _children(kind)
+        (inner,) = child_types(kind)
         count = int(np.frombuffer(offsets, np.int32)[-1])
         child = read_column(f"{name}.0", inner, count, streams)
         if pa.types.is_map(kind):
@@ -162,7 +171,8 @@ def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, p
     return pa.Array.from_buffers(kind, rows, [valid, streams[f"{name}.values"]])
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether a type is text or binary."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_binary(kind)
@@ -171,11 +181,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _has_offsets(kind: pa.DataType) -> bool:
+def has_offsets(kind: pa.DataType) -> bool:
+    """Whether a type is a list or a map."""
     return bool(pa.types.is_list(kind) or pa.types.is_map(kind))
 
 
-def _children(kind: pa.DataType) -> list[pa.DataType]:
+def child_types(kind: pa.DataType) -> list[pa.DataType]:
+    """The types of a nested column's children."""
     if pa.types.is_struct(kind):
         return [field.type for field in kind]
     if pa.types.is_map(kind):
@@ -183,17 +195,18 @@ def _children(kind: pa.DataType) -> list[pa.DataType]:
     return [kind.value_type] if pa.types.is_list(kind) else []
 
 
-def _child_arrays(array: pa.Array) -> list[pa.Array]:
+def child_arrays(array: pa.Array) -> list[pa.Array]:
     """The rows of the children that belong to the rows of `array`."""
     if pa.types.is_struct(array.type):
         return [array.field(number) for number in range(array.type.num_fields)]
-    if _has_offsets(array.type):
-        offsets = _list_offsets(array)
+    if has_offsets(array.type):
+        offsets = list_offsets(array)
         return [array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))]
     return []
 
 
-def _list_offsets(array: pa.Array) -> Numbers:
+def list_offsets(array: pa.Array) -> Numbers:
+    """Offsets of the rows of a list or map into its elements, as int64."""
     buffer = array.buffers()[1]
     if buffer is None or not buffer.size:
         return np.zeros(1, np.int64)

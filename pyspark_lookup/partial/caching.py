@@ -1,0 +1,200 @@
+"""`PartialCache`: a lookup through the caches, loading what they lack (FLIP-221's CachingLookupFunction).
+
+A key is looked for in this process, then in what the processes of the host share, and then loaded, by
+one of them at a time. Counters count keys: who waits for another's load has a hit; every key that is
+loaded here is one miss, and one load or one failure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.cache import LookupCache
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.keys import Keys, Numbers, as_indices
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.partial.flight import Flights
+from pyspark_lookup.partial.rows import distinct_keys, key_numbers, merged_rows, no_rows, renumbered, rows_for
+from pyspark_lookup.partial.shared import Freshness, SharedCache
+
+__all__ = ["Load", "PartialCache"]
+
+Load = Callable[[Sequence[pa.Array]], pa.Table]
+"""The rows of some keys, all different and none null, ascending by the column `KEY_INDEX`."""
+
+_TOUCH_EVERY_S = 1.0
+
+
+class PartialCache:
+    """Rows by key of one table (its keys and columns) as this process and its host hold them.
+
+    `make_cache`: a cache for one version of the table; the one of another version is given up.
+    """
+
+    def __init__(
+        self,
+        key_names: Sequence[str],
+        make_cache: Callable[[], LookupCache],
+        shared: SharedCache | None,
+        flights: Flights,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+    ) -> None:
+        self._names = list(key_names)
+        self._make_cache = make_cache
+        self._shared = shared
+        self._flights = flights
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cache: tuple[str, LookupCache] | None = None
+        self._touched_s = clock.steady_s()
+
+    def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
+        """The rows of all keys, by the column `KEY_INDEX`; keys may repeat, one with a null has no rows.
+
+        Raises what `load` raises; what other keys' loads brought is kept.
+        """
+        asked = Keys(keys)
+        known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
+        cache = self._cache_of(fresh.version)
+        found = cache.get_many(self._table(keys))
+        lacking = ~found.present if asked.valid is None else ~found.present & asked.valid
+        rest = np.flatnonzero(lacking)
+        loaded = _Loaded()
+        try:
+            parts = [no_rows(fresh.schema)] if found.rows is None else [found.rows]
+            if len(rest):
+                indices = as_indices(rest)
+                parts.append(self._beyond([array.take(indices) for array in keys], rest, cache, fresh, load, loaded))
+            elif self._shared is not None:
+                self._touch(keys)
+            return merged_rows(parts, fresh.schema)
+        finally:
+            self._metrics.inc("hitCount", known - loaded.keys)
+            self._metrics.inc("missCount", loaded.keys)
+            if len(rest):
+                self._tell(cache)
+
+    def _beyond(
+        self,
+        keys: Sequence[pa.Array],
+        numbers: Numbers,
+        cache: LookupCache,
+        fresh: Freshness,
+        load: Load,
+        loaded: _Loaded,
+    ) -> pa.Table:
+        """The rows of keys that this process does not hold, `KEY_INDEX` being `numbers` of them."""
+        asked = Keys(keys)
+        chosen, places = distinct_keys(asked, asked.hashes(self._flights.seed))
+        indices = as_indices(chosen)
+        different = [array.take(indices) for array in keys]
+        hashes = Keys(different).hashes(self._flights.seed)
+        parts = [no_rows(fresh.schema)]
+        left = self._from_shared(different, hashes, np.arange(len(chosen)), cache, fresh, parts)
+        while len(left):
+            with self._flights.claim(hashes[left], fresh.version) as flight:
+                mine = left[flight.mine]
+                # Once more, now that nobody else loads them: who did may have finished in between.
+                mine = self._from_shared(different, hashes, mine, cache, fresh, parts)
+                if len(mine):
+                    parts.append(self._loaded(different, hashes, mine, cache, fresh, load, loaded))
+            theirs = left[~flight.mine]
+            flight.wait()
+            left = self._from_shared(different, hashes, theirs, cache, fresh, parts)
+        rows = rows_for(merged_rows(parts, fresh.schema), places)
+        return renumbered(rows, numbers[key_numbers(rows)])
+
+    def _from_shared(
+        self,
+        keys: Sequence[pa.Array],
+        hashes: Numbers,
+        wanted: Numbers,
+        cache: LookupCache,
+        fresh: Freshness,
+        parts: list[pa.Table],
+    ) -> Numbers:
+        """Adds the rows of those of the `wanted` keys that the host holds to `parts`; the others."""
+        if not len(wanted):
+            return wanted
+        indices = as_indices(wanted)
+        some = [array.take(indices) for array in keys]
+        if self._shared is None:  # another thread may have loaded them
+            held = cache.peek_many(self._table(some))
+            if held.rows is not None:
+                parts.append(renumbered(held.rows, wanted[key_numbers(held.rows)]))
+            return wanted[~held.present]
+        found = self._shared.get(some, hashes[wanted], fresh)
+        if found is None:
+            return wanted
+        here = np.flatnonzero(found.present)
+        if len(here):
+            taken = [array.take(as_indices(here)) for array in some]
+            places = np.cumsum(found.present) - 1
+            cache.put_many(
+                self._table(taken), renumbered(found.rows, places[key_numbers(found.rows)]), found.ages_s[here]
+            )
+            parts.append(renumbered(found.rows, wanted[key_numbers(found.rows)]))
+        return wanted[~found.present]
+
+    def _loaded(
+        self,
+        keys: Sequence[pa.Array],
+        hashes: Numbers,
+        wanted: Numbers,
+        cache: LookupCache,
+        fresh: Freshness,
+        load: Load,
+        loaded: _Loaded,
+    ) -> pa.Table:
+        indices = as_indices(wanted)
+        some = [array.take(indices) for array in keys]
+        started_s = self._clock.steady_s()
+        loaded.keys += len(wanted)
+        try:
+            rows = load(some)
+        except BaseException:
+            self._metrics.inc("numLoadFailures", len(wanted))
+            raise
+        self._metrics.inc("loadCount", len(wanted))
+        # As old as the moment before it was asked for.
+        age_s = self._clock.steady_s() - started_s
+        self._metrics.set_gauge("latestLoadTime", int(age_s * 1000))
+        cache.put_many(self._table(some), rows, np.full(len(wanted), age_s))
+        if self._shared is not None:
+            self._shared.put(some, hashes[wanted], rows, fresh, started_s)
+        return renumbered(rows, wanted[key_numbers(rows)])
+
+    def _touch(self, keys: Sequence[pa.Array]) -> None:
+        """Tell the host now and then what is in use here, or it would give up what every process holds."""
+        now_s = self._clock.steady_s()
+        if now_s - self._touched_s >= _TOUCH_EVERY_S and self._shared is not None:
+            self._touched_s = now_s
+            self._shared.touch(keys, Keys(keys).hashes(self._flights.seed))
+
+    def _table(self, keys: Sequence[pa.Array]) -> pa.Table:
+        return pa.Table.from_arrays(list(keys), self._names)
+
+    def _cache_of(self, version: str) -> LookupCache:
+        with self._lock:
+            if self._cache is None or self._cache[0] != version:
+                if self._cache is not None:
+                    self._cache[1].close()
+                self._cache = version, self._make_cache()
+                # Counted here: what another level answers is a hit, too.
+                self._cache[1].open(CacheMetricGroup())
+            return self._cache[1]
+
+    def _tell(self, cache: LookupCache) -> None:
+        rows, size = (cache.size(), cache.bytes()) if self._shared is None else self._shared.sizes()
+        self._metrics.set_gauge("numCachedRecords", rows)
+        self._metrics.set_gauge("numCachedBytes", size)
+
+
+class _Loaded:
+    keys = 0

@@ -1,0 +1,132 @@
+"""Which keys a change of the table's files can have touched.
+
+Two versions differ in the files that only one of them has. A key whose value lies between the bounds of
+no such file has the same rows in both.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.keys import Numbers, bits_of
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.predicate import ColumnStats
+from pyspark_lookup.table import TableVersion
+from pyspark_lookup.ufs import FileVersion
+
+__all__ = ["Changes", "FileBounds"]
+
+FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
+"""For each file and each key column between which values its rows lie (None: not known)."""
+
+_CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
+_KEPT = 16
+
+
+class Changes:
+    """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record."""
+
+    def __init__(self, disk: Disk | None, keys: pa.Schema, metrics: CacheMetricGroup) -> None:
+        self._disk = disk
+        self._keys = keys
+        self._metrics = metrics
+        self._known: dict[str, pa.Table | None] = {}
+
+    def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
+        """Put the bounds of a version's files on record, for the version after it to tell what changed."""
+        if self._disk is None or self._recorded(version.digest) is not None:
+            return
+        rows: dict[str, list[Any]] = {"file": [_name(file) for file in version.files]}
+        bounds = bounds_of(version.files)
+        for number, field in enumerate(self._keys):
+            column = [row[number] for row in bounds]
+            rows[f"{number}.low"] = [_value(stats, "low", field.type) for stats in column]
+            rows[f"{number}.high"] = [_value(stats, "high", field.type) for stats in column]
+            rows[f"{number}.none"] = [stats is not None and stats.all_null for stats in column]
+        table = pa.table(rows, schema=self._schema())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        text = base64.b64encode(sink.getvalue()).decode()
+        try:
+            self._disk.replace_record("bounds", self._key(version.digest), text)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+        self._keep(version.digest, table)
+
+    def may_differ(self, old: str, new: str, keys: Sequence[pa.Array]) -> Numbers | None:
+        """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""
+        before, after = self._recorded(old), self._recorded(new)
+        if before is None or after is None or before.schema != after.schema:
+            return None
+        changed = pa.concat_tables([_without(before, after), _without(after, before)])
+        if changed.num_rows > _CHANGED_AT_MOST:
+            return None
+        touched = np.zeros(len(keys[0]), np.bool_)
+        for number in range(changed.num_rows):
+            inside = np.ones(len(touched), np.bool_)
+            for column, key in enumerate(keys):
+                low, high, none = (changed.column(f"{column}.{name}")[number] for name in ("low", "high", "none"))
+                if none.as_py():  # no row of the file has a value here
+                    inside[:] = False
+                elif low.is_valid and high.is_valid:
+                    within = pc.and_(pc.greater_equal(key, low), pc.less_equal(key, high))
+                    if pa.types.is_floating(key.type):  # NaN is within no bounds
+                        within = pc.or_(within, pc.is_nan(key))
+                    inside &= bits_of(within)
+            touched |= inside
+        return touched
+
+    def _recorded(self, digest: str) -> pa.Table | None:
+        if digest not in self._known or self._known[digest] is None:
+            text = self._disk.get_record("bounds", self._key(digest)) if self._disk is not None else None
+            table = None
+            if isinstance(text, str):
+                table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))).read_all()
+            if table is None or table.schema != self._schema():
+                return None
+            self._keep(digest, table)
+        return self._known[digest]
+
+    def _keep(self, digest: str, table: pa.Table) -> None:
+        self._known[digest] = table
+        while len(self._known) > _KEPT:
+            del self._known[next(iter(self._known))]
+
+    def _key(self, digest: str) -> str:
+        return key_of(digest, *self._keys.names)
+
+    def _schema(self) -> pa.Schema:
+        fields = [pa.field("file", pa.string())]
+        for number, field in enumerate(self._keys):
+            fields += [pa.field(f"{number}.low", field.type), pa.field(f"{number}.high", field.type)]
+            fields += [pa.field(f"{number}.none", pa.bool_())]
+        return pa.schema(fields)
+
+
+def _name(file: FileVersion) -> str:
+    return key_of(file.url, file.size, file.identity)
+
+
+def _without(rows: pa.Table, others: pa.Table) -> pa.Table:
+    return rows.filter(pc.invert(pc.is_in(rows.column("file"), value_set=others.column("file"))))
+
+
+def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
+    """A bound as a value of the key's type; None if there is none, or it is no such value."""
+    value = None if stats is None else getattr(stats, side)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+    return value

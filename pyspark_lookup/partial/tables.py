@@ -1,0 +1,132 @@
+"""The partial caches of tables of files: one per table, keys and columns, made when first asked."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.cache import DefaultLookupCache, LookupCache
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.keys import Numbers, Seed, draw_seed
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.partial.caching import Load, PartialCache
+from pyspark_lookup.partial.changes import Changes, FileBounds
+from pyspark_lookup.partial.flight import Flights
+from pyspark_lookup.partial.shared import Bounds, Freshness, SharedCache
+from pyspark_lookup.snapshot.schedule import Start
+from pyspark_lookup.table import TableVersion
+
+__all__ = ["PartialTables"]
+
+_INFINITE = float("inf")
+_FLIGHT_WAIT_S = 60.0
+
+
+class PartialTables:
+    """Caches of the keys that were asked for, in this process and on this host if there is a `disk`.
+
+    `own`: the cache of this process in place of one that the options describe. What only its class knows of
+    its bounds cannot hold for the host, so nothing is shared then.
+    """
+
+    def __init__(
+        self,
+        disk: Disk | None,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        rng: random.Random,
+        start: Start,
+        own: LookupCache | None = None,
+    ) -> None:
+        self._own = own
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._start = start
+        self._lock = threading.Lock()
+        self._caches: dict[str, tuple[PartialCache, Changes]] = {}
+
+    def lookup(
+        self,
+        space: str,
+        options: LookupOptions,
+        keys: pa.Schema,
+        columns: pa.Schema,
+        version: TableVersion,
+        asked: Sequence[pa.Array],
+        load: Load,
+        bounds_of: FileBounds,
+    ) -> pa.Table:
+        """The rows of `asked` (of the types of `keys`) with `columns`, by `KEY_INDEX`.
+
+        `space`: names the table, its keys and its columns. Raises what `load` raises.
+        """
+        cache, changes = self._cache(space, options, keys)
+        changes.remember(version, bounds_of)
+        may_differ = functools.partial(_may_differ, changes, version.digest)
+        return cache.lookup(asked, Freshness(version.digest, columns, may_differ), load)
+
+    def _cache(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+        with self._lock:
+            place = key_of(
+                space, keys.serialize().hex(), sorted(options.partial_cache.items()), options.cache_max_bytes
+            )
+            if place not in self._caches:
+                self._caches[place] = self._made(space, options, keys)
+            return self._caches[place]
+
+    def _made(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+        seed, disk = self._seed(space)
+        shared = None
+        config = options.partial_cache if self._own is None else None
+        if isinstance(self._own, DefaultLookupCache):
+            config = self._own.config
+        if disk is not None and config is not None:
+            bounds = Bounds(
+                _or_infinite(config["max_rows"]),
+                min(options.cache_max_bytes, _or_infinite(config["max_bytes"])),
+                config["expire_after_access_s"],
+                config["expire_after_write_s"],
+                config["cache_missing_key"],
+            )
+            shared = SharedCache(disk, space, keys, seed, bounds, self._metrics, self._clock, self._rng, self._start)
+        flights = Flights(disk, space, seed, self._metrics, self._clock, _FLIGHT_WAIT_S)
+        make: Callable[[], LookupCache] = functools.partial(
+            DefaultLookupCache.from_options, options, self._clock.steady_s
+        )
+        own = self._own
+        if own is not None:
+            make = functools.partial(_same, own)
+        cache = PartialCache(keys.names, make, shared, flights, self._metrics, self._clock)
+        return cache, Changes(disk, keys, self._metrics)
+
+    def _seed(self, space: str) -> tuple[Seed, Disk | None]:
+        """The seed of the hashes of this space's keys, the same in all processes of the host."""
+        seed = draw_seed(self._rng)
+        if self._disk is None:
+            return seed, None
+        try:
+            record = self._disk.create_record("snapshot", space, {"seed": [seed.first, seed.second]})
+            return Seed(*record["seed"]), self._disk
+        except (OSError, KeyError, TypeError):
+            self._metrics.inc("cacheFailureCount")
+            return seed, None
+
+
+def _same(cache: LookupCache) -> LookupCache:
+    return cache
+
+
+def _or_infinite(bound: float | None) -> float:
+    return _INFINITE if bound is None else bound
+
+
+def _may_differ(changes: Changes, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
+    return changes.may_differ(old, new, keys)

@@ -1,0 +1,50 @@
+"""A provider as a store with one file in it, whose identity is the provider's version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.errors import UfsNotFoundError
+from pyspark_lookup.options import CacheMode, LookupOptions
+from pyspark_lookup.provided.table import ProvidedTable
+from pyspark_lookup.stores import Count, FileVersion, Listing
+
+__all__ = ["ProvidedStore"]
+
+_UNVERSIONED = "unversioned"
+
+
+class ProvidedStore:
+    """The table of a provider. `now_s`: names the loads of one that has no versions."""
+
+    pins = True
+
+    def __init__(self, provided: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
+        made_with = (options.path, options.provider_options, options.where, options.columns, options.keys)
+        self.scope = f"provider:{provided.name}"
+        self._url = f"{self.scope}/{key_of(*made_with)}"
+        self._provided = provided
+        # What is copied as a whole is another state at each copy; rows by key expire one by one.
+        self._each_time = options.cache is CacheMode.FULL
+        self._now_s = now_s
+
+    def url_of(self, path: str) -> str:
+        return self._url
+
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        version = self._provided.version()
+        if version is None:
+            version = repr(self._now_s()) if self._each_time else _UNVERSIONED
+        return FileVersion(self._url, 0, version)
+
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        return self.get_meta(path, count)
+
+    def list_status(self, path: str, count: Count) -> Listing:
+        raise UfsNotFoundError(f"{self._url} is no directory")
+
+    def pinned(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
+        raise UfsNotFoundError(f"{self._url} has no bytes")

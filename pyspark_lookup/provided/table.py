@@ -1,0 +1,362 @@
+"""`ProvidedTable`: one provider in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tenacity
+
+from pyspark_lookup.cache import KEY_INDEX, DefaultLookupCache, LookupCache
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.functions import (
+    AsyncLookupFunction,
+    AsyncLookupFunctionProvider,
+    FullCachingLookupProvider,
+    LookupContext,
+    LookupFunction,
+    LookupFunctionProvider,
+    LookupProvider,
+    PartialCachingAsyncLookupProvider,
+    PartialCachingLookupProvider,
+)
+from pyspark_lookup.keys import Keys, as_indices
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
+from pyspark_lookup.partial.rows import key_numbers, match_rows, renumbered
+from pyspark_lookup.provided.calls import Calls, CallTimeoutError
+from pyspark_lookup.reload import CacheReloadTrigger
+from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
+
+__all__ = ["ProvidedTable", "with_provider"]
+
+_KEY = "lookup.provider"
+_GRACE_S = 1.0
+
+
+class ProvidedTable:
+    """A provider as `lookup.provider` names it. Made in one process, for that process.
+
+    `name`: as in the option. Raises OptionError if the factory cannot be imported or called, or returns no provider.
+    """
+
+    def __init__(self, options: LookupOptions, clock: HostClock) -> None:
+        assert options.provider is not None
+        self.name = options.provider
+        self._options = options
+        self._clock = clock
+        self._calls = Calls(f"lookupcache-provider-{self.name}")
+        self._lock = threading.RLock()
+        self._opened = False
+        self._provider = self._made()
+        self.schema = spark_schema(self._provider.schema, f"provider {self.name}")
+
+    def _made(self) -> LookupProvider:
+        options = self._options
+        context = LookupContext(
+            options.keys or (), options.columns, options.where, dict(options.provider_options), options.path or None
+        )
+        module, _, factory = self.name.partition(":")
+        try:
+            made = importlib.import_module(module)
+            for part in factory.split("."):
+                made = getattr(made, part)
+            provider = made(context)  # type: ignore[operator]
+        except OptionError:
+            raise
+        except Exception as problem:  # whatever a user's module does when it is imported or called
+            raise OptionError(f"option {_KEY} = {self.name!r} cannot be made: {problem!r}") from problem
+        if not isinstance(provider, LookupProvider):
+            raise OptionError(f"option {_KEY} = {self.name!r} returned {provider!r}: return a LookupProvider")
+        return provider
+
+    @property
+    def versioned(self) -> bool:
+        """Whether the provider tells versions apart."""
+        return self._provider.version is not None
+
+    @property
+    def cache(self) -> LookupCache | None:
+        """The cache that the provider brings with it."""
+        if isinstance(self._provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
+            return self._provider.cache
+        return None
+
+    @property
+    def trigger(self) -> CacheReloadTrigger | None:
+        """The reload trigger that the provider brings with it."""
+        return self._provider.reload_trigger if isinstance(self._provider, FullCachingLookupProvider) else None
+
+    @property
+    def scans(self) -> bool:
+        """Whether all rows can be read."""
+        return isinstance(self._provider, FullCachingLookupProvider)
+
+    def version(self) -> str | None:
+        """The version now; None if the provider has none. Raises LookupFunctionError."""
+        version = self._provider.version
+        if version is None:
+            return None
+
+        async def ask() -> str:
+            return version()
+
+        found = self._run(ask, 1, "version()")
+        if not isinstance(found, str) or not found:
+            raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
+        return found
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        """All rows, with the columns of `schema`. Raises LookupFunctionError."""
+        assert isinstance(self._provider, FullCachingLookupProvider)
+        try:
+            for batch in self._provider.scan():
+                yield from self._conformed(pa.Table.from_batches([batch]), self.schema, "scan()").to_batches()
+        except PysparkLookupError:
+            raise
+        except Exception as problem:
+            raise LookupFunctionError(f"scan() of provider {self.name} failed: {problem!r}") from problem
+
+    # --- lookups ----------------------------------------------------------------------------------
+
+    def lookup(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
+        """The rows of `keys` (all different, none null) with `columns`, by the column `KEY_INDEX`.
+
+        Errors are tried again, and keys that have no rows asked for again, as the options say. Raises
+        LookupFunctionError naming the provider and a key.
+        """
+        rows = self._asked(keys, columns, metrics)
+        options = self._options
+        if options.retry_predicate is None:
+            return rows
+        assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
+        for _ in range(options.retry_max_attempts):
+            there = np.zeros(keys.num_rows, np.bool_)
+            there[key_numbers(rows)] = True
+            missing = np.flatnonzero(~there)
+            if not len(missing):
+                break
+            self._clock.sleep(options.retry_fixed_delay_s)
+            metrics.inc("lookupRetryCount", len(missing))
+            late = self._asked(keys.take(as_indices(missing)), columns, metrics)
+            rows = pa.concat_tables([rows, renumbered(late, missing[key_numbers(late)])])
+        return rows.take(as_indices(np.argsort(key_numbers(rows), kind="stable")))
+
+    def _asked(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
+        function = self._function()
+        size = function.batch_size or max(keys.num_rows, 1)
+        pieces = [keys.slice(start, size) for start in range(0, keys.num_rows, size)]
+        at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
+
+        async def ask() -> list[pa.Table]:
+            if not self._opened:
+                opened = function.open()
+                if opened is not None:
+                    await opened
+                self._opened = True
+            return await _each(pieces, lambda piece: self._attempts(function, piece, columns, metrics), at_once)
+
+        rounds = -(-len(pieces) // at_once)
+        answers = self._run(ask, rounds, _shown(keys))
+        parts, start = [], 0
+        for piece, answer in zip(pieces, answers, strict=True):
+            parts.append(renumbered(answer, key_numbers(answer) + start))
+            start += piece.num_rows
+        return pa.concat_tables(parts)
+
+    async def _attempts(
+        self,
+        function: LookupFunction | AsyncLookupFunction,
+        keys: pa.Table,
+        columns: pa.Schema,
+        metrics: CacheMetricGroup,
+    ) -> pa.Table:
+        async def attempt() -> Any:
+            answer = function.lookup(keys)
+            return await answer if isinstance(function, AsyncLookupFunction) else answer
+
+        async def sleep(seconds: float) -> None:
+            await asyncio.get_running_loop().run_in_executor(None, self._clock.sleep, seconds)
+
+        retry = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._options.max_retries + 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            before_sleep=lambda state: metrics.inc("lookupRetryCount", keys.num_rows),
+            sleep=sleep,
+            reraise=True,
+        )
+
+        async def tried() -> tuple[Any, Exception | None]:
+            try:
+                return await retry(attempt), None
+            except Exception as problem:
+                return None, problem
+
+        try:
+            # With its retries, as Flink counts.
+            rows, problem = await asyncio.wait_for(tried(), self._options.async_timeout_s)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise self._too_slow(_shown(keys)) from None
+        if problem is not None:
+            attempts = f" in {self._options.max_retries + 1} attempts" if self._options.max_retries else ""
+            raise LookupFunctionError(
+                f"provider {self.name} failed to look up {_shown(keys)}{attempts}: {problem!r}"
+            ) from problem
+        return self._by_key(rows, keys, columns)
+
+    def _by_key(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
+        """What a function returned, checked, with `columns` and `KEY_INDEX`."""
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        if not isinstance(rows, pa.Table):
+            raise LookupFunctionError(
+                f"provider {self.name} returned {type(rows).__name__} for {_shown(keys)}: return a pyarrow.Table"
+            )
+        fields = [self.schema.field(name) for name in keys.column_names]
+        fields += [field for field in columns if field.name not in keys.column_names]
+        rows = self._conformed(rows, pa.schema(fields), f"lookup of {_shown(keys)}")
+        matches = match_rows(rows, keys.column_names, Keys([column.combine_chunks() for column in keys.columns]))
+        if len(matches.rows) < rows.num_rows:
+            unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
+            key = rows.select(keys.column_names).slice(int(unasked), 1)
+            raise LookupFunctionError(
+                f"provider {self.name} returned a row with {_shown(key)}, which is not among {_shown(keys)}"
+            )
+        found = rows.select(columns.names).take(as_indices(matches.rows))
+        return found.append_column(pa.field(KEY_INDEX, pa.int64()), as_indices(matches.keys))
+
+    def _conformed(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
+        """Rows with exactly these columns; what may be there besides are others of the schema."""
+        lost = [name for name in columns.names if name not in rows.column_names]
+        unknown = [name for name in rows.column_names if name not in self.schema.names]
+        if lost or unknown or len(set(rows.column_names)) < rows.num_columns:
+            wrong = (
+                f"column {lost[0]!r} is missing"
+                if lost
+                else f"column {(unknown or rows.column_names)[0]!r} is not in its schema, or there twice"
+            )
+            raise LookupFunctionError(
+                f"provider {self.name}, {what}: {wrong}; it returned {', '.join(rows.column_names)}, its schema has {', '.join(self.schema.names)}"
+            )
+        arrays = []
+        for field in columns:
+            column = rows.column(field.name)
+            if not widens(spark_type(column.type), field.type) and column.null_count < len(column):
+                raise LookupFunctionError(
+                    f"provider {self.name}, {what}: column {field.name!r} is {column.type}, its schema says {field.type}"
+                )
+            whole = column.combine_chunks()
+            try:
+                arrays.append(cast_column(whole, field.type, field.name, f"provider {self.name}"))
+            except SchemaError as problem:
+                raise LookupFunctionError(f"provider {self.name}, {what}: {problem}") from problem
+        return pa.Table.from_arrays(arrays, schema=columns)
+
+    def _function(self) -> LookupFunction | AsyncLookupFunction:
+        if isinstance(self._provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
+            return self._provider.function
+        raise OptionError(f"option {_KEY} = {self.name!r} is for lookup.cache = 'FULL': it has no lookup function")
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], rounds: int, what: str) -> Any:
+        with self._lock:  # a function is used by one thread; other callers wait for their turn
+            try:
+                return self._calls.run(call, rounds * self._options.async_timeout_s + _GRACE_S)
+            except CallTimeoutError:
+                # Whatever hangs there goes on using its function: the next call gets another one.
+                self._opened, self._provider = False, self._made()
+                raise self._too_slow(what) from None
+            except PysparkLookupError:
+                raise
+            except Exception as problem:
+                raise LookupFunctionError(f"provider {self.name} failed, {what}: {problem!r}") from problem
+
+    def _too_slow(self, what: str) -> LookupTimeoutError:
+        return LookupTimeoutError(
+            f"provider {self.name} did not answer within lookup.async.timeout = {self._options.async_timeout_s:g} s, {what}"
+        )
+
+
+async def _each(
+    pieces: Sequence[pa.Table], call: Callable[[pa.Table], Coroutine[Any, Any, pa.Table]], at_once: int
+) -> list[pa.Table]:
+    """What `call` returns for each piece, `at_once` of them at a time; the first error ends the others."""
+    results: dict[int, pa.Table] = {}
+    waiting = iter(enumerate(pieces))
+
+    async def work() -> None:
+        for number, piece in waiting:
+            results[number] = await call(piece)
+
+    workers = [asyncio.ensure_future(work()) for _ in range(min(at_once, len(pieces)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+    return [results[number] for number in range(len(pieces))]
+
+
+def _shown(keys: pa.Table) -> str:
+    """Keys as a message names them: the first, and how many more there are."""
+    first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
+    return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
+
+
+def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOptions:
+    """The options as the provider means them: one that brings a cache says which kind. Raises OptionError if they contradict it."""
+    asked = options.cache if "lookup.cache" in options.explicit else None
+    brings = CacheMode.PARTIAL if provided.cache is not None else CacheMode.FULL if provided.scans else None
+    if brings is not None and asked not in (None, brings):
+        raise OptionError(
+            f"option lookup.cache = {options.cache.value!r}: provider {provided.name} brings a cache of the kind {brings.value!r}"
+        )
+    cache = brings or options.cache
+    if cache is CacheMode.FULL and not provided.scans:
+        raise OptionError(
+            f"option lookup.cache = 'FULL': provider {provided.name} has no scan function; return a FullCachingLookupProvider"
+        )
+    unknown = [name for name in options.keys or () if name not in provided.schema.names]
+    if not options.keys or unknown:
+        raise OptionError(
+            f"option lookup.keys = {','.join(options.keys or ())!r}: provider {provided.name} has the columns {', '.join(provided.schema.names)}"
+        )
+    if cache is CacheMode.PARTIAL:
+        _check_partial(options, provided)
+    source = options.metadata_source
+    if cache is CacheMode.FULL and not provided.versioned:
+        if "lookup.metadata.source" in options.explicit and source is MetadataSource.UFS:
+            raise OptionError(
+                f"option lookup.metadata.source = 'UFS': provider {provided.name} has no version() to ask at every query; set CACHE"
+            )
+        if provided.trigger is None and not options.reloads:
+            raise OptionError(
+                f"provider {provided.name} has neither a reload trigger nor a version(): set lookup.full-cache.reload-strategy"
+            )
+        source = MetadataSource.CACHE
+    return dataclasses.replace(options, cache=cache, metadata_source=source)
+
+
+def _check_partial(options: LookupOptions, provided: ProvidedTable) -> None:
+    cache = provided.cache
+    own = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
+    if cache is not None and own:
+        raise OptionError(f"option {min(own)}: provider {provided.name} brings a cache of its own")
+    expires = options.partial_expire_after_write_s is not None
+    if isinstance(cache, DefaultLookupCache):
+        expires = cache.config["expire_after_write_s"] is not None
+    if not provided.versioned and not expires and (cache is None or isinstance(cache, DefaultLookupCache)):
+        raise OptionError(
+            f"provider {provided.name} has no version(), so nothing tells when a row has changed: set "
+            "lookup.partial-cache.expire-after-write to how old an answer may be"
+        )
+    if cache is None and not options.bounded:
+        raise OptionError(
+            "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set lookup.partial-cache.max-rows"
+        )
