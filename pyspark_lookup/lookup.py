@@ -23,7 +23,7 @@ from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import CacheMode, OnVersionGone
 from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_for
 from pyspark_lookup.planner import keys_of
-from pyspark_lookup.predicate import And, Compare, In, Predicate, columns_of, evaluate
+from pyspark_lookup.predicate import Among, And, Predicate, columns_of, evaluate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.scan import all_columns, coalesced
 from pyspark_lookup.schema import resolve_names
@@ -33,7 +33,6 @@ from pyspark_lookup.table import TableVersion, select_partitions
 
 __all__ = ["get_many", "read_rows"]
 
-_IN_AT_MOST = 10_000  # values in a predicate; of more, only the range prunes
 _STARTS = 5  # a table that changes under this many lookups in a row is read as it is
 
 
@@ -83,8 +82,7 @@ def get_many(
     if reader.provided is not None:
         return _uncached(reader, plan, arrays, names, schema)
     wanted = _wanted(names, arrays)
-    predicates = [p for p in (plan.projection.predicate, wanted) if p is not None]
-    predicate = None if not predicates else And(tuple(predicates)) if len(predicates) > 1 else predicates[0]
+    predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
     narrowed = dataclasses.replace(plan, projection=dataclasses.replace(plan.projection, predicate=predicate))
     rows = pa.Table.from_batches(list(reader.read_files(narrowed, execution, resolution)), plan.projection.columns)
     return _joined(rows, names, probed, schema)
@@ -222,24 +220,10 @@ def _answer(
     return pa.RecordBatch.from_arrays([*columns_out, places], schema=schema)
 
 
-def _wanted(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate | None:
-    """What every row with any of the keys fulfils, to read no more than that; None: read everything."""
-    parts = [part for name, array in zip(names, keys, strict=True) if (part := _column_wanted(name, array)) is not None]
-    return And(tuple(parts)) if parts else None
-
-
-def _column_wanted(name: str, array: pa.Array) -> Predicate | None:
-    distinct = pc.unique(array).drop_null()
-    try:
-        if len(distinct) <= _IN_AT_MOST:
-            return In(name, tuple(distinct.to_pylist()), has_null=False)
-        if pa.types.is_floating(array.type) or pa.types.is_boolean(array.type):
-            return None
-        bounds = pc.min_max(distinct)
-        low, high = bounds["min"].as_py(), bounds["max"].as_py()
-    except (ValueError, OverflowError, pa.ArrowNotImplementedError):  # a time that Python cannot express
-        return None
-    return And((Compare(name, ">=", low), Compare(name, "<=", high)))
+def _wanted(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
+    """What every row with any of the keys fulfils, to read no more than that."""
+    parts = tuple(Among(name, pc.unique(array).drop_null()) for name, array in zip(names, keys, strict=True))
+    return parts[0] if len(parts) == 1 else And(parts)
 
 
 def _joined(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:

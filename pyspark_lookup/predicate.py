@@ -7,9 +7,11 @@ and binary ordered by bytes. Leaves compare one column, typed as `pyspark_lookup
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import datetime
 import decimal
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.errors import PredicateError
 
 __all__ = [
+    "Among",
     "And",
     "ColumnStats",
     "Compare",
@@ -137,7 +140,36 @@ class Constant:
     column: str | None = None
 
 
-Predicate = And | Or | Compare | In | IsNull | NullSafeEqual | StartsWith | Constant
+@dataclasses.dataclass(frozen=True, eq=False)
+class Among:
+    """`column` is one of many `values` (an Arrow array, none null, none twice); for narrowing a lookup.
+
+    True of every row that is, and of a column of floats also of others: zeros and NaNs have several forms.
+    """
+
+    column: str
+    values: pa.Array
+
+    @functools.cached_property
+    def ordered(self) -> list[Any] | None:
+        """The values as Python's, ascending; None if Python lacks one, or they have no order."""
+        if pa.types.is_floating(self.values.type):
+            return None
+        try:
+            found: list[Any] = pc.take(self.values, pc.array_sort_indices(self.values)).to_pylist()
+        except (ValueError, OverflowError, pa.ArrowNotImplementedError):
+            return None
+        return found
+
+    def within(self, bounds: ColumnStats) -> bool:
+        """Whether one of the values may lie between the bounds."""
+        if self.ordered is None or bounds.low is None or bounds.high is None:
+            return True
+        at = bisect.bisect_left(self.ordered, bounds.low)
+        return at < len(self.ordered) and bool(self.ordered[at] <= bounds.high)
+
+
+Predicate = And | Or | Compare | In | IsNull | NullSafeEqual | StartsWith | Constant | Among
 
 _NEGATED = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
@@ -153,6 +185,8 @@ def negate(node: Predicate) -> Predicate:
             return Compare(column, _NEGATED[op], value)
         case Constant(value, column):
             return Constant(None if value is None else not value, column)
+        case Among():
+            raise TypeError("Among is for narrowing only")
         case _:
             return dataclasses.replace(node, negated=not node.negated)
 
@@ -367,6 +401,9 @@ def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.
         case StartsWith(column, prefix, negated):
             starts = pc.starts_with(columns[column], prefix)
             return pc.invert(starts) if negated else starts
+        case Among(column, values):
+            array = columns[column]
+            return pc.is_valid(array) if pa.types.is_floating(array.type) else pc.is_in(array, value_set=values)
         case Constant(value, None):
             return pa.nulls(rows, pa.bool_()) if value is None else pa.repeat(pa.scalar(value), rows)
         case Constant(value, column):
@@ -461,6 +498,8 @@ def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bo
             return _within(bounds, "=", value)
         case In(_, values, _, negated=False):
             return any(_within(bounds, "=", value) for value in values)
+        case Among():
+            return node.within(bounds)
         case StartsWith(_, prefix, negated=False):
             low, high = bounds.low, bounds.high
             return not (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.cache import LookupCache
+from pyspark_lookup.cache import CachedRows, LookupCache
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.keys import Keys, Numbers, as_indices
 from pyspark_lookup.metrics import CacheMetricGroup
@@ -32,7 +32,8 @@ _TOUCH_EVERY_S = 1.0
 class PartialCache:
     """Rows by key of one table (its keys and columns) as this process and its host hold them.
 
-    `make_cache`: a cache for one version of the table; the one of another version is given up.
+    `make_cache`: a cache for one version of the table; the one of another version is given up. It may be the
+    same one, emptied: what threads do that still answer from the other version then passes it by.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class PartialCache:
         self._metrics = metrics
         self._clock = clock
         self._lock = threading.Lock()
-        self._cache: tuple[str, LookupCache] | None = None
+        self._cache: _OfVersion | None = None
         self._touched_s = clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
@@ -62,7 +63,7 @@ class PartialCache:
         asked = Keys(keys)
         known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
         cache = self._cache_of(fresh.version)
-        found = cache.get_many(self._table(keys))
+        found = cache.get(self._table(keys))
         lacking = ~found.present if asked.valid is None else ~found.present & asked.valid
         rest = np.flatnonzero(lacking)
         loaded = _Loaded()
@@ -84,7 +85,7 @@ class PartialCache:
         self,
         keys: Sequence[pa.Array],
         numbers: Numbers,
-        cache: LookupCache,
+        cache: _OfVersion,
         fresh: Freshness,
         load: Load,
         loaded: _Loaded,
@@ -115,7 +116,7 @@ class PartialCache:
         keys: Sequence[pa.Array],
         hashes: Numbers,
         wanted: Numbers,
-        cache: LookupCache,
+        cache: _OfVersion,
         fresh: Freshness,
         parts: list[pa.Table],
     ) -> Numbers:
@@ -125,7 +126,7 @@ class PartialCache:
         indices = as_indices(wanted)
         some = [array.take(indices) for array in keys]
         if self._shared is None:  # another thread may have loaded them
-            held = cache.peek_many(self._table(some))
+            held = cache.get(self._table(some), peek=True)
             if held.rows is not None:
                 parts.append(renumbered(held.rows, wanted[key_numbers(held.rows)]))
             return wanted[~held.present]
@@ -136,9 +137,7 @@ class PartialCache:
         if len(here):
             taken = [array.take(as_indices(here)) for array in some]
             places = np.cumsum(found.present) - 1
-            cache.put_many(
-                self._table(taken), renumbered(found.rows, places[key_numbers(found.rows)]), found.ages_s[here]
-            )
+            cache.put(self._table(taken), renumbered(found.rows, places[key_numbers(found.rows)]), found.ages_s[here])
             parts.append(renumbered(found.rows, wanted[key_numbers(found.rows)]))
         return wanted[~found.present]
 
@@ -147,7 +146,7 @@ class PartialCache:
         keys: Sequence[pa.Array],
         hashes: Numbers,
         wanted: Numbers,
-        cache: LookupCache,
+        cache: _OfVersion,
         fresh: Freshness,
         load: Load,
         loaded: _Loaded,
@@ -165,7 +164,7 @@ class PartialCache:
         # As old as the moment before it was asked for.
         age_s = self._clock.steady_s() - started_s
         self._metrics.set_gauge("latestLoadTime", int(age_s * 1000))
-        cache.put_many(self._table(some), rows, np.full(len(wanted), age_s))
+        cache.put(self._table(some), rows, np.full(len(wanted), age_s))
         if self._shared is not None:
             self._shared.put(some, hashes[wanted], rows, fresh, started_s)
         return renumbered(rows, wanted[key_numbers(rows)])
@@ -180,20 +179,50 @@ class PartialCache:
     def _table(self, keys: Sequence[pa.Array]) -> pa.Table:
         return pa.Table.from_arrays(list(keys), self._names)
 
-    def _cache_of(self, version: str) -> LookupCache:
+    def _cache_of(self, version: str) -> _OfVersion:
         with self._lock:
-            if self._cache is None or self._cache[0] != version:
+            if self._cache is None or self._cache.version != version:
                 if self._cache is not None:
-                    self._cache[1].close()
-                self._cache = version, self._make_cache()
-                # Counted here: what another level answers is a hit, too.
-                self._cache[1].open(CacheMetricGroup())
-            return self._cache[1]
+                    self._cache.give_up()
+                self._cache = _OfVersion(version, self._make_cache())
+            return self._cache
 
-    def _tell(self, cache: LookupCache) -> None:
-        rows, size = (cache.size(), cache.bytes()) if self._shared is None else self._shared.sizes()
+    def _tell(self, cache: _OfVersion) -> None:
+        rows, size = cache.sizes() if self._shared is None else self._shared.sizes()
         self._metrics.set_gauge("numCachedRecords", rows)
         self._metrics.set_gauge("numCachedBytes", size)
+
+
+class _OfVersion:
+    """A cache for as long as it holds rows of one version; then it knows nothing and keeps nothing."""
+
+    def __init__(self, version: str, cache: LookupCache) -> None:
+        self.version = version
+        self._cache: LookupCache | None = cache
+        self._lock = threading.Lock()
+        # Counted elsewhere: what another level answers is a hit, too.
+        cache.open(CacheMetricGroup())
+
+    def get(self, keys: pa.Table, peek: bool = False) -> CachedRows:
+        with self._lock:
+            if self._cache is None:
+                return CachedRows(np.zeros(keys.num_rows, np.bool_), None)
+            return self._cache.peek_many(keys) if peek else self._cache.get_many(keys)
+
+    def put(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers) -> None:
+        with self._lock:
+            if self._cache is not None:
+                self._cache.put_many(keys, rows, ages_s)
+
+    def sizes(self) -> tuple[int, int]:
+        with self._lock:
+            return (0, 0) if self._cache is None else (self._cache.size(), self._cache.bytes())
+
+    def give_up(self) -> None:
+        with self._lock:
+            assert self._cache is not None
+            self._cache.close()
+            self._cache = None
 
 
 class _Loaded:
