@@ -19,7 +19,7 @@ from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import SchemaError, SourceChangedError
 from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.keys import Keys, Numbers, as_indices, cast_keys, one_array
-from pyspark_lookup.metadata import Execution
+from pyspark_lookup.metadata import Execution, Resolution
 from pyspark_lookup.options import CacheMode, OnVersionGone
 from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_for
 from pyspark_lookup.planner import keys_of
@@ -79,13 +79,15 @@ def get_many(
                 break
     if plan.options.cache is not CacheMode.NONE:
         reader.metrics.inc("missCount", valid)
-    if reader.provided is not None:
-        return _uncached(reader, plan, arrays, names, schema)
-    wanted = _wanted(names, arrays)
-    predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
-    narrowed = dataclasses.replace(plan, projection=dataclasses.replace(plan.projection, predicate=predicate))
-    rows = pa.Table.from_batches(list(reader.read_files(narrowed, execution, resolution)), plan.projection.columns)
-    return _joined(rows, names, probed, schema)
+    if plan.options.cache is not CacheMode.PARTIAL:
+        return _uncached(reader, plan, arrays, names, schema, execution, resolution)
+    try:
+        rows = _uncached(reader, plan, arrays, names, schema, execution, resolution)
+    except BaseException:
+        reader.metrics.inc("numLoadFailures", valid)
+        raise
+    reader.metrics.inc("loadCount", valid)
+    return rows
 
 
 def read_rows(
@@ -168,11 +170,22 @@ def _from_partial(
 
 
 def _uncached(
-    reader: TableReader, plan: ReadPlan, arrays: Sequence[pa.Array], names: Sequence[str], schema: pa.Schema
+    reader: TableReader,
+    plan: ReadPlan,
+    arrays: Sequence[pa.Array],
+    names: Sequence[str],
+    schema: pa.Schema,
+    execution: Execution | None,
+    resolution: Resolution,
 ) -> pa.Table:
-    """The answer of a provider, asked once for each key."""
-    assert reader.provided is not None
+    """The answer from the files, or of a provider, which is asked once for each key."""
     probed = Keys(arrays)
+    if reader.provided is None:
+        wanted = _wanted(names, arrays)
+        predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
+        narrowed = dataclasses.replace(plan, projection=dataclasses.replace(plan.projection, predicate=predicate))
+        read = reader.read_files(narrowed, execution, resolution)
+        return _joined(pa.Table.from_batches(list(read), plan.projection.columns), names, probed, schema)
     fields = [plan.projection.data.field(name) for name in names]
     given = _given(fields, arrays)
     kept = pa.schema([plan.projection.data.field(name) for name in _needed(plan) if name not in given])

@@ -224,6 +224,7 @@ class Disk(Segments, Claims):
                 self._remove(path)
             self._sweep_records(now)
             self._sweep_segments(now)
+            self._sweep_claims(now)
             self._recount(0)
 
     def check(self, repair: bool = False) -> DiskReport:

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk.files import Directory
+from pyspark_lookup.disk.files import LEFTOVER_AFTER_S, Directory
 
 __all__ = ["Claim", "Claims"]
 
@@ -95,6 +95,18 @@ class Claims(Directory):
                 return False
             clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_AT_MOST_S)
+
+    def _sweep_claims(self, now_s: float) -> None:
+        """Remove what dead processes left behind."""
+        for path in (self._root / "claims").glob("*/*"):
+            with contextlib.suppress(OSError):
+                if now_s - path.stat().st_mtime > LEFTOVER_AFTER_S:
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        if self._is_over(fd):
+                            self._remove(path)
+                    finally:
+                        os.close(fd)
 
     def _is_over(self, fd: int) -> bool:
         try:

@@ -215,22 +215,25 @@ class Segments(Records):
             self._remove(self._root / "snapshots" / table / f"{name}{suffix}")
         self.remove_record("segment", f"{table}-{name}")
 
-    def open_numbers(self, table: str, name: str, count: int) -> memoryview | None:
+    def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
         """`count` (> 0) int64 beside a segment, zero at first, mapped for writing by all processes; None if they cannot be.
 
-        For what may be lost and may be wrong: nothing protects them.
+        For what may be lost and may be wrong: nothing protects them. Who publishes the segment creates them before.
         """
         path = self._root / "snapshots" / table / f"{name}{_NUMBERS}"
         size = 8 * max(count, 1)
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if create:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
             try:
                 # On a disk that is full, writing to a mapped hole would kill the process.
                 os.posix_fallocate(fd, 0, size)
                 return memoryview(mmap.mmap(fd, size))
             finally:
                 os.close(fd)
+        except FileNotFoundError:  # the segment has just been removed
+            return None
         except (OSError, ValueError):
             self._metrics.inc("cacheFailureCount")
             return None
@@ -244,16 +247,21 @@ class Segments(Records):
         return total
 
     def _sweep_segments(self, now_s: float) -> None:
-        """Remove the segments of tables whose record has gone unused for long."""
+        """Remove the segments of tables whose record has gone unused for long, and numbers without a segment."""
         for directory in (self._root / "snapshots").iterdir():
-            if self.has_record("snapshot", directory.name):
-                continue
+            in_use = self.has_record("snapshot", directory.name)
             for path in list(directory.iterdir()):
                 with contextlib.suppress(OSError):
-                    if now_s - path.stat().st_mtime > LEFTOVER_AFTER_S:
+                    if now_s - path.stat().st_mtime <= LEFTOVER_AFTER_S:
+                        continue
+                    if path.suffix == _NUMBERS:
+                        if not path.with_suffix("").exists():
+                            self._remove(path)
+                    elif not in_use:
                         self.remove_segment(directory.name, path.name)
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+            if not in_use:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
 
     def _damaged_segments(self) -> list[Path]:
         """Segments whose footer or a region is not as it was written; every byte is read."""

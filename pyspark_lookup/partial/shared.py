@@ -33,12 +33,12 @@ from pyspark_lookup.snapshot.build import SegmentBuilder
 from pyspark_lookup.snapshot.schedule import Start
 from pyspark_lookup.snapshot.segment import Segment
 
-__all__ = ["Bounds", "Freshness", "SharedCache", "SharedRows"]
+__all__ = ["REFUSE_ABOVE", "Bounds", "Freshness", "SharedCache", "SharedRows"]
 
 _FOUND, _LOADED = "lookup:found", "lookup:loaded_s"  # beside the table's columns: has the key a row, and since when
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875
-_REFUSE_ABOVE = 1.125
+REFUSE_ABOVE = 1.125
 _MEMORY_BYTES = 256 * 1024 * 1024
 _MS = 1000.0
 
@@ -232,7 +232,7 @@ class SharedCache:
         """Share the rows (by `KEY_INDEX`) of keys that were loaded at `loaded_s` on the steady clock."""
         held_rows, held_bytes = self.sizes()
         bounds = self._bounds
-        if held_rows > bounds.rows * _REFUSE_ABOVE or held_bytes > bounds.bytes * _REFUSE_ABOVE:
+        if held_rows > bounds.rows * REFUSE_ABOVE or held_bytes > bounds.bytes * REFUSE_ABOVE:
             self._metrics.inc("sharedRefusedCount")
         else:
             batch = self._as_stored(keys, rows, loaded_s, len(hashes))
@@ -247,7 +247,7 @@ class SharedCache:
     def _as_stored(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
         """Rows, and keys without rows, with the columns of a segment."""
         numbers = key_numbers(rows)
-        absent = np.ones(count if self._bounds.missing_keys else 0, np.bool_)
+        absent = np.full(count, self._bounds.missing_keys)
         absent[numbers] = False
         lacking = as_indices(np.flatnonzero(absent))
         columns: list[pa.Array] = []
@@ -289,7 +289,7 @@ class SharedCache:
         try:
             # A small one is read through when it is opened, so it need not be on the disk to be told from half of one.
             writer.finish(meta, durable=bool(members))
-            numbers = self._disk.open_numbers(self._space, name, rows)
+            numbers = self._disk.open_numbers(self._space, name, rows, create=True)
             self._disk.publish_segment(self._space, name, writer, checked=bool(members))
         finally:
             writer.close()
@@ -340,7 +340,8 @@ class SharedCache:
             _EVICT_TO * bounds.bytes * rows / size if size > bounds.bytes else float("inf"),
         )
         if room == float("inf"):
-            parts = _worth_merging(parts)
+            # Who answers from an older version would give up what is newer.
+            parts = _worth_merging(parts) if parts and parts[0].version == fresh.version else []
         if not parts:
             return
         now_s = self._clock.steady_s()
