@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib
 import os
 import statistics
@@ -196,6 +197,14 @@ def own(full: str) -> str | None:
 def test_every_module_has_a_rank() -> None:
     """A new module takes its place in the ranks, and a removed one leaves it."""
     assert set(RANKS) == set(MODULES)
+
+
+def test_every_package_is_installed() -> None:
+    """What setup.cfg installs is what there is."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT.parent / "setup.cfg")
+    packages = {".".join(path.parent.relative_to(ROOT.parent).parts) for path in ROOT.rglob("__init__.py")}
+    assert set(setup["options"]["packages"].split()) == packages
 
 
 @each_module
