@@ -1,11 +1,13 @@
-"""How does a full cache's lookup compare with Flink's `DefaultLookupCache.getIfPresent`?
+"""How do a full cache's lookup and our `DefaultLookupCache` compare with Flink's `DefaultLookupCache`?
 
 1M rows of five columns by a random int key; uniform and zipf keys, with hits only and with half of them
 misses. Flink runs in a JVM of its own (SerialGC, expireAfterWrite, keys built beforehand), ours in a fresh
 Python process, in turn on one core, with the same keys. Times are CPU per key of the thread that looks up:
 Flink's garbage collector and compiler are not counted. Flink gives back a row object it holds already; ours
 is shown as the probe alone (which rows) and with all five columns copied out as Arrow. Neither is a whole
-join. Goals: 5 times Flink for the probe, twice with the row copy.
+join. Goals: 5 times Flink for the probe, twice with the row copy. Our `DefaultLookupCache` holds the same rows in the
+memory of the process; its get tells the access, as Flink's does not with expireAfterWrite. Puts are of batches, rows
+built beforehand.
 
 Flink's classes come from PyPI (`apache-flink-libraries`, 330 MB; the jars are kept under --work); a JDK is needed:
 `apt-get install openjdk-17-jdk-headless`.
@@ -107,7 +109,9 @@ def looked_up(
     import numpy as np  # noqa: PLC0415
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
+    from pyspark_lookup.cache import KEY_INDEX, DefaultLookupCache  # noqa: PLC0415
     from pyspark_lookup.keys import Keys, as_indices  # noqa: PLC0415
     from pyspark_lookup.options import LookupOptions  # noqa: PLC0415
     from pyspark_lookup.planner import find  # noqa: PLC0415
@@ -122,11 +126,24 @@ def looked_up(
     snapshot = current[1]
     (layer,) = snapshot.layers
     names = [name for name in snapshot.schema.names if name != "id"]
+    cache = DefaultLookupCache.new_builder().expire_after_write(3600).build()
+    rows, puts = pq.read_table(path), []
+    for start in range(0, rows.num_rows - size + 1, size):
+        batch = rows.slice(start, size).combine_chunks()
+        keyed = batch.append_column(KEY_INDEX, pa.array(np.arange(size)))
+        began = time.process_time_ns()
+        cache.put_many(batch.select(["id"]), keyed)
+        puts.append(time.process_time_ns() - began)
+    rest = rows.slice(rows.num_rows // size * size)
+    cache.put_many(rest.select(["id"]), rest.append_column(KEY_INDEX, pa.array(np.arange(rest.num_rows))))
+    held = cache._entries
+    assert held is not None
     found: dict[str, dict[str, object]] = {}
     for workload in workloads:
         numbers = np.fromfile(f"{directory}/keys-{workload}.bin", "<i4")
         batches = [pa.array(numbers[start : start + size]) for start in range(0, len(numbers), size)]
         probes, wholes = [], []
+        gets, copies = [], []
         hits, timed_hits, ids, prices = 0, 0, 0, 0.0
         # In passes of their own: right after a probe, the memory of the same keys would be near.
         for keys in batches:
@@ -148,7 +165,25 @@ def looked_up(
                 prices += pc.sum(table.column("price")).as_py()
                 timed_hits += table.num_rows
         assert hits == 0, (workload, hits)
-        found[workload] = {"sums": [timed_hits, ids, prices], "probe": probes[warmup:], "whole": wholes[warmup:]}
+        for keys in batches:
+            began = time.process_time_ns()
+            entries = cache._live(held, Keys([keys]), cache._time())
+            entries = entries[entries >= 0]
+            held.touch(entries, cache._log.add(entries, cache._now_s))
+            held.rows_of(entries)
+            gets.append(time.process_time_ns() - began)
+            hits -= len(entries)
+        for keys in batches:
+            asked = pa.table([keys], ["id"])
+            began = time.process_time_ns()
+            rows = cache.get_many(asked).rows
+            copies.append(time.process_time_ns() - began)
+            assert rows is not None
+            hits += rows.num_rows
+        assert hits == 0, (workload, hits)
+        times = {"probe": probes, "whole": wholes, "get": gets, "copy": copies}
+        found[workload] = {"sums": [timed_hits, ids, prices]} | {name: each[warmup:] for name, each in times.items()}
+    found["put"] = {"put": puts}
     return found
 
 
@@ -156,9 +191,14 @@ def measure(directory: Path, java: list[str], args: argparse.Namespace) -> None:
     pinned = ["taskset", "-c", str(args.core)] if args.core >= 0 and shutil.which("taskset") else []
     cache = directory / "cache"
     call = (str(directory), str(directory / "table"), lookup_options("id", cache, cached=True), BATCH, args.warmup)
-    print("| keys | round | Flink ns/key | probe ns/key | Flink / probe | probe + 5 columns ns/key | Flink / that |")
-    print("|---|---|---|---|---|---|---|")
-    ratios: dict[str, list[tuple[float, float]]] = {workload: [] for workload in WORKLOADS}
+    print(
+        "| keys | round | Flink ns/key | FULL: probe | Flink / that | + 5 columns | Flink / that "
+        "| DefaultLookupCache: get | Flink / that | + 5 columns | Flink / that |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    ways = ("probe", "whole", "get", "copy")
+    ratios: dict[str, list[list[float]]] = {workload: [] for workload in WORKLOADS}
+    puts: list[tuple[float, float]] = []
     for number in range(args.rounds):
         command = [*pinned, *java, str(directory), str(BATCH), str(args.warmup), *WORKLOADS]
         done = subprocess.run(command, capture_output=True, check=False, text=True)
@@ -168,22 +208,24 @@ def measure(directory: Path, java: list[str], args: argparse.Namespace) -> None:
         for line in done.stdout.splitlines():
             workload, hits, ids, prices, *times = line.split()
             mine = ours[workload]
+            flink = statistics.median(map(float, times)) / BATCH
+            if workload == "put":
+                puts.append((flink, statistics.median(mine["put"]) / BATCH))
+                continue
             assert [int(hits), int(ids), float(prices)] == mine["sums"], (line[:80], mine["sums"])
-            flink, probe, whole = (
-                statistics.median(map(float, each)) / BATCH for each in (times, mine["probe"], mine["whole"])
-            )
-            ratios[workload].append((flink / probe, flink / whole))
-            print(
-                f"| {WORKLOADS[workload]} | {number + 1} | {flink:.0f} | {probe:.0f} | {flink / probe:.1f} | {whole:.0f} | "
-                f"{flink / whole:.1f} |"
-            )
+            each = [statistics.median(mine[way]) / BATCH for way in ways]
+            ratios[workload].append([flink / time for time in each])
+            cells = " | ".join(f"{time:.0f} | {flink / time:.1f}" for time in each)
+            print(f"| {WORKLOADS[workload]} | {number + 1} | {flink:.0f} | {cells} |")
     for workload, found in ratios.items():
-        probe, whole = (statistics.median(pair[place] for pair in found) for place in (0, 1))
-        verdicts = [f"{'reached' if value >= goal else 'MISSED'}" for value, goal in ((probe, 5), (whole, 2))]
+        values = [statistics.median(row[place] for row in found) for place in range(len(ways))]
+        verdicts = ["reached" if value >= goal else "MISSED" for value, goal in zip(values, (5, 2, 5, 2), strict=True)]
         print(
-            f"- {WORKLOADS[workload]}: Flink / probe {probe:.1f}, goal 5: {verdicts[0]}; Flink / probe + 5 columns "
-            f"{whole:.1f}, goal 2: {verdicts[1]}"
+            f"- {WORKLOADS[workload]}: FULL: Flink / probe {values[0]:.1f}, goal 5: {verdicts[0]}; with 5 columns {values[1]:.1f}, goal 2: "
+            f"{verdicts[1]}; DefaultLookupCache: Flink / get {values[2]:.1f}; with 5 columns {values[3]:.1f}"
         )
+    for number, (flink, mine) in enumerate(puts):
+        print(f"- put, round {number + 1}: Flink {flink:.0f} ns/key, DefaultLookupCache {mine:.0f}: {flink / mine:.1f}")
 
 
 def main() -> None:

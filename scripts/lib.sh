@@ -2,6 +2,7 @@
 #
 #   use_venv   sets `python`: this checkout's own virtual environment, with the package and its extras
 #   use_java   a Java that Spark 4 runs on: JAVA_HOME, PATH, the system's packages, or an exact message
+#   use_postgres   PostgreSQL's programs, of which the tests start a server: likewise
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -120,4 +121,21 @@ use_java() {
     die "Spark 4 needs Java 17 or newer, and none was found in JAVA_HOME, on PATH or in /usr/lib/jvm" \
         "install one: 'apt-get install openjdk-17-jre-headless' (Debian, Ubuntu), 'dnf install java-17-openjdk-headless'" \
         "(Fedora, RHEL) or 'brew install openjdk@17' (macOS; then export JAVA_HOME=\$(brew --prefix openjdk@17))"
+}
+
+# --- PostgreSQL ------------------------------------------------------------------------------------
+
+# Whether there is a server to start, where tests/postgres.py looks for it.
+find_postgres() { compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null; }
+
+use_postgres() {
+    find_postgres && return
+    if may_install; then
+        say "No PostgreSQL found"
+        install_one_of postgresql || true
+        find_postgres && return
+    fi
+    die "the tests start a PostgreSQL server, and none was found in /usr/lib/postgresql or on PATH" \
+        "install one: 'apt-get install postgresql' (Debian, Ubuntu), 'dnf install postgresql-server' (Fedora, RHEL)" \
+        "or 'brew install postgresql@16' (macOS; then put \$(brew --prefix postgresql@16)/bin on PATH)"
 }
