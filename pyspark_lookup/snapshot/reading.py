@@ -105,7 +105,7 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
     """The keys outside of which no row fulfils the predicate, as columns of `keys`; None if it does not say."""
     if not keys.names:
         return None
-    parts = predicate.parts if isinstance(predicate, And) else (predicate,)
+    parts = _parts(predicate)
     choices: list[tuple[object, ...]] = []
     for field in keys:
         found = [values for part in parts if (values := _values(part, field.name)) is not None]
@@ -125,6 +125,13 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
         return [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(keys)]
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None  # a literal of another type than the column's; the scan compares it as Spark does
+
+
+def _parts(predicate: Predicate) -> list[Predicate]:
+    """Predicates that all have to be true."""
+    if isinstance(predicate, And):
+        return [part for inner in predicate.parts for part in _parts(inner)]
+    return [predicate]
 
 
 def _values(part: Predicate, name: str) -> tuple[object, ...] | None:
