@@ -183,6 +183,11 @@ class LookupTable:
         self._check_open()
         return runtime().engine(self._options).host_metrics()
 
+    def metrics_by_worker(self) -> dict[str, dict[str, int]]:
+        """The same for each process of this host, by `<host>-<process>`; those of processes long gone together, as `folded`."""
+        self._check_open()
+        return runtime().engine(self._options).worker_metrics()
+
     def describe(self) -> dict[str, Any]:
         """The table as this host sees it: path, format, columns, version, files, bytes, options."""
         self._check_open()

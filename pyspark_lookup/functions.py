@@ -41,7 +41,7 @@ class LookupFunction(abc.ABC):
     batch_size: int | None = None
 
     def open(self) -> None:  # noqa: B027 # most need none
-        """Connect. Called once in each process, before the first lookup."""
+        """Connect. Called once in each process, before the first lookup; again if there are lookups after `close`."""
 
     @abc.abstractmethod
     def lookup(self, keys: pa.Table) -> pa.Table:
@@ -52,7 +52,7 @@ class LookupFunction(abc.ABC):
         """
 
     def close(self) -> None:  # noqa: B027 # most need none
-        """Disconnect."""
+        """Disconnect. Called when the last `LookupTable` of a process that uses it is closed."""
 
 
 class KeyLookupFunction(LookupFunction):
@@ -108,14 +108,14 @@ class AsyncKeyLookupFunction(AsyncLookupFunction):
 class LookupContext:
     """What a provider is made for.
 
-    `keys`: the key columns (`lookup.keys`). `columns`: those that will be asked for besides (None: all); others
-    may be left out. `where`: `lookup.where`, applied to the rows anyway, which a provider may use to
-    fetch less. `options`: those named `lookup.provider.*`, without that prefix; `path` if one was given.
+    `keys`: the key columns (`lookup.keys`). `columns`: those that will be asked for besides (None: all, or not known
+    yet); others may be left out. `options`: those named `lookup.provider.*`, without that prefix; `path` if one was given.
+
+    A factory may be called twice: first for the schema, then, if not all columns are wanted, with the columns.
     """
 
     keys: tuple[str, ...]
     columns: tuple[str, ...] | None
-    where: str | None
     options: Mapping[str, str]
     path: str | None
 

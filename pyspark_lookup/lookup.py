@@ -21,7 +21,7 @@ from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.keys import Keys, Numbers, as_indices, cast_keys, one_array
 from pyspark_lookup.metadata import Execution, Resolution
 from pyspark_lookup.options import CacheMode, OnVersionGone
-from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_for
+from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_at, rows_for
 from pyspark_lookup.planner import keys_of
 from pyspark_lookup.predicate import Among, And, Predicate, columns_of, evaluate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
@@ -154,12 +154,10 @@ def _from_partial(
         if reader.provided is not None:
             return reader.provided.lookup(pa.Table.from_arrays(list(wanted), schema=asked), kept, reader.metrics)
         rows = reader.rows_where(plan, layout, chosen, _wanted(asked.names, wanted))
-        matches = match_rows(rows, asked.names, Keys(wanted))
-        found = rows.select(kept.names).take(as_indices(matches.rows))
-        return found.append_column(KEY_INDEX, as_indices(matches.keys))
+        return rows_at(rows, match_rows(rows, asked.names, Keys(wanted)), kept)
 
-    # Rows are kept whatever the predicate: under another one, or another list of columns, they answer as well.
-    columns = None if options.columns is None else (options.columns, options.where)
+    # Rows are kept whatever the predicate, so that they answer under another one as well.
+    columns = None if options.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.keys, columns, options.partition)
     rows = reader.partials.lookup(
         space, options, asked, kept, chosen, arrays, load, functools.partial(reader.bounds_of, table, layout)

@@ -98,6 +98,7 @@ class TableReader:
         self._disk = disk
         self._clock = clock
         self.provided = provided
+        self._provided_users: weakref.WeakSet[object] = weakref.WeakSet()
         self._scan: TableScan
         self._load_scan: TableScan
         if provided is None:
@@ -111,6 +112,8 @@ class TableReader:
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version; kept on this host by digest."""
+        if self.provided is not None:
+            return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
         settled = all(file.cacheable for file in version.files)
         record = self._disk.get_record("schema", key) if self._disk and settled else None
@@ -404,13 +407,17 @@ class TableReader:
         )
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Keep the full cache's schedule running until `user` lets go of it, or is gone."""
+        """Keep the full cache's schedule and the provider's connection until `user` lets go of them, or is gone."""
+        self._provided_users.add(user)
         full = self.full(table, options)
         if full is not None:
             self._users.setdefault(full, weakref.WeakSet()).add(user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
-        """Close the full cache if `user` was the last one that held it; the snapshots on disk stay."""
+        """Close what `user` was the last one to hold; what is on disk stays."""
+        self._provided_users.discard(user)
+        if self.provided is not None and not self._provided_users:
+            self.provided.close()
         full = self.full(table, options)
         users = self._users.get(full) if full is not None else None
         if full is None or users is None:

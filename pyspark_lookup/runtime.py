@@ -78,6 +78,18 @@ class Publisher:
         self.publish()
         return self._added([record for _, record in self._disk.records("metrics", self._label)])
 
+    def by_worker(self) -> dict[str, dict[str, int]]:
+        """The counters of each process of this host that has published, by `<host>-<process>`; this one included.
+
+        Those of processes long gone are together, as `folded`.
+        """
+        self.publish()
+        found: dict[str, list[Any]] = {}
+        for key, record in self._disk.records("metrics", self._label) if self._disk is not None else ():
+            name = key.removeprefix(f"{self._label}-").rpartition("-")[0] or "folded"
+            found.setdefault(name, []).append(record)
+        return {name: self._added(records) for name, records in found.items()}
+
     def _record(self, values: dict[str, int], gauges_at_s: float) -> dict[str, Any]:
         return {"url": self._url, "values": values, "gauges_at_s": gauges_at_s}
 
@@ -100,6 +112,7 @@ class Engine:
         self.disk = disk
         self.publish_metrics = publisher.publish
         self.host_metrics = publisher.host_total
+        self.worker_metrics = publisher.by_worker
 
 
 class Runtime:
@@ -126,7 +139,8 @@ class Runtime:
 
     def effective(self, options: LookupOptions) -> LookupOptions:
         """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""
-        provided = self._provided_table(options)
+        with self._lock:
+            provided = self._provided_table(options)
         return options if provided is None else with_provider(options, provided)
 
     def _provided_key(self, options: LookupOptions) -> str:

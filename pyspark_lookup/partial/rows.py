@@ -12,7 +12,17 @@ from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.index import IndexBuilder, KeyIndex, Matches, order_rows
 from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices, one_array
 
-__all__ = ["SEED", "distinct_keys", "key_numbers", "match_rows", "merged_rows", "no_rows", "renumbered", "rows_for"]
+__all__ = [
+    "SEED",
+    "distinct_keys",
+    "key_numbers",
+    "match_rows",
+    "merged_rows",
+    "no_rows",
+    "renumbered",
+    "rows_at",
+    "rows_for",
+]
 
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 """Of hashes that one call uses. Who knows it can choose keys that are slow to look up, and only their own."""
@@ -37,6 +47,13 @@ def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
     index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
     matches = index.probe(keys, keys.hashes(SEED))
     return Matches(matches.keys, order.rows[matches.rows])
+
+
+def rows_at(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:
+    """Matching rows with the columns of `schema` (there may be none) and `KEY_INDEX`."""
+    indices = as_indices(matches.rows)
+    columns = [*(rows.column(name).take(indices) for name in schema.names), as_indices(matches.keys)]
+    return pa.Table.from_arrays(columns, schema=schema.append(pa.field(KEY_INDEX, pa.int64())))
 
 
 def key_numbers(rows: pa.Table) -> Numbers:

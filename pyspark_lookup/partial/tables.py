@@ -26,6 +26,7 @@ __all__ = ["PartialTables"]
 
 _INFINITE = float("inf")
 _FLIGHT_WAIT_S = 60.0
+_CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds what one is given up with
 
 
 class PartialTables:
@@ -78,9 +79,11 @@ class PartialTables:
             place = key_of(
                 space, keys.serialize().hex(), sorted(options.partial_cache.items()), options.cache_max_bytes
             )
-            if place not in self._caches:
-                self._caches[place] = self._made(space, options, keys)
-            return self._caches[place]
+            found = self._caches.pop(place, None) or self._made(space, options, keys)
+            self._caches[place] = found  # the latest used last
+            while len(self._caches) > _CACHES_AT_MOST:
+                del self._caches[next(iter(self._caches))]
+            return found
 
     def _made(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         seed, disk = self._seed(space)

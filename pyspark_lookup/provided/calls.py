@@ -39,10 +39,12 @@ class Calls:
             with self._lock:
                 if self._loop is loop:
                     self._loop = None
+            loop.call_soon_threadsafe(loop.stop)  # whenever the call ends
             raise CallTimeoutError from None
 
     def _started(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda loop, context: None)  # of a call that was given up: told already
         # A daemon: a call that hangs must not keep the process from ending.
         threading.Thread(target=loop.run_forever, name=self._name, daemon=True).start()
         return loop

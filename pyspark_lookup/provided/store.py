@@ -14,6 +14,7 @@ from pyspark_lookup.stores import Count, FileVersion, Listing
 __all__ = ["ProvidedStore"]
 
 _UNVERSIONED = "unversioned"
+_SIZE = 1  # nobody knows it; with any, a change of the one file is a change of the whole table
 
 
 class ProvidedStore:
@@ -22,7 +23,7 @@ class ProvidedStore:
     pins = True
 
     def __init__(self, provided: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
-        made_with = (options.path, options.provider_options, options.where, options.columns, options.keys)
+        made_with = (options.path, options.provider_options)
         self.scope = f"provider:{provided.name}"
         self._url = f"{self.scope}/{key_of(*made_with)}"
         self._provided = provided
@@ -38,7 +39,7 @@ class ProvidedStore:
         version = self._provided.version()
         if version is None:
             version = repr(self._now_s()) if self._each_time else _UNVERSIONED
-        return FileVersion(self._url, 0, version)
+        return FileVersion(self._url, _SIZE, version)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         return self.get_meta(path, count)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import tenacity
 
-from pyspark_lookup.cache import KEY_INDEX, DefaultLookupCache, LookupCache
+from pyspark_lookup.cache import DefaultLookupCache, LookupCache
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.functions import (
@@ -27,13 +29,15 @@ from pyspark_lookup.functions import (
     PartialCachingAsyncLookupProvider,
     PartialCachingLookupProvider,
 )
-from pyspark_lookup.keys import Keys, as_indices
+from pyspark_lookup.keys import Keys, as_indices, one_array
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
-from pyspark_lookup.partial.rows import key_numbers, match_rows, renumbered
+from pyspark_lookup.partial.rows import key_numbers, match_rows, renumbered, rows_at
+from pyspark_lookup.predicate import columns_of
 from pyspark_lookup.provided.calls import Calls, CallTimeoutError
 from pyspark_lookup.reload import CacheReloadTrigger
-from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
+from pyspark_lookup.schema import cast_column, resolve_names, spark_schema, spark_type, widens
+from pyspark_lookup.where import parse_where
 
 __all__ = ["ProvidedTable", "with_provider"]
 
@@ -55,20 +59,33 @@ class ProvidedTable:
         self._calls = Calls(f"lookupcache-provider-{self.name}")
         self._lock = threading.RLock()
         self._opened = False
+        self._context = LookupContext(
+            options.keys or (), None, dict(options.provider_options), _plain_path(options.path) or None
+        )
         self._provider = self._made()
         self.schema = spark_schema(self._provider.schema, f"provider {self.name}")
+        if options.keys:
+            self._narrow(options, options.keys)
+
+    def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
+        """Make the provider anew, now that its schema says how columns are spelled, if not all are wanted."""
+        context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
+        if options.columns is not None:
+            wanted = set(resolve_names(options.columns, self.schema, "lookup.columns"))
+            wanted |= columns_of(parse_where(options.where, self.schema)) if options.where else set()
+            names = tuple(name for name in self.schema.names if name in wanted and name not in context.keys)
+            context = dataclasses.replace(context, columns=names)
+        if context != self._context:
+            self._context = context
+            self._provider = self._made()
 
     def _made(self) -> LookupProvider:
-        options = self._options
-        context = LookupContext(
-            options.keys or (), options.columns, options.where, dict(options.provider_options), options.path or None
-        )
         module, _, factory = self.name.partition(":")
         try:
             made = importlib.import_module(module)
             for part in factory.split("."):
                 made = getattr(made, part)
-            provider = made(context)  # type: ignore[operator]
+            provider = made(self._context)  # type: ignore[operator]
         except OptionError:
             raise
         except Exception as problem:  # whatever a user's module does when it is imported or called
@@ -108,7 +125,7 @@ class ProvidedTable:
         async def ask() -> str:
             return version()
 
-        found = self._run(ask, 1, "version()")
+        found = self._run(ask, self._options.async_timeout_s, "version()")
         if not isinstance(found, str) or not found:
             raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
         return found
@@ -157,14 +174,15 @@ class ProvidedTable:
 
         async def ask() -> list[pa.Table]:
             if not self._opened:
-                opened = function.open()
-                if opened is not None:
-                    await opened
+                await self._tried(lambda: _awaited_of(function.open), keys, metrics)
                 self._opened = True
             return await _each(pieces, lambda piece: self._attempts(function, piece, columns, metrics), at_once)
 
-        rounds = -(-len(pieces) // at_once)
-        answers = self._run(ask, rounds, _shown(keys))
+        # Of several at once each ends by itself; one that is called like a function has to be left.
+        grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
+        calls = -(-len(pieces) // at_once) + (not self._opened)
+        limit_s = calls * self._options.async_timeout_s + grace_s
+        answers = self._run(ask, limit_s, _shown(keys))
         parts, start = [], 0
         for piece, answer in zip(pieces, answers, strict=True):
             parts.append(renumbered(answer, key_numbers(answer) + start))
@@ -178,9 +196,15 @@ class ProvidedTable:
         columns: pa.Schema,
         metrics: CacheMetricGroup,
     ) -> pa.Table:
+        return self._by_key(await self._tried(lambda: _awaited_of(function.lookup, keys), keys, metrics), keys, columns)
+
+    async def _tried(
+        self, call: Callable[[], Coroutine[Any, Any, Any]], keys: pa.Table, metrics: CacheMetricGroup
+    ) -> Any:
+        """What a call returns in one of its attempts."""
+
         async def attempt() -> Any:
-            answer = function.lookup(keys)
-            return await answer if isinstance(function, AsyncLookupFunction) else answer
+            return await call()
 
         async def sleep(seconds: float) -> None:
             await asyncio.get_running_loop().run_in_executor(None, self._clock.sleep, seconds)
@@ -209,7 +233,7 @@ class ProvidedTable:
             raise LookupFunctionError(
                 f"provider {self.name} failed to look up {_shown(keys)}{attempts}: {problem!r}"
             ) from problem
-        return self._by_key(rows, keys, columns)
+        return rows
 
     def _by_key(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
         """What a function returned, checked, with `columns` and `KEY_INDEX`."""
@@ -222,15 +246,14 @@ class ProvidedTable:
         fields = [self.schema.field(name) for name in keys.column_names]
         fields += [field for field in columns if field.name not in keys.column_names]
         rows = self._conformed(rows, pa.schema(fields), f"lookup of {_shown(keys)}")
-        matches = match_rows(rows, keys.column_names, Keys([column.combine_chunks() for column in keys.columns]))
+        matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
         if len(matches.rows) < rows.num_rows:
             unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
             key = rows.select(keys.column_names).slice(int(unasked), 1)
             raise LookupFunctionError(
                 f"provider {self.name} returned a row with {_shown(key)}, which is not among {_shown(keys)}"
             )
-        found = rows.select(columns.names).take(as_indices(matches.rows))
-        return found.append_column(pa.field(KEY_INDEX, pa.int64()), as_indices(matches.keys))
+        return rows_at(rows, matches, columns)
 
     def _conformed(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
         """Rows with exactly these columns; what may be there besides are others of the schema."""
@@ -264,10 +287,20 @@ class ProvidedTable:
             return self._provider.function
         raise OptionError(f"option {_KEY} = {self.name!r} is for lookup.cache = 'FULL': it has no lookup function")
 
-    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], rounds: int, what: str) -> Any:
+    def close(self) -> None:
+        """Close the function; what is asked afterwards opens it again."""
+        with self._lock:
+            if self._opened:
+                function = self._function()
+                self._opened = False
+                with contextlib.suppress(PysparkLookupError):
+                    self._run(lambda: _awaited_of(function.close), self._options.async_timeout_s, "close()")
+            self._calls.close()
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float, what: str) -> Any:
         with self._lock:  # a function is used by one thread; other callers wait for their turn
             try:
-                return self._calls.run(call, rounds * self._options.async_timeout_s + _GRACE_S)
+                return self._calls.run(call, limit_s)
             except CallTimeoutError:
                 # Whatever hangs there goes on using its function: the next call gets another one.
                 self._opened, self._provider = False, self._made()
@@ -281,6 +314,12 @@ class ProvidedTable:
         return LookupTimeoutError(
             f"provider {self.name} did not answer within lookup.async.timeout = {self._options.async_timeout_s:g} s, {what}"
         )
+
+
+async def _awaited_of(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns, which may be asynchronous; called when this is awaited."""
+    result = function(*args)
+    return await result if inspect.isawaitable(result) else result
 
 
 async def _each(
@@ -303,6 +342,11 @@ async def _each(
     return [results[number] for number in range(len(pieces))]
 
 
+def _plain_path(path: str) -> str:
+    """A path as the user gave it: Spark writes `file:` before that of a catalog table."""
+    return path.removeprefix("file:")
+
+
 def _shown(keys: pa.Table) -> str:
     """Keys as a message names them: the first, and how many more there are."""
     first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
@@ -322,8 +366,7 @@ def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOpti
         raise OptionError(
             f"option lookup.cache = 'FULL': provider {provided.name} has no scan function; return a FullCachingLookupProvider"
         )
-    unknown = [name for name in options.keys or () if name not in provided.schema.names]
-    if not options.keys or unknown:
+    if not options.keys:
         raise OptionError(
             f"option lookup.keys = {','.join(options.keys or ())!r}: provider {provided.name} has the columns {', '.join(provided.schema.names)}"
         )

@@ -1,0 +1,1 @@
+"""Lookup providers to copy: tables of databases behind `lookup.provider`."""
