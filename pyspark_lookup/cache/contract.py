@@ -101,7 +101,8 @@ class LookupCache(abc.ABC):
             raise ValueError(f"null value for key {key!r}: a key without rows has []")
         asked = _one(key)
         before = self.peek_many(asked)
-        table = pa.Table.from_pylist(list(rows)) if rows else pa.table({})
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
         self.put_many(asked, table.append_column(KEY_INDEX, pa.array([0] * len(rows), pa.int64())))
         return _rows_of(before)
 

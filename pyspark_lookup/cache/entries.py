@@ -42,6 +42,12 @@ class Entries:
         self.live = 0
         self.live_rows = 0  # a key without rows counts one
         self.live_bytes = 0
+        self.all_bytes = 0  # with those of entries that are gone
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any row was ever put."""
+        return self._row_end > 0
 
     def __len__(self) -> int:
         return len(self._used)
@@ -110,6 +116,8 @@ class Entries:
         written_s: Numbers,
     ) -> Numbers:
         """Add an entry per key, with the next `counts` of the rows; the entries' numbers. Older ones of the keys are gone."""
+        for column, array in zip(self._columns, columns, strict=True):
+            column.check_room(array)  # all of them, before the first has changed
         first = len(self)
         older = self.find(keys, hashes)
         self.remove(np.unique(older[older >= 0]))
@@ -140,6 +148,7 @@ class Entries:
         self.live += len(hashes)
         self.live_rows += int(np.maximum(counts, 1).sum())
         self.live_bytes += int(sizes.sum())
+        self.all_bytes += int(sizes.sum())
         stored = Keys([column.view() for column in self._keys])
         added = np.arange(first, len(self))
         twice = self._slots.place(hashes, added, lambda entries, rows: stored.equal(entries, keys, rows))
@@ -187,6 +196,7 @@ class Entries:
         other._starts.append(ends - counts)
         other._row_end = len(rows)
         other._one_each = bool((counts == 1).all())
+        other.all_bytes = self.live_bytes
         other.live, other.live_rows, other.live_bytes = self.live, self.live_rows, self.live_bytes
         other._slots = Slots(2 * len(alive))
         other._slots.place(other._hashes.seen, np.arange(len(alive)))

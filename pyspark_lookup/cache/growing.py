@@ -129,13 +129,20 @@ class GrowingColumn:
             column.append(child)
         self.rows += len(array)
 
+    def check_room(self, array: pa.Array) -> None:
+        """Raise OverflowError if the rows of `array` cannot be appended."""
+        if self._offsets is not None and not is_bytes(self.kind):
+            offsets = list_offsets(array)
+            if self._end + int(offsets[-1] - offsets[0]) > _INT32_AT_MOST:
+                raise OverflowError(f"a column of type {self.kind} has more than {_INT32_AT_MOST} elements")
+        for column, child in zip(self._children, child_arrays(array), strict=True):
+            column.check_room(child)
+
     def _append_offsets(self, offsets: Numbers) -> None:
         assert self._offsets is not None
         moved = offsets[1:] + (self._end - int(offsets[0]))
         self._end += int(offsets[-1] - offsets[0])
         if self._end > _INT32_AT_MOST and self._offsets.seen.dtype != np.int64:
-            if not is_bytes(self.kind):
-                raise OverflowError(f"a column of type {self.kind} has more than {_INT32_AT_MOST} elements")
             self._offsets = self._offsets.as_type(np.int64)
         self._offsets.append(moved)
 

@@ -17,12 +17,17 @@ from pyspark_lookup.keys import Numbers
 __all__ = ["AccessLog"]
 
 _SLACK = 128 * 1024
+_BATCHES_AT_MOST = 4096  # small ones, as of one key each
 
 
 class AccessLog:
-    """Accesses by number, ascending from 0, each of an entry at a time in seconds that never goes back."""
+    """Accesses by number, ascending from 0, each of an entry at a time in seconds that never goes back.
 
-    def __init__(self) -> None:
+    `timed`: whether anybody will ask for accesses by their time.
+    """
+
+    def __init__(self, timed: bool) -> None:
+        self._timed = timed
         self._batches: deque[tuple[Numbers, Numbers]] = deque()  # (entries, numbers of the accesses)
         self._length = 0
         self._next = 0
@@ -31,7 +36,7 @@ class AccessLog:
     def add(self, entries: Numbers, now_s: float) -> Numbers:
         """Accesses of these entries, in turn, now; their numbers."""
         numbers = np.arange(self._next, self._next + len(entries))
-        if not self._times or now_s > self._times[-1][1]:
+        if self._timed and (not self._times or now_s > self._times[-1][1]):
             self._times.append((self._next, now_s))
         self._next += len(entries)
         self._batches.append((entries, numbers))
@@ -78,7 +83,7 @@ class AccessLog:
 
     def trim(self, live: int, latest: Callable[[Numbers], Numbers]) -> None:
         """Leave out what no longer counts, if that is more than the rest. `live`: entries there are."""
-        if self._length > 2 * live + _SLACK:
+        if self._length > 2 * live + _SLACK or len(self._batches) > _BATCHES_AT_MOST:
             self._rewrite(lambda entries, numbers: (entries, latest(entries) == numbers))
 
     def renumber(self, numbers_there: Numbers, latest: Callable[[Numbers], Numbers]) -> None:

@@ -24,11 +24,12 @@ from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.keys import Keys, Numbers, as_indices, cast_keys, check_key_types, draw_seed, one_array
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import CacheMode, LookupOptions
-from pyspark_lookup.schema import cast_column, spark_type
+from pyspark_lookup.schema import cast_column, spark_type, widens
 
 __all__ = ["DefaultLookupCache", "DefaultLookupCacheBuilder"]
 
 _GARBAGE_ROWS = 64 * 1024
+_GARBAGE_BYTES = 1024 * 1024
 _PURGES = 8  # per time to live
 _CLOCK = HostClock()
 
@@ -113,7 +114,7 @@ class DefaultLookupCache(LookupCache):
         self._now_s = -math.inf
         self._purge_at_s = -math.inf
         self._entries: Entries | None = None
-        self._log = AccessLog()
+        self._log = AccessLog(self._access_s is not None)
 
     @staticmethod
     def new_builder() -> DefaultLookupCacheBuilder:
@@ -179,15 +180,17 @@ class DefaultLookupCache(LookupCache):
                     self._log.trim(held.live, held.used)
             if held is None:
                 return CachedRows(present, None)
-            columns, (places, rows) = held.columns(), held.rows_of(found)
+            columns, (places, rows), fields = held.columns(), held.rows_of(found), held.row_fields
+            if not fields and not held.has_rows:
+                return CachedRows(present, None)
         # Outside of the lock: what is looked at here is only ever appended to.
         indices = as_indices(rows)
         taken = [
             cast_column(pc.take(column, indices, boundscheck=False), field.type, field.name, "")
-            for column, field in zip(columns, held.row_fields, strict=True)
+            for column, field in zip(columns, fields, strict=True)
         ]
         numbers = as_indices(hits[places])
-        schema = pa.schema([*held.row_fields, pa.field(KEY_INDEX, pa.int64())])
+        schema = pa.schema([*fields, pa.field(KEY_INDEX, pa.int64())])
         return CachedRows(present, pa.Table.from_arrays([*taken, numbers], schema=schema))
 
     def _live(self, held: Entries, keys: Keys, now_s: float) -> Numbers:
@@ -208,12 +211,15 @@ class DefaultLookupCache(LookupCache):
 
     def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
         with self._lock:
-            held = self._opened(keys, rows)
+            held, fields = self._opened(keys, rows)
             asked = Keys(cast_keys(keys, held.key_fields))
             if asked.valid is not None:
                 row = int(np.flatnonzero(~asked.valid)[0])
                 raise ValueError(f"null key: {keys.slice(row, 1).to_pylist()[0]}")
-            columns, counts = _grouped(rows, held.row_fields, asked.rows)
+            columns, counts = _grouped(rows, fields, asked.rows)
+            self._entries = held
+            if fields and not held.row_fields:
+                held.adopt(fields)
             if not self._missing and not counts.all():
                 kept = as_indices(np.flatnonzero(counts))
                 asked = Keys([column.array.take(kept) for column in asked.columns])
@@ -264,7 +270,8 @@ class DefaultLookupCache(LookupCache):
     def close(self) -> None:
         with self._lock:
             self._entries = None
-            self._log = AccessLog()
+            self._log = AccessLog(self._access_s is not None)
+            self._tell()
 
     # --- within the bounds ------------------------------------------------------------------------
 
@@ -273,16 +280,15 @@ class DefaultLookupCache(LookupCache):
         self._now_s = max(self._now_s, self._clock())
         return self._now_s
 
-    def _opened(self, keys: pa.Table, rows: pa.Table) -> Entries:
+    def _opened(self, keys: pa.Table, rows: pa.Table) -> tuple[Entries, Sequence[pa.Field]]:
         """Where to put these; what the first keys and the first rows are like decides for all."""
         fields = [pa.field(f.name, spark_type(f.type)) for f in rows.schema if f.name != KEY_INDEX]
-        if self._entries is None:
+        held = self._entries
+        if held is None:
             key_fields = [pa.field(field.name, spark_type(field.type)) for field in keys.schema]
             check_key_types(key_fields)
-            self._entries = Entries(key_fields, fields)
-        elif fields and not self._entries.row_fields:
-            self._entries.adopt(fields)
-        return self._entries
+            return Entries(key_fields, []), fields
+        return held, held.row_fields if held.row_fields or held.has_rows else fields
 
     def _purge(self, held: Entries, now_s: float, now: bool = False) -> None:
         """Take away what has expired: by access at once, by age from time to time."""
@@ -294,6 +300,8 @@ class DefaultLookupCache(LookupCache):
             self._purge_at_s = now_s + self._write_s / _PURGES
 
     def _evict(self, held: Entries) -> None:
+        if self._write_s is not None and (held.live_rows > self._max_rows or held.live_bytes > self._max_bytes):
+            self._purge(held, self._now_s, now=True)
         rows, size = held.live_rows - self._max_rows, held.live_bytes - self._max_bytes
         if rows <= 0 and size <= 0:
             return
@@ -312,7 +320,8 @@ class DefaultLookupCache(LookupCache):
         held.remove(self._log.pop_oldest(held.used, enough))
 
     def _compact(self, held: Entries) -> None:
-        if len(held) - held.live > max(held.live, _GARBAGE_ROWS):
+        entries, size = len(held) - held.live, held.all_bytes - held.live_bytes
+        if entries > max(held.live, _GARBAGE_ROWS) or size > max(held.live_bytes, _GARBAGE_BYTES):
             self._entries, numbers_there = held.compacted()
             self._log.renumber(numbers_there, self._entries.used)
 
@@ -330,6 +339,8 @@ def _grouped(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[lis
     """The columns of `rows` in the order of their keys, and how many each of `keys` keys has."""
     if not rows.num_rows:
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)
+    if KEY_INDEX not in rows.column_names:
+        raise SchemaError(f"rows have no column {KEY_INDEX}, which says whose each is")
     lost = [field.name for field in fields if field.name not in rows.column_names]
     if lost or len(fields) + 1 != rows.num_columns:
         names = [name for name in rows.column_names if name != KEY_INDEX]
@@ -340,6 +351,10 @@ def _grouped(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[lis
     numbers = np.frombuffer(indices.buffers()[1], np.int64, indices.offset + len(indices))[indices.offset :]
     if indices.null_count or int(numbers.min()) < 0 or int(numbers.max()) >= keys:
         raise ValueError(f"rows without a key: {KEY_INDEX} has to be a place among the {keys} keys")
+    for field in fields:
+        if not widens(spark_type(rows.schema.field(field.name).type, pa.null()), field.type):
+            found = rows.schema.field(field.name).type
+            raise SchemaError(f"rows have column {field.name!r} as {found}, this cache holds {field.type}")
     columns = [cast_column(one_array(rows.column(field.name)), field.type, field.name, "rows") for field in fields]
     if (numbers[1:] < numbers[:-1]).any():
         order = as_indices(np.argsort(numbers, kind="stable"))
