@@ -200,6 +200,12 @@ class KeyIndex:
         """Whether no two rows have one key."""
         return self._first is None
 
+    def numbers_of(self, rows: Numbers) -> Numbers:
+        """The number of the key of each row; rows have one."""
+        if self._first is None:
+            return rows
+        return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
+
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
         """All rows of all keys. `hashes` are the keys' under the seed of the build."""
         numbers = self._slotted(keys) if self._slots is not None else self._hashed(keys, hashes)

@@ -178,7 +178,7 @@ def _uncached(
 ) -> pa.Table:
     """The answer from the files, or of a provider, which is asked once for each key."""
     probed = Keys(arrays)
-    if reader.provided is None:
+    if reader.provided is None or reader.provided.scans:
         wanted = _wanted(names, arrays)
         predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
         narrowed = dataclasses.replace(plan, projection=dataclasses.replace(plan.projection, predicate=predicate))

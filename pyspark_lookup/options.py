@@ -296,7 +296,7 @@ class LookupOptions:
         self._check_partial()
         self._check_full()
         cached = self.metadata_source is MetadataSource.CACHE
-        if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL:
+        if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL and self.provider is None:
             raise OptionError(
                 "option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval: a duration such as '5 min', "
                 "0 (ask the store at every query) or -1 (never ask again)"
@@ -365,7 +365,9 @@ class LookupOptions:
         cached = self.metadata_source is MetadataSource.CACHE
         if named == "TIMED" and self.reload_iso_time is None:
             raise OptionError(f"Missing '{_FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
-        wants = cached or any("reload-strategy" in key or "periodic-reload" in key for key in given)
+        # A provider may bring a trigger of its own.
+        wants = cached and self.provider is None
+        wants |= any("reload-strategy" in key or "periodic-reload" in key for key in given)
         if named == "PERIODIC" and self.reload_interval_s is None and wants:
             raise OptionError(f"Missing '{_FULL}periodic-reload.interval': a duration such as '5 min'")
         if self.blackout is not None and not self.reloads and _FULL + "blackout" in given:

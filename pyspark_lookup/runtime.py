@@ -122,7 +122,7 @@ class Runtime:
         self.pid = os.getpid()
         self.clock = clock
         self._rng = rng
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a provider's factory may ask for a table
         self._stores: dict[str, Store] = {}
         self._disks: dict[str, Disk | None] = {}
         self._engines: dict[str, Engine] = {}
@@ -154,7 +154,7 @@ class Runtime:
         )
         calls = (options.max_retries, options.async_capacity, options.async_timeout_s)
         retries = (options.retry_predicate, options.retry_fixed_delay_s, options.retry_max_attempts)
-        return key_of(*made_with, *calls, *retries) if options.provider is not None else ""
+        return key_of(*made_with, *calls, *retries, options.cache_directory()) if options.provider is not None else ""
 
     def _provided_table(self, options: LookupOptions) -> ProvidedTable | None:
         if options.provider is None:

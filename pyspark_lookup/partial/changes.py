@@ -32,9 +32,10 @@ _KEPT = 16
 
 
 class Changes:
-    """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record."""
+    """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record. `space`: names both."""
 
-    def __init__(self, disk: Disk | None, keys: pa.Schema, metrics: CacheMetricGroup) -> None:
+    def __init__(self, disk: Disk | None, space: str, keys: pa.Schema, metrics: CacheMetricGroup) -> None:
+        self._latest = f"latest-{space}"
         self._disk = disk
         self._keys = keys
         self._metrics = metrics
@@ -58,9 +59,14 @@ class Changes:
         text = base64.b64encode(sink.getvalue()).decode()
         try:
             self._disk.replace_record("bounds", self._key(version.digest), text)
+            self._disk.replace_record("bounds", self._latest, version.digest)
         except OSError:
             self._metrics.inc("cacheFailureCount")
         self._keep(version.digest, table)
+
+    def is_latest(self, digest: str) -> bool:
+        """Whether no version was put on record after this one. (One that the table went back to is not: it is no news.)"""
+        return self._disk is None or self._disk.get_record("bounds", self._latest) in (None, digest)
 
     def may_differ(self, old: str, new: str, keys: Sequence[pa.Array]) -> Numbers | None:
         """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""

@@ -41,6 +41,8 @@ _EVICT_TO = 0.875
 REFUSE_ABOVE = 1.125
 _MEMORY_BYTES = 256 * 1024 * 1024
 _MS = 1000.0
+_AHEAD_MS = 60_000
+_STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest version merges, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +61,13 @@ class Freshness:
     """Which version a lookup answers from.
 
     `schema`: the columns of its rows. `may_differ(version, keys)`: for each key whether its rows may be
-    others in that version (None: of all keys).
+    others in that version (None: of all keys). `latest()`: whether no later version is known on this host.
     """
 
     version: str
     schema: pa.Schema
     may_differ: Callable[[str, Sequence[pa.Array]], Numbers | None]
+    latest: Callable[[], bool] = lambda: True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,7 @@ class SharedRows:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """One segment, open. `used`: the ms of the latest use of each row (0: none since the load)."""
+    """One segment, open. `used`: the ms of the latest use of each key, by its number (0: none since the load)."""
 
     name: str
     segment: Segment
@@ -86,13 +89,22 @@ class _Part:
     this_boot: bool
     members: frozenset[str]
     found: Numbers
-    loaded_s: Numbers
+    loaded_s: Numbers  # -inf: nobody knows
     used: Numbers
 
+    def touch(self, rows: Numbers, now_ms: int) -> None:
+        """Say that the keys of these rows are in use."""
+        self.used[self.segment.key_numbers(rows)] = now_ms
+
     def used_ms(self, rows: Numbers, now_ms: int) -> Numbers:
-        loaded = (self.loaded_s[rows] * _MS).astype(np.int64)
-        used = self.used[rows]
-        return np.where((used > loaded) & (used <= now_ms), used, loaded) if self.this_boot else np.zeros_like(loaded)
+        """When the key of each row was last used; as nothing protects these numbers, none is believed that cannot be."""
+        if not self.this_boot:
+            return np.zeros(len(rows), np.int64)
+        loaded = self.loaded_s[rows]
+        loaded_ms = (np.where(np.isfinite(loaded), loaded, 0) * _MS).astype(np.int64)
+        used = self.used[self.segment.key_numbers(rows)]
+        # Others use it while this one is being looked at.
+        return np.where((used > loaded_ms) & (used <= now_ms + _AHEAD_MS), used, loaded_ms)
 
 
 class SharedCache:
@@ -121,6 +133,8 @@ class SharedCache:
         self._start = start
         self._lock = threading.RLock()
         self._parts: dict[str, _Part] = {}
+        self._covered: set[str] = set()
+        self._fresh: Freshness | None = None
         self._merging = False
 
     # --- reading ----------------------------------------------------------------------------------
@@ -150,7 +164,7 @@ class SharedCache:
                 continue
             if part.version != fresh.version:
                 self._metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
-            part.used[rows] = int(now_s * _MS)
+            part.touch(rows, int(now_s * _MS))
             present[places] = True
             ages_s[places] = now_s - part.loaded_s[rows]
             real = part.found[rows]
@@ -165,8 +179,8 @@ class SharedCache:
         now_ms = int(self._clock.steady_s() * _MS)
         asked = Keys(keys)
         for part in self._refreshed():
-            if part.segment.schema.names[: len(self._keys)] == self._keys.names:
-                part.used[part.segment.probe(asked, hashes).rows] = now_ms
+            if self._is_keyed(part):
+                part.touch(part.segment.probe(asked, hashes).rows, now_ms)
 
     def sizes(self) -> tuple[int, int]:
         """(rows, bytes on disk) that the host holds, as far as this process has seen."""
@@ -174,9 +188,18 @@ class SharedCache:
             parts = list(self._parts.values())
         return sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
 
+    def _is_keyed(self, part: _Part) -> bool:
+        """Whether a segment is by these keys, of the types of now, and hashed as they are."""
+        held = part.segment.schema
+        return part.segment.keys == tuple(self._keys.names) and all(
+            held.field(f.name).type == f.type for f in self._keys
+        )
+
     def _fits(self, part: _Part, fresh: Freshness) -> bool:
         held = part.segment.schema
-        return all(field.name in held.names and held.field(field.name).type == field.type for field in fresh.schema)
+        return self._is_keyed(part) and all(
+            field.name in held.names and held.field(field.name).type == field.type for field in fresh.schema
+        )
 
     def _live(self, part: _Part, rows: Numbers, now_s: float) -> Numbers:
         """Which rows have not expired."""
@@ -197,14 +220,17 @@ class SharedCache:
         """The segments that count, the latest first."""
         with self._lock:
             names = set(self._disk.segments(self._space))
-            if names != self._parts.keys():
+            self._covered &= names
+            if names != self._parts.keys() | self._covered:
                 self._parts = {name: part for name, part in self._parts.items() if name in names}
-                for name in sorted(names - self._parts.keys()):
-                    part = self._opened(name)
+                for name in sorted(names - self._parts.keys(), reverse=True):
+                    # What a merged one has taken in lies there only until the merger has removed it, or was killed.
+                    part = self._opened(name) if name not in self._covered else None
                     if part is not None:
                         self._parts[name] = part
-                for member in {member for part in self._parts.values() for member in part.members}:
-                    self._parts.pop(member, None)
+                        self._covered |= part.members & names
+                for name in self._covered:
+                    self._parts.pop(name, None)
             return [self._parts[name] for name in sorted(self._parts, reverse=True)]
 
     def _opened(self, name: str) -> _Part | None:
@@ -230,6 +256,7 @@ class SharedCache:
 
     def put(self, keys: Sequence[pa.Array], hashes: Numbers, rows: pa.Table, fresh: Freshness, loaded_s: float) -> None:
         """Share the rows (by `KEY_INDEX`) of keys that were loaded at `loaded_s` on the steady clock."""
+        self._refreshed()
         held_rows, held_bytes = self.sizes()
         bounds = self._bounds
         if held_rows > bounds.rows * REFUSE_ABOVE or held_bytes > bounds.bytes * REFUSE_ABOVE:
@@ -296,7 +323,9 @@ class SharedCache:
         if used is not None and numbers is not None:
             part = self._opened(name)
             if part is not None:
-                np.frombuffer(numbers, np.int64, rows)[:] = used[part.segment.ordinals.astype(np.int64)]
+                everything = np.arange(rows)
+                by_key = np.frombuffer(numbers, np.int64, rows)
+                by_key[part.segment.key_numbers(everything)] = used[part.segment.ordinals.astype(np.int64)]
 
     # --- within the bounds ------------------------------------------------------------------------
 
@@ -305,6 +334,7 @@ class SharedCache:
         parts = self._refreshed()
         rows, size = sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
         full = rows > self._bounds.rows or size > self._bounds.bytes
+        self._fresh = fresh
         if self._merging or not (full or len(parts) > _SEGMENTS_AT_MOST):
             return
         self._merging = True
@@ -312,8 +342,8 @@ class SharedCache:
         def merge() -> None:
             try:
                 with self._alone() as mine:
-                    if mine:
-                        self._merge(fresh)
+                    if mine and self._fresh is not None:
+                        self._merge(self._fresh)  # what was put last, not what was put when this was asked for
             except OSError:
                 self._metrics.inc("cacheFailureCount")
             finally:
@@ -341,16 +371,14 @@ class SharedCache:
         )
         if room == float("inf"):
             # Who answers from an older version would give up what is newer.
-            parts = _worth_merging(parts) if parts and parts[0].version == fresh.version else []
+            latest = fresh.latest() or len(parts) > _STRAGGLERS_AT_MOST
+            parts = _worth_merging(parts) if latest else []
         if not parts:
             return
         now_s = self._clock.steady_s()
         kept: list[tuple[_Part, Numbers]] = []
-        newer: list[_Part] = []
         for part in parts:
-            alive = self._worth_keeping(part, newer, fresh, now_s)
-            newer.append(part)
-            kept.append((part, alive))
+            kept.append((part, self._worth_keeping(part, kept, fresh, now_s)))
         if sum(len(alive) for _, alive in kept) > room:
             kept = self._latest_used(kept, int(room), int(now_s * _MS))
         batches, used = [], []
@@ -359,18 +387,28 @@ class SharedCache:
                 some = alive[start : start + BATCH_ROWS]
                 batches.append(self._stored_batch(part, some, fresh))
                 used.append(part.used_ms(some, int(now_s * _MS)))
-        batches = [batch for batch in batches if batch.num_rows]
+        # With those that a merger was killed before it removed: they would count again.
+        gone = {part.name for part in parts}
+        with self._lock:
+            gone |= {member for part in parts for member in part.members} & self._covered
         if batches:
-            self._publish(batches, fresh.version, [part.name for part in parts], np.concatenate(used))
+            self._publish(batches, fresh.version, sorted(gone), np.concatenate(used))
             self._metrics.inc("sharedMergeCount")
-        for part in parts:
-            self._disk.unlink_segment(self._space, part.name)
+        for name in gone:
+            self._disk.unlink_segment(self._space, name)
         self._refreshed()
 
-    def _worth_keeping(self, part: _Part, newer: Sequence[_Part], fresh: Freshness, now_s: float) -> Numbers:
-        """Rows that may answer for the version of `fresh`, and of which no later segment has the key."""
+    def _worth_keeping(
+        self, part: _Part, newer: Sequence[tuple[_Part, Numbers]], fresh: Freshness, now_s: float
+    ) -> Numbers:
+        """Rows that may answer for the version of `fresh`, and whose key is not among those kept of `newer` segments."""
         if not self._fits(part, fresh):
             return np.zeros(0, np.int64)
+        there: list[tuple[_Part, Numbers]] = []
+        for other, kept in newer:
+            mask = np.zeros(other.segment.rows, np.bool_)
+            mask[kept] = True
+            there.append((other, mask))
         alive: list[Numbers] = [np.zeros(0, np.int64)]
         for start in range(0, part.segment.rows, BATCH_ROWS):
             rows = np.arange(start, min(start + BATCH_ROWS, part.segment.rows))
@@ -381,10 +419,10 @@ class SharedCache:
                 good = np.zeros(len(rows), np.bool_) if stale is None else good & ~stale
             asked = Keys(keys)
             hashes = asked.hashes(self._seed)
-            for other in newer:
-                if self._fits(other, fresh):
+            for other, mask in there:
+                if mask.any():
                     matches = other.segment.probe(asked, hashes)
-                    good[matches.keys[self._live(other, matches.rows, now_s)]] = False
+                    good[matches.keys[mask[matches.rows]]] = False
             alive.append(rows[good])
         return np.concatenate(alive)
 
@@ -412,7 +450,10 @@ class SharedCache:
         others = [field for field in fresh.schema if field.name not in self._keys.names]
         fields = [*self._keys, *others, pa.field(_FOUND, pa.bool_()), pa.field(_LOADED, pa.float64())]
         schema = pa.schema([pa.field(field.name, field.type) for field in fields])
-        return pa.RecordBatch.from_arrays(self._taken(part, rows, schema), schema=schema)
+        arrays = self._taken(part, rows, schema)
+        if not part.this_boot:  # by the clock of another boot, which says nothing to this one's
+            arrays[-1] = _doubles(np.full(len(rows), -np.inf))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _worth_merging(parts: Sequence[_Part]) -> list[_Part]:

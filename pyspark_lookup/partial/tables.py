@@ -72,7 +72,8 @@ class PartialTables:
         cache, changes = self._cache(space, options, keys)
         changes.remember(version, bounds_of)
         may_differ = functools.partial(_may_differ, changes, version.digest)
-        return cache.lookup(asked, Freshness(version.digest, columns, may_differ), load)
+        latest = functools.partial(changes.is_latest, version.digest)
+        return cache.lookup(asked, Freshness(version.digest, columns, may_differ, latest), load)
 
     def _cache(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         with self._lock:
@@ -108,7 +109,7 @@ class PartialTables:
         if own is not None:
             make = functools.partial(_same, own)
         cache = PartialCache(keys.names, make, shared, flights, self._metrics, self._clock)
-        return cache, Changes(disk, keys, self._metrics)
+        return cache, Changes(disk, space, keys, self._metrics)
 
     def _seed(self, space: str) -> tuple[Seed, Disk | None]:
         """The seed of the hashes of this space's keys, the same in all processes of the host."""

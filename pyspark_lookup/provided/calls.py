@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-__all__ = ["CallTimeoutError", "Calls"]
+__all__ = ["CallFailedError", "CallTimeoutError", "Calls"]
 
 T = TypeVar("T")
 
 
 class CallTimeoutError(Exception):
     """A call did not end in time; its thread is left to itself."""
+
+
+class CallFailedError(Exception):
+    """A call raised `problem`."""
+
+    def __init__(self, problem: BaseException) -> None:
+        super().__init__(problem)
+        self.problem = problem
 
 
 class Calls:
@@ -26,27 +35,43 @@ class Calls:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """What `call()` returns or raises. CallTimeoutError after `timeout_s`; the next call gets a new thread."""
+        """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`: then the next call gets a new thread."""
+
+        async def ended() -> tuple[T | None, BaseException | None]:
+            try:
+                return await call(), None
+            except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
+                return None, problem
+
         with self._lock:
             loop = self._loop = self._loop or self._started()
-        future = asyncio.run_coroutine_threadsafe(call(), loop)
+        future = asyncio.run_coroutine_threadsafe(ended(), loop)
         try:
-            return future.result(timeout_s)
+            result, problem = future.result(timeout_s)
         except concurrent.futures.TimeoutError:
-            if future.done():  # raised by the call itself
-                raise
-            future.cancel()
-            with self._lock:
-                if self._loop is loop:
-                    self._loop = None
-            loop.call_soon_threadsafe(loop.stop)  # whenever the call ends
+            self._leave(loop, future)
             raise CallTimeoutError from None
+        except BaseException:  # the caller is interrupted
+            self._leave(loop, future)
+            raise
+        if problem is not None:
+            raise CallFailedError(problem)
+        return cast(T, result)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop, future: concurrent.futures.Future[Any]) -> None:
+        """Leave a thread to itself; it ends when its call does."""
+        future.cancel()
+        with self._lock:
+            if self._loop is loop:
+                self._loop = None
+        with contextlib.suppress(RuntimeError):  # it has ended just now
+            loop.call_soon_threadsafe(loop.stop)
 
     def _started(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         loop.set_exception_handler(lambda loop, context: None)  # of a call that was given up: told already
         # A daemon: a call that hangs must not keep the process from ending.
-        threading.Thread(target=loop.run_forever, name=self._name, daemon=True).start()
+        threading.Thread(target=_run_until_stopped, args=(loop,), name=self._name, daemon=True).start()
         return loop
 
     def close(self) -> None:
@@ -55,3 +80,18 @@ class Calls:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._loop = None
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+        loop.run_until_complete(_end_all())
+    finally:
+        loop.close()
+
+
+async def _end_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -69,6 +69,6 @@ class _Prepared:
 
     def _planned(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fields = [self._projection.data.field(name) for name in names]
-        for batch in self._provided.scan():
+        for batch in self._provided.scan(pa.schema([self._provided.schema.field(name) for name in names])):
             columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided.name) for f in fields]
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import importlib
@@ -34,7 +35,7 @@ from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.partial.rows import key_numbers, match_rows, renumbered, rows_at
 from pyspark_lookup.predicate import columns_of
-from pyspark_lookup.provided.calls import Calls, CallTimeoutError
+from pyspark_lookup.provided.calls import CallFailedError, Calls, CallTimeoutError
 from pyspark_lookup.reload import CacheReloadTrigger
 from pyspark_lookup.schema import cast_column, resolve_names, spark_schema, spark_type, widens
 from pyspark_lookup.where import parse_where
@@ -57,13 +58,16 @@ class ProvidedTable:
         self._options = options
         self._clock = clock
         self._calls = Calls(f"lookupcache-provider-{self.name}")
+        # Asked once per query, also by those that need no lookup: not behind the lookups of others.
+        self._version_calls = Calls(f"lookupcache-version-{self.name}")
+        self._sleepers: concurrent.futures.ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
-        self._opened = False
+        self._opened: object = None  # the function that is
         self._context = LookupContext(
             options.keys or (), None, dict(options.provider_options), _plain_path(options.path) or None
         )
-        self._provider = self._made()
-        self.schema = spark_schema(self._provider.schema, f"provider {self.name}")
+        self._provider: LookupProvider | None = self._made()
+        self.schema = self._schema_of(self._provider)
         if options.keys:
             self._narrow(options, options.keys)
 
@@ -78,6 +82,15 @@ class ProvidedTable:
         if context != self._context:
             self._context = context
             self._provider = self._made()
+
+    def _schema_of(self, provider: LookupProvider) -> pa.Schema:
+        """The columns as Spark takes them. Raises OptionError if that is no schema."""
+        if not isinstance(provider.schema, pa.Schema):
+            raise OptionError(
+                f"option {_KEY} = {self.name!r} has the schema {provider.schema!r}: give a pyarrow.Schema"
+            )
+        found = spark_schema(provider.schema, f"provider {self.name}")
+        return pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
 
     def _made(self) -> LookupProvider:
         module, _, factory = self.name.partition(":")
@@ -94,48 +107,69 @@ class ProvidedTable:
             raise OptionError(f"option {_KEY} = {self.name!r} returned {provider!r}: return a LookupProvider")
         return provider
 
+    def _current(self) -> LookupProvider:
+        """The provider; another one after a call of it was given up."""
+        if self._provider is None:
+            self._provider = self._made()
+        return self._provider
+
+    def _replace(self) -> None:
+        """Have another provider in place of one that hangs; if it cannot be made now, at the next use."""
+        self._opened = self._provider = None
+        with contextlib.suppress(OptionError):
+            self._current()
+
     @property
     def versioned(self) -> bool:
         """Whether the provider tells versions apart."""
-        return self._provider.version is not None
+        return self._current().version is not None
 
     @property
     def cache(self) -> LookupCache | None:
         """The cache that the provider brings with it."""
-        if isinstance(self._provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
-            return self._provider.cache
+        provider = self._current()
+        if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
+            return provider.cache
         return None
 
     @property
     def trigger(self) -> CacheReloadTrigger | None:
         """The reload trigger that the provider brings with it."""
-        return self._provider.reload_trigger if isinstance(self._provider, FullCachingLookupProvider) else None
+        provider = self._current()
+        return provider.reload_trigger if isinstance(provider, FullCachingLookupProvider) else None
 
     @property
     def scans(self) -> bool:
         """Whether all rows can be read."""
-        return isinstance(self._provider, FullCachingLookupProvider)
+        return isinstance(self._current(), FullCachingLookupProvider)
 
     def version(self) -> str | None:
         """The version now; None if the provider has none. Raises LookupFunctionError."""
-        version = self._provider.version
+        version = self._current().version
         if version is None:
             return None
 
         async def ask() -> str:
             return version()
 
-        found = self._run(ask, self._options.async_timeout_s, "version()")
+        try:
+            found = self._version_calls.run(ask, self._options.async_timeout_s)
+        except CallTimeoutError:
+            self._replace()
+            raise self._too_slow("version()") from None
+        except CallFailedError as failed:
+            raise self._failed("version()", failed.problem) from failed.problem
         if not isinstance(found, str) or not found:
             raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
         return found
 
-    def scan(self) -> Iterator[pa.RecordBatch]:
-        """All rows, with the columns of `schema`. Raises LookupFunctionError."""
-        assert isinstance(self._provider, FullCachingLookupProvider)
+    def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """All rows, with these columns of `schema`. Raises LookupFunctionError."""
+        provider = self._current()
+        assert isinstance(provider, FullCachingLookupProvider)
         try:
-            for batch in self._provider.scan():
-                yield from self._conformed(pa.Table.from_batches([batch]), self.schema, "scan()").to_batches()
+            for batch in provider.scan():
+                yield from self._conformed(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except PysparkLookupError:
             raise
         except Exception as problem:
@@ -167,22 +201,22 @@ class ProvidedTable:
         return rows.take(as_indices(np.argsort(key_numbers(rows), kind="stable")))
 
     def _asked(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
-        function = self._function()
-        size = function.batch_size or max(keys.num_rows, 1)
-        pieces = [keys.slice(start, size) for start in range(0, keys.num_rows, size)]
-        at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
+        with self._lock:  # a function is used by one thread; other callers wait for their turn
+            function = self._function()
+            size = function.batch_size or max(keys.num_rows, 1)
+            pieces = [keys.slice(start, size) for start in range(0, keys.num_rows, size)]
+            at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
 
-        async def ask() -> list[pa.Table]:
-            if not self._opened:
-                await self._tried(lambda: _awaited_of(function.open), keys, metrics)
-                self._opened = True
-            return await _each(pieces, lambda piece: self._attempts(function, piece, columns, metrics), at_once)
+            async def ask() -> list[pa.Table]:
+                if self._opened is not function:
+                    await self._tried(lambda: _awaited_of(function.open), keys, metrics)
+                    self._opened = function
+                return await _each(pieces, lambda piece: self._attempts(function, piece, columns, metrics), at_once)
 
-        # Of several at once each ends by itself; one that is called like a function has to be left.
-        grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
-        calls = -(-len(pieces) // at_once) + (not self._opened)
-        limit_s = calls * self._options.async_timeout_s + grace_s
-        answers = self._run(ask, limit_s, _shown(keys))
+            # Of several at once each ends by itself; one that is called like a function has to be left.
+            grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
+            calls = -(-len(pieces) // at_once) + (self._opened is not function)
+            answers = self._run(ask, calls * self._options.async_timeout_s + grace_s, _shown(keys))
         parts, start = [], 0
         for piece, answer in zip(pieces, answers, strict=True):
             parts.append(renumbered(answer, key_numbers(answer) + start))
@@ -207,7 +241,9 @@ class ProvidedTable:
             return await call()
 
         async def sleep(seconds: float) -> None:
-            await asyncio.get_running_loop().run_in_executor(None, self._clock.sleep, seconds)
+            if self._sleepers is None:  # as many as there may be calls, for they wait together
+                self._sleepers = concurrent.futures.ThreadPoolExecutor(self._options.async_capacity)
+            await asyncio.get_running_loop().run_in_executor(self._sleepers, self._clock.sleep, seconds)
 
         retry = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._options.max_retries + 1),
@@ -217,10 +253,15 @@ class ProvidedTable:
             reraise=True,
         )
 
-        async def tried() -> tuple[Any, Exception | None]:
+        started_s = asyncio.get_running_loop().time()
+
+        async def tried() -> tuple[Any, BaseException | None]:
             try:
                 return await retry(attempt), None
-            except Exception as problem:
+            except BaseException as problem:  # a SystemExit would end the loop
+                took_s = asyncio.get_running_loop().time() - started_s
+                if isinstance(problem, asyncio.CancelledError) and took_s > 0.9 * self._options.async_timeout_s:
+                    raise  # by the limit below
                 return None, problem
 
         try:
@@ -229,7 +270,8 @@ class ProvidedTable:
         except (asyncio.TimeoutError, TimeoutError):
             raise self._too_slow(_shown(keys)) from None
         if problem is not None:
-            attempts = f" in {self._options.max_retries + 1} attempts" if self._options.max_retries else ""
+            tried_again = self._options.max_retries and isinstance(problem, Exception)
+            attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
             raise LookupFunctionError(
                 f"provider {self.name} failed to look up {_shown(keys)}{attempts}: {problem!r}"
             ) from problem
@@ -259,56 +301,72 @@ class ProvidedTable:
         """Rows with exactly these columns; what may be there besides are others of the schema."""
         lost = [name for name in columns.names if name not in rows.column_names]
         unknown = [name for name in rows.column_names if name not in self.schema.names]
-        if lost or unknown or len(set(rows.column_names)) < rows.num_columns:
-            wrong = (
-                f"column {lost[0]!r} is missing"
-                if lost
-                else f"column {(unknown or rows.column_names)[0]!r} is not in its schema, or there twice"
-            )
+        twice = [name for name in rows.column_names if rows.column_names.count(name) > 1]
+        if lost or unknown or twice:
+            says = "is missing" if lost else "is not in its schema" if unknown else "is there twice"
+            wrong = f"column {(lost or unknown or twice)[0]!r} {says}"
             raise LookupFunctionError(
                 f"provider {self.name}, {what}: {wrong}; it returned {', '.join(rows.column_names)}, its schema has {', '.join(self.schema.names)}"
             )
         arrays = []
         for field in columns:
             column = rows.column(field.name)
-            if not widens(spark_type(column.type), field.type) and column.null_count < len(column):
+            try:
+                fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
+                if fits:
+                    arrays.append(cast_column(column.combine_chunks(), field.type, field.name, f"provider {self.name}"))
+            except SchemaError as problem:
+                raise LookupFunctionError(
+                    f"provider {self.name}, {what}: column {field.name!r}: {problem}"
+                ) from problem
+            if not fits:
                 raise LookupFunctionError(
                     f"provider {self.name}, {what}: column {field.name!r} is {column.type}, its schema says {field.type}"
                 )
-            whole = column.combine_chunks()
-            try:
-                arrays.append(cast_column(whole, field.type, field.name, f"provider {self.name}"))
-            except SchemaError as problem:
-                raise LookupFunctionError(f"provider {self.name}, {what}: {problem}") from problem
         return pa.Table.from_arrays(arrays, schema=columns)
 
     def _function(self) -> LookupFunction | AsyncLookupFunction:
-        if isinstance(self._provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
-            return self._provider.function
-        raise OptionError(f"option {_KEY} = {self.name!r} is for lookup.cache = 'FULL': it has no lookup function")
+        provider = self._current()
+        if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
+            raise OptionError(f"option {_KEY} = {self.name!r} has no lookup function: it is for lookup.cache = 'FULL'")
+        size = provider.function.batch_size
+        if size is not None and (type(size) is not int or size < 1):
+            raise LookupFunctionError(
+                f"provider {self.name} has batch_size = {size!r}: give a whole number, 1 or more, or None"
+            )
+        return provider.function
 
     def close(self) -> None:
         """Close the function; what is asked afterwards opens it again."""
         with self._lock:
-            if self._opened:
-                function = self._function()
-                self._opened = False
+            function = self._function() if self._opened is not None else None
+            if function is not None and self._opened is function:
+                self._opened = None
                 with contextlib.suppress(PysparkLookupError):
                     self._run(lambda: _awaited_of(function.close), self._options.async_timeout_s, "close()")
             self._calls.close()
+            self._version_calls.close()
+            if self._sleepers is not None:
+                self._sleepers.shutdown(wait=False)
+                self._sleepers = None
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float, what: str) -> Any:
-        with self._lock:  # a function is used by one thread; other callers wait for their turn
-            try:
-                return self._calls.run(call, limit_s)
-            except CallTimeoutError:
-                # Whatever hangs there goes on using its function: the next call gets another one.
-                self._opened, self._provider = False, self._made()
-                raise self._too_slow(what) from None
-            except PysparkLookupError:
-                raise
-            except Exception as problem:
-                raise LookupFunctionError(f"provider {self.name} failed, {what}: {problem!r}") from problem
+        try:
+            return self._calls.run(call, limit_s)
+        except CallTimeoutError:
+            # Whatever hangs there goes on using its function: the next call gets another one.
+            self._replace()
+            raise self._too_slow(what) from None
+        except CallFailedError as failed:
+            if isinstance(failed.problem, PysparkLookupError):
+                raise failed.problem from failed.problem.__cause__
+            raise self._failed(what, failed.problem) from failed.problem
+        except BaseException:
+            self._replace()
+            raise
+
+    def _failed(self, what: str, problem: BaseException) -> LookupFunctionError:
+        return LookupFunctionError(f"provider {self.name} failed, {what}: {problem!r}")
 
     def _too_slow(self, what: str) -> LookupTimeoutError:
         return LookupTimeoutError(
@@ -318,7 +376,13 @@ class ProvidedTable:
 
 async def _awaited_of(function: Callable[..., Any], *args: Any) -> Any:
     """What a function returns, which may be asynchronous; called when this is awaited."""
-    result = function(*args)
+    loop = asyncio.get_running_loop()
+    if not inspect.iscoroutinefunction(function):
+        asyncio._set_running_loop(None)  # for it this is a thread like any other, in which it may run a loop itself
+    try:
+        result = function(*args)
+    finally:
+        asyncio._set_running_loop(loop)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -339,6 +403,7 @@ async def _each(
     finally:
         for worker in workers:
             worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)  # until they have ended
     return [results[number] for number in range(len(pieces))]
 
 
@@ -373,6 +438,10 @@ def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOpti
     if cache is CacheMode.PARTIAL:
         _check_partial(options, provided)
     source = options.metadata_source
+    if cache is CacheMode.FULL:
+        _check_full(options, provided)
+    elif source is MetadataSource.CACHE and options.sync_interval_s is None:
+        raise OptionError("option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval")
     if cache is CacheMode.FULL and not provided.versioned:
         if "lookup.metadata.source" in options.explicit and source is MetadataSource.UFS:
             raise OptionError(
@@ -384,6 +453,18 @@ def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOpti
             )
         source = MetadataSource.CACHE
     return dataclasses.replace(options, cache=cache, metadata_source=source)
+
+
+def _check_full(options: LookupOptions, provided: ProvidedTable) -> None:
+    named = ("reload-strategy", "periodic-reload.", "timed-reload.")
+    prefix = "lookup.full-cache."
+    own = [key for key in options.explicit if key.startswith(tuple(prefix + name for name in named))]
+    if provided.trigger is not None and own:
+        raise OptionError(f"option {min(own)}: provider {provided.name} brings a reload trigger of its own")
+    if options.metadata_source is MetadataSource.CACHE and provided.trigger is None and not options.reloads:
+        raise OptionError(
+            f"Missing '{prefix}periodic-reload.interval': provider {provided.name} brings no reload trigger"
+        )
 
 
 def _check_partial(options: LookupOptions, provided: ProvidedTable) -> None:

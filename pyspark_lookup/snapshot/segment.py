@@ -67,6 +67,11 @@ class Segment:
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
+    def key_numbers(self, rows: Numbers) -> Numbers:
+        """The number of each row's key: rows of one key have one number, and no other row has it."""
+        assert self._index is not None
+        return self._index.numbers_of(rows)
+
     def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
         """A column, and its dictionary if it is one of codes."""
         if name not in self._columns:
