@@ -153,7 +153,7 @@ def _from_partial(
     def load(wanted: Sequence[pa.Array]) -> pa.Table:
         if reader.provided is not None:
             return reader.provided.lookup(pa.Table.from_arrays(list(wanted), schema=asked), kept, reader.metrics)
-        rows = reader.rows_where(plan, layout, chosen, _wanted(asked.names, wanted))
+        rows = reader.rows_where(plan, layout, version, chosen.files, _wanted(asked.names, wanted))
         return rows_at(rows, match_rows(rows, asked.names, Keys(wanted)), kept)
 
     # Rows are kept whatever the predicate, so that they answer under another one as well.

@@ -73,7 +73,8 @@ def joined_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
     nulls = [part.null_count for part in known]
     count = None if any(n is None for n in nulls) else sum(n for n in nulls if n is not None)
     bounded = [part for part in known if not part.all_null]
-    if any(part.low is None or part.high is None for part in bounded):
+    bounds = [bound for part in bounded for bound in (part.low, part.high)]
+    if any(bound is None or (isinstance(bound, float) and math.isnan(bound)) for bound in bounds):
         return ColumnStats(None, None, count, rows)
     lows, highs = [part.low for part in bounded], [part.high for part in bounded]
     return ColumnStats(min(lows, default=None), max(highs, default=None), count, rows)

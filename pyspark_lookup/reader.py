@@ -237,15 +237,22 @@ class TableReader:
 
     # --- lookup.cache=PARTIAL ---------------------------------------------------------------------
 
-    def rows_where(self, plan: ReadPlan, layout: Layout, version: TableVersion, wanted: Predicate | None) -> pa.Table:
-        """The rows of a version of which `wanted` is true, with all columns of `layout`.
+    def rows_where(
+        self,
+        plan: ReadPlan,
+        layout: Layout,
+        version: TableVersion,
+        files: Sequence[FileVersion],
+        wanted: Predicate | None,
+    ) -> pa.Table:
+        """The rows of those `files` of a version of which `wanted` is true, with all columns of `layout`.
 
         Raises SourceChangedError if a file is no longer in its version.
         """
-        pieces = slices_of(version.files)
         projection = dataclasses.replace(layout.projection, predicate=wanted)
         whole = functools.partial(self._data_schema, plan.table, version)
-        prepared = self._scan.prepare(plan.table, pieces, projection, True, whole)
+        complete = len(files) == len(version.files)
+        prepared = self._scan.prepare(plan.table, slices_of(files), projection, complete, whole)
         return pa.Table.from_batches(list(prepared.batches()), layout.columns)
 
     def bounds_of(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:

@@ -161,6 +161,10 @@ class Segments(Records):
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
             status = os.fstat(fd)
+            if not status.st_size:  # what a crash may leave of one that was not brought to the disk
+                self._metrics.inc("snapshotDamagedCount")
+                self._remove(path)
+                return None
             # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
             mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # an address space limit, or an empty file

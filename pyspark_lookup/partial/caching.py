@@ -62,7 +62,7 @@ class PartialCache:
         """
         asked = Keys(keys)
         known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
-        cache = self._cache_of(fresh.version)
+        cache = self._cache_of(fresh)
         found = cache.get(self._table(keys))
         lacking = ~found.present if asked.valid is None else ~found.present & asked.valid
         rest = np.flatnonzero(lacking)
@@ -179,12 +179,12 @@ class PartialCache:
     def _table(self, keys: Sequence[pa.Array]) -> pa.Table:
         return pa.Table.from_arrays(list(keys), self._names)
 
-    def _cache_of(self, version: str) -> _OfVersion:
+    def _cache_of(self, fresh: Freshness) -> _OfVersion:
         with self._lock:
-            if self._cache is None or self._cache.version != version:
+            if self._cache is None or not self._cache.holds(fresh):
                 if self._cache is not None:
                     self._cache.give_up()
-                self._cache = _OfVersion(version, self._make_cache())
+                self._cache = _OfVersion(fresh, self._make_cache())
             return self._cache
 
     def _tell(self, cache: _OfVersion) -> None:
@@ -196,12 +196,16 @@ class PartialCache:
 class _OfVersion:
     """A cache for as long as it holds rows of one version; then it knows nothing and keeps nothing."""
 
-    def __init__(self, version: str, cache: LookupCache) -> None:
-        self.version = version
+    def __init__(self, fresh: Freshness, cache: LookupCache) -> None:
+        self._fresh = fresh
         self._cache: LookupCache | None = cache
         self._lock = threading.Lock()
         # Counted elsewhere: what another level answers is a hit, too.
         cache.open(CacheMetricGroup())
+
+    def holds(self, fresh: Freshness) -> bool:
+        """Whether its rows are of this version, and have these columns."""
+        return self._fresh.version == fresh.version and bool(self._fresh.schema.equals(fresh.schema))
 
     def get(self, keys: pa.Table, peek: bool = False) -> CachedRows:
         with self._lock:

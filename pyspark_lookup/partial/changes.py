@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ class Changes:
         self._disk = disk
         self._keys = keys
         self._metrics = metrics
-        self._known: dict[str, pa.Table | None] = {}
+        self._known: dict[str, pa.Table] = {}
+        self._lock = threading.Lock()
 
     def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
         """Put the bounds of a version's files on record, for the version after it to tell what changed."""
@@ -92,20 +94,25 @@ class Changes:
         return touched
 
     def _recorded(self, digest: str) -> pa.Table | None:
-        if digest not in self._known or self._known[digest] is None:
-            text = self._disk.get_record("bounds", self._key(digest)) if self._disk is not None else None
+        with self._lock:
+            known = self._known.get(digest)
+        if known is not None:
+            return known
+        text = self._disk.get_record("bounds", self._key(digest)) if self._disk is not None else None
+        try:
+            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))).read_all() if text is not None else None
+        except (TypeError, ValueError, OSError, pa.ArrowException):  # no record of ours
             table = None
-            if isinstance(text, str):
-                table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))).read_all()
-            if table is None or table.schema != self._schema():
-                return None
-            self._keep(digest, table)
-        return self._known[digest]
+        if table is None or table.schema != self._schema():
+            return None
+        self._keep(digest, table)
+        return table
 
     def _keep(self, digest: str, table: pa.Table) -> None:
-        self._known[digest] = table
-        while len(self._known) > _KEPT:
-            del self._known[next(iter(self._known))]
+        with self._lock:
+            self._known[digest] = table
+            while len(self._known) > _KEPT:
+                del self._known[next(iter(self._known))]
 
     def _key(self, digest: str) -> str:
         return key_of(digest, *self._keys.names)

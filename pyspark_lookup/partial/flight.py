@@ -9,6 +9,7 @@ costs a wait and no more.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -57,6 +58,7 @@ class Flights:
         self._here: dict[int, tuple[str, Numbers, threading.Event]] = {}
         self._next = 0
         self._stuck: set[str] = set()  # claims that were waited for in vain
+        self._stuck_here: set[int] = set()
 
     @contextlib.contextmanager
     def claim(self, hashes: Numbers, version: str) -> Iterator[Flight]:
@@ -64,9 +66,9 @@ class Flights:
         ours = np.ones(len(hashes), np.bool_)
         waits: list[Callable[[], None]] = []
         with self._lock:
-            for of_version, others, event in self._here.values():
-                if of_version == version:
-                    self._leave(hashes, others, ours, waits, lambda event=event: event.wait(self._wait_s))  # type: ignore[misc]
+            for flight, (of_version, others, event) in self._here.items():
+                if of_version == version and flight not in self._stuck_here:
+                    self._leave(hashes, others, ours, waits, functools.partial(self._await_here, flight, event))
             number, done = self._next, threading.Event()
             self._next += 1
             self._here[number] = version, np.sort(hashes[ours]), done
@@ -76,6 +78,7 @@ class Flights:
         finally:
             with self._lock:
                 del self._here[number]
+                self._stuck_here.discard(number)
             done.set()
 
     @contextlib.contextmanager
@@ -89,7 +92,7 @@ class Flights:
                         for name, payload in self._disk.claims(self._space, version):
                             if name not in self._stuck:
                                 others = np.frombuffer(payload, np.uint64)
-                                self._leave(hashes, others, ours, waits, lambda name=name: self._await(name))  # type: ignore[misc]
+                                self._leave(hashes, others, ours, waits, functools.partial(self._await, name))
                         claim = self._disk.create_claim(self._space, version, np.sort(hashes[ours]).tobytes())
                     finally:
                         lock.release()
@@ -118,6 +121,11 @@ class Flights:
             ours[theirs] = False
             self._metrics.inc("loadWaitCount", int(np.count_nonzero(theirs)))
             waits.append(wait)
+
+    def _await_here(self, flight: int, done: threading.Event) -> None:
+        if not done.wait(self._wait_s):
+            with self._lock:
+                self._stuck_here |= {flight} & self._here.keys()
 
     def _await(self, name: str) -> None:
         assert self._disk is not None

@@ -42,6 +42,7 @@ REFUSE_ABOVE = 1.125
 _MEMORY_BYTES = 256 * 1024 * 1024
 _MS = 1000.0
 _AHEAD_MS = 60_000
+_LONG_AGO_MS = -(2**50)
 _STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest version merges, too
 
 
@@ -99,9 +100,9 @@ class _Part:
     def used_ms(self, rows: Numbers, now_ms: int) -> Numbers:
         """When the key of each row was last used; as nothing protects these numbers, none is believed that cannot be."""
         if not self.this_boot:
-            return np.zeros(len(rows), np.int64)
+            return np.full(len(rows), _LONG_AGO_MS)
         loaded = self.loaded_s[rows]
-        loaded_ms = (np.where(np.isfinite(loaded), loaded, 0) * _MS).astype(np.int64)
+        loaded_ms = (np.where(np.isfinite(loaded), loaded, _LONG_AGO_MS / _MS) * _MS).astype(np.int64)
         used = self.used[self.segment.key_numbers(rows)]
         # Others use it while this one is being looked at.
         return np.where((used > loaded_ms) & (used <= now_ms + _AHEAD_MS), used, loaded_ms)
@@ -191,9 +192,8 @@ class SharedCache:
     def _is_keyed(self, part: _Part) -> bool:
         """Whether a segment is by these keys, of the types of now, and hashed as they are."""
         held = part.segment.schema
-        return part.segment.keys == tuple(self._keys.names) and all(
-            held.field(f.name).type == f.type for f in self._keys
-        )
+        same = part.segment.keys == tuple(self._keys.names) and part.segment.seed == self._seed
+        return same and all(held.field(field.name).type == field.type for field in self._keys)
 
     def _fits(self, part: _Part, fresh: Freshness) -> bool:
         held = part.segment.schema
@@ -362,7 +362,8 @@ class SharedCache:
 
     def _merge(self, fresh: Freshness) -> None:
         """Make one segment of the latest ones, or, to have room again, of all that is worth keeping."""
-        parts = self._refreshed()
+        # As they were used until now: others go on using them.
+        parts = [dataclasses.replace(part, used=part.used.copy()) for part in self._refreshed()]
         rows, size = sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
         bounds = self._bounds
         room = min(

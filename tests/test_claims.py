@@ -1,0 +1,475 @@
+"""Claims and flights: of several that lack a key one loads it, and nobody waits for who is dead or does not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import itertools
+import multiprocessing
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk
+from pyspark_lookup.keys import Numbers, Seed
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.partial import flight
+from pyspark_lookup.partial.flight import Flight, Flights
+from tests.fakes import FakeClock
+from tests.test_disk import Opened, handles_below
+from tests.test_keys import examples
+from tests.test_segments import files_at_most
+
+SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
+SPACE = "0" * 32
+V1, V2 = "1" * 32, "2" * 32  # of a version's digest nothing is the beginning of another
+BOUND_S = 60.0  # far above what any of this takes
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def opened(cache_dir: Path) -> Opened:
+    return Opened(cache_dir)
+
+
+def held(opened: Opened, group: str = V1) -> list[bytes]:
+    """The payloads of a group's claims, as another process sees them."""
+    other = Opened(opened.root.parent)
+    return sorted(payload for _, payload in other.disk.claims(SPACE, group))
+
+
+def files_of(opened: Opened) -> list[str]:
+    return sorted(path.name for path in (opened.root / "claims").glob("*/*"))
+
+
+class HereClock:
+    """A clock of the test's own: it stands still but for sleeping, which also does `on_sleep`."""
+
+    def __init__(self, on_sleep: Callable[[], object]) -> None:
+        self.fake = FakeClock()
+        self._on_sleep = on_sleep
+
+    def host(self) -> HostClock:
+        def sleep(seconds: float) -> None:
+            self._on_sleep()
+            self.fake.sleep(seconds)
+
+        return HostClock(lambda: self.fake.wall_s, lambda: self.fake.steady_s, sleep, "boot-1")
+
+
+# --- claims ------------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
+    """What was claimed is told to others by group and space, until it is released; then nothing is left."""
+    claim = opened.disk.create_claim(SPACE, V1, b"payload")
+    other = opened.disk.create_claim(SPACE, V1, b"")
+    assert held(opened) == [b"", b"payload"]
+    assert held(opened, V2) == []
+    assert opened.disk.claims("f" * 32, V1) == []
+    claim.release()
+    assert held(opened) == [b""]
+    other.release()
+    assert held(opened) == []
+    assert files_of(opened) == []
+    assert os.listdir(opened.root / "tmp") == []
+    assert handles_below(opened.root) == 0
+
+
+def test_a_claim_without_a_lock_is_nobodys(opened: Opened) -> None:
+    """The file of a claim whose holder is gone does not count, and goes when somebody sees it."""
+    directory = opened.root / "claims" / SPACE
+    directory.mkdir()
+    (directory / f"{V1}-left").write_bytes(b"payload")
+    assert opened.disk.wait_for_claim(SPACE, f"{V1}-left", WAIT_S, FakeClock().host())
+    assert opened.disk.claims(SPACE, V2) == []
+    assert files_of(opened) == [f"{V1}-left"]
+    assert opened.disk.claims(SPACE, V1) == []
+    assert files_of(opened) == []
+
+
+def test_waiting_ends_with_the_claim(opened: Opened) -> None:
+    """Who waits goes on as soon as the claim is released, and at once if there is none."""
+    claim = opened.disk.create_claim(SPACE, V1, b"")
+    ((name, _),) = opened.disk.claims(SPACE, V1)
+    polls = itertools.count()
+    clock = HereClock(lambda: claim.release() if next(polls) == 3 else None)
+    assert opened.disk.wait_for_claim(SPACE, name, WAIT_S, clock.host())
+    assert len(clock.fake.slept) == 4
+    assert opened.disk.wait_for_claim(SPACE, name, WAIT_S, clock.host())
+    assert len(clock.fake.slept) == 4
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.5, 60.0])
+def test_waiting_has_an_end(opened: Opened, timeout_s: float) -> None:
+    """For a claim that stays one waits the time that was given, in short pauses, and is told that it is not over."""
+    claim = opened.disk.create_claim(SPACE, V1, b"")
+    ((name, _),) = opened.disk.claims(SPACE, V1)
+    clock = FakeClock()
+    assert not opened.disk.wait_for_claim(SPACE, name, timeout_s, clock.host())
+    assert timeout_s <= sum(clock.slept) <= timeout_s + 0.05
+    assert max(clock.slept, default=0) <= 0.05
+    claim.release()
+
+
+def test_the_sweep_removes_what_the_dead_left(opened: Opened) -> None:
+    """An old claim goes if nobody holds it; one that is held, or just came, stays."""
+    claim = opened.disk.create_claim(SPACE, V1, b"held")
+    directory = opened.root / "claims" / SPACE
+    (directory / f"{V1}-old").touch()
+    (directory / f"{V1}-new").touch()
+    for path in directory.iterdir():
+        os.utime(path, (opened.clock.wall_s - 7200,) * 2 if not path.name.endswith("new") else None)
+    opened.disk.sweep()
+    assert [name for name in files_of(opened) if name.endswith(("old", "new"))] == [f"{V1}-new"]
+    assert held(opened) == [b"held"]
+    claim.release()
+
+
+def test_a_claim_that_cannot_be_written(opened: Opened) -> None:
+    """A full disk, or a directory that is none, is an OSError that leaves no file and no handle."""
+    with files_at_most(10), pytest.raises(OSError, match="File too large"):
+        opened.disk.create_claim(SPACE, V1, bytes(100))
+    assert files_of(opened) == os.listdir(opened.root / "tmp") == []
+    shutil.rmtree(opened.root / "claims")
+    (opened.root / "claims").touch()
+    with pytest.raises(OSError, match="claims"):
+        opened.disk.create_claim(SPACE, V1, b"")
+    with pytest.raises(OSError, match="claims"):
+        opened.disk.claims(SPACE, V1)
+    assert os.listdir(opened.root / "tmp") == []
+    assert handles_below(opened.root) == 0
+
+
+def hold_a_claim(root: Path, told: Any) -> None:
+    opened = Opened(root)
+    claim = opened.disk.create_claim(SPACE, V1, np.array([5, 7], np.uint64).tobytes())
+    told.set()
+    threading.Event().wait(BOUND_S)  # until it is killed
+    claim.release()
+
+
+@contextlib.contextmanager
+def holder(root: Path) -> Iterator[Any]:
+    """Another process that claims the hashes 5 and 7."""
+    context = multiprocessing.get_context("spawn")
+    told = context.Event()
+    child = context.Process(target=hold_a_claim, args=(root, told))
+    child.start()
+    try:
+        assert told.wait(BOUND_S)
+        yield child
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_a_killed_process_holds_nothing(opened: Opened) -> None:
+    """Who waits for a process that is killed goes on at once, and what it had claimed is anybody's."""
+    with holder(opened.root.parent) as child:
+
+        def kill() -> None:
+            child.kill()
+            child.join(BOUND_S)
+
+        clock = HereClock(kill)
+        flights = flights_of(opened, clock=clock.host())
+        with flights.claim(numbers(4, 5, 7), V1) as flight:
+            assert flight.mine.tolist() == [True, False, False]
+        assert clock.fake.slept == []
+        flight.wait()
+        assert len(clock.fake.slept) == 1
+        with flights.claim(numbers(4, 5, 7), V1) as flight:
+            assert flight.mine.all()
+    assert files_of(opened) == []
+
+
+# --- flights -----------------------------------------------------------------------------------------
+
+
+def numbers(*hashes: int) -> Numbers:
+    return np.array(hashes, np.uint64)
+
+
+def flights_of(opened: Opened | None, wait_s: float = WAIT_S, clock: HostClock | None = None) -> Flights:
+    """The flights of a process; None: of one without a cache directory."""
+    metrics = CacheMetricGroup() if opened is None else opened.metrics
+    disk = None if opened is None else opened.disk
+    return Flights(disk, SPACE, SEED, metrics, clock or FakeClock().host(), wait_s)
+
+
+def both(opened: Opened, where: str) -> tuple[Flights, Flights, Opened]:
+    """Two that may be in each other's way: in one process, with a directory or without, or in two. And who counts for the second."""
+    if where == "two processes":
+        other = Opened(opened.root.parent)
+        return flights_of(opened), flights_of(other), other
+    flights = flights_of(opened if where == "one process" else None)
+    counted = opened
+    counted.metrics = flights._metrics
+    return flights, flights, counted
+
+
+WHERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
+
+
+@WHERE
+def test_each_key_is_loaded_by_one(opened: Opened, where: str) -> None:
+    """Of keys that somebody is loading only the others are one's own; each left to others is counted."""
+    first, second, counted = both(opened, where)
+    with first.claim(numbers(9, 1, 5), V1) as one:
+        assert one.mine.all()
+        with second.claim(numbers(5, 2, 9, 3, 5), V1) as other:
+            assert other.mine.tolist() == [False, True, False, True, False]
+            assert counted.count("loadWaitCount") == 3
+            with first.claim(numbers(1, 2, 3, 4), V1) as third:
+                assert third.mine.tolist() == [False, False, False, True]
+    with second.claim(numbers(5, 2, 9, 3), V1) as again:
+        assert again.mine.all()
+    again.wait()
+    assert files_of(opened) == []
+
+
+@WHERE
+def test_flights_of_another_version_are_ignored(opened: Opened, where: str) -> None:
+    """The rows of another version would be of no use, so nobody waits for them."""
+    first, second, counted = both(opened, where)
+    with first.claim(numbers(1), V1), second.claim(numbers(1), V2) as other:
+        assert other.mine.all()
+    assert counted.count("loadWaitCount") == 0
+
+
+@WHERE
+def test_a_claim_ends_however_its_block_ends(opened: Opened, where: str) -> None:
+    """After an error in the block the keys are free."""
+    first, second, _ = both(opened, where)
+    with pytest.raises(ZeroDivisionError), first.claim(numbers(1), V1):
+        raise ZeroDivisionError
+    with second.claim(numbers(1), V1) as other:
+        assert other.mine.all()
+    assert files_of(opened) == []
+
+
+def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
+    """A call that leaves all its keys to others stands in nobody's way."""
+    first, second, third = flights_of(opened), flights_of(opened), flights_of(opened)
+    with first.claim(numbers(1, 2), V1), second.claim(numbers(1, 2), V1) as other:
+        assert not other.mine.any()
+        with third.claim(numbers(3), V1) as more:
+            assert more.mine.all()
+            more.wait()
+        with first.claim(numbers(), V1) as none:
+            assert len(none.mine) == 0
+
+
+@WHERE
+def test_who_waits_goes_on_when_the_other_is_done(opened: Opened, where: str) -> None:
+    """`wait` returns once the claims that were left to others are over, and not before."""
+    clock = HostClock()
+    other_process = Opened(opened.root.parent) if where == "two processes" else opened
+    disk = opened if where != "no directory" else None
+    first = flights_of(disk, clock=clock)
+    second = first if where != "two processes" else flights_of(other_process, clock=clock)
+    over = threading.Event()
+    seen: list[bool] = []
+
+    def wait(flight: Flight) -> None:
+        flight.wait()
+        seen.append(over.is_set())
+
+    with first.claim(numbers(1, 2), V1):
+        with second.claim(numbers(2, 3), V1) as other:
+            pass
+        thread = threading.Thread(target=wait, args=(other,), daemon=True)
+        thread.start()
+        over.set()
+    thread.join(BOUND_S)
+    assert seen == [True]
+
+
+def test_patience_is_for_a_claim(opened: Opened) -> None:
+    """A claim that is never released is waited for once; from then on its keys are loaded by oneself, without waiting."""
+    stuck = opened.disk.create_claim(SPACE, V1, numbers(1, 2).tobytes())
+    clock = FakeClock()
+    flights = flights_of(opened, wait_s=7.0, clock=clock.host())
+    with flights.claim(numbers(1, 3), V1) as flight:
+        assert flight.mine.tolist() == [False, True]
+    flight.wait()
+    assert 7.0 <= sum(clock.slept) <= 7.1
+    clock.slept.clear()
+    with flights.claim(numbers(1, 2, 3), V1) as flight:
+        assert flight.mine.all()
+    flight.wait()
+    assert clock.slept == []
+    other = flights_of(Opened(opened.root.parent), clock=clock.host())
+    with other.claim(numbers(1), V1) as flight:  # another process has patience of its own
+        assert not flight.mine.any()
+    newer = opened.disk.create_claim(SPACE, V1, numbers(1).tobytes())
+    with flights.claim(numbers(1, 2), V1) as flight:
+        assert flight.mine.tolist() == [False, True]
+    newer.release()
+    stuck.release()
+
+
+def test_a_thread_that_never_ends_is_not_waited_for_forever(opened: Opened) -> None:
+    """In one process, too, one waits no longer than was said."""
+    flights = flights_of(None, wait_s=0.01)
+    with flights.claim(numbers(1), V1):
+        with flights.claim(numbers(1), V1) as other:
+            assert not other.mine.any()
+        started_s = time.monotonic()
+        other.wait()
+        assert time.monotonic() - started_s < BOUND_S
+
+
+def test_patience_is_for_a_thread_too(opened: Opened) -> None:
+    """What a thread that does not end is loading is loaded by others, after they waited for it once."""
+    flights = flights_of(None, wait_s=0.01)
+    with flights.claim(numbers(1, 2), V1):
+        with flights.claim(numbers(1), V1) as other:
+            assert not other.mine.any()
+        other.wait()
+        with flights.claim(numbers(1, 2), V1) as again:
+            assert again.mine.all()
+
+
+@pytest.mark.parametrize("broken", ["claims", "locks"])
+def test_a_directory_that_cannot_be_written_costs_single_flight_only(opened: Opened, broken: str) -> None:
+    """Without claims every process loads for itself, which is counted; threads of one still do not load twice."""
+    shutil.rmtree(opened.root / broken)
+    (opened.root / broken).touch()
+    other = Opened.__new__(Opened)
+    other.root, other.clock, other.metrics = opened.root, opened.clock, CacheMetricGroup()
+    other.disk = opened.disk.counting(other.metrics)
+    first, second = flights_of(opened), flights_of(other)
+    with first.claim(numbers(1), V1) as one, second.claim(numbers(1), V1) as two:
+        assert one.mine.all()
+        assert two.mine.all()
+        with first.claim(numbers(1, 2), V1) as three:
+            assert three.mine.tolist() == [False, True]
+    assert (opened.count("cacheFailureCount"), other.count("cacheFailureCount")) == (2, 1)
+    assert handles_below(opened.root) == 0
+
+
+def test_a_full_disk_costs_single_flight_only(opened: Opened) -> None:
+    """A claim that cannot be written is counted, what others claim is left to them all the same, and no lock stays held."""
+    first, second = flights_of(opened), flights_of(opened)
+    with first.claim(numbers(1), V1):
+        with files_at_most(0), second.claim(numbers(1, 2), V1) as other:
+            assert other.mine.tolist() == [False, True]
+        with second.claim(numbers(3), V1) as more:
+            assert more.mine.all()
+    assert opened.count("cacheFailureCount") == 1
+    assert len(files_of(opened)) == 0
+    assert os.listdir(opened.root / "tmp") == []
+
+
+def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another holds the lock for too long, one loads without saying so."""
+    monkeypatch.setattr(flight, "_LOCK_WAIT_S", 0.0)
+    lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
+    assert lock is not None
+    with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:
+        assert one.mine.all()
+        assert other.mine.all()
+    lock.release()
+    assert files_of(opened) == []
+
+
+def test_no_handle_and_no_lock_is_left(opened: Opened) -> None:
+    """After any number of flights nothing is open, and nobody is kept from the next."""
+    flights = [flights_of(opened) for _ in range(4)]
+    for number in range(20):
+        with flights[number % 4].claim(numbers(number, 100), V1), flights[(number + 1) % 4].claim(numbers(100), V1):
+            pass
+    gc.collect()
+    assert handles_below(opened.root) == 0
+    for path in (opened.root / "locks").iterdir():
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@examples(60)
+@given(
+    sets=st.lists(st.lists(st.integers(0, 12), max_size=8), min_size=1, max_size=5),
+    processes=st.lists(st.integers(0, 2), min_size=5, max_size=5),
+)
+def test_of_any_sets_of_keys_each_has_one_loader(
+    tmp_path_factory: pytest.TempPathFactory, sets: list[list[int]], processes: list[int]
+) -> None:
+    """However flights of some processes overlap: each key is one flight's, the first that wants it."""
+    root = tmp_path_factory.mktemp("host") / "cache"
+    all_flights = [flights_of(Opened(root)) for _ in range(3)]
+    owners: dict[int, int] = {}
+    with contextlib.ExitStack() as stack:
+        for number, wanted in enumerate(sets):
+            hashes = numbers(*wanted)
+            got = stack.enter_context(all_flights[processes[number]].claim(hashes, V1))
+            expected = [owners.setdefault(key, number) == number for key in wanted]
+            assert got.mine.tolist() == expected
+
+
+def run_all(*functions: Callable[[], object]) -> None:
+    """Run functions at the same time; none may fail or hang."""
+    failed: list[BaseException] = []
+
+    def run(function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert not any(thread.is_alive() for thread in threads), "deadlock"
+    assert failed == []
+
+
+@WHERE
+def test_crossing_claims_do_not_wait_for_each_other(opened: Opened, where: str) -> None:
+    """Two that claim A then B and B then A, over and over, get on: nobody waits while holding a claim."""
+    clock = HostClock()
+    disk = None if where == "no directory" else opened
+    first = flights_of(disk, clock=clock)
+    second = first if where != "two processes" else flights_of(Opened(opened.root.parent), clock=clock)
+    done: set[int] = set()
+    loads: list[int] = []
+    lock = threading.Lock()
+
+    def load_all(flights: Flights, order: int) -> None:
+        for number in range(25):
+            left = [2 * number, 2 * number + 1][::order]
+            while left:
+                with flights.claim(numbers(*left), V1) as flight:
+                    for key in [key for key, mine in zip(left, flight.mine.tolist(), strict=True) if mine]:
+                        if key not in done:
+                            loads.append(key)
+                            with lock:
+                                done.add(key)
+                flight.wait()
+                left = [key for key in left if key not in done]
+
+    run_all(lambda: load_all(first, 1), lambda: load_all(second, -1))
+    assert sorted(loads) == list(range(50))
+
+
+def test_a_disk_counts_where_its_claims_are_used(cache_dir: Path) -> None:
+    """Claims are a part of the cache directory: a copy that counts elsewhere sees the same ones."""
+    disk = Disk(cache_dir, 2**20, CacheMetricGroup(), lambda: 0.0, random.Random(7))
+    claim = disk.create_claim(SPACE, V1, b"x")
+    assert [payload for _, payload in disk.counting(CacheMetricGroup()).claims(SPACE, V1)] == [b"x"]
+    claim.release()
