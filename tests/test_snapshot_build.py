@@ -19,12 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_lookup import columns
 from pyspark_lookup.columns import ColumnWriter
 from pyspark_lookup.disk import OpenSegment, SegmentWriter
 from pyspark_lookup.index import Order, SkewedError, order_rows
 from pyspark_lookup.keys import Keys, Numbers, Seed
 from pyspark_lookup.schema import spark_type
-from pyspark_lookup.snapshot import build, columns, layers
+from pyspark_lookup.snapshot import build, layers
 from pyspark_lookup.snapshot.build import CODES, ROW_BITS, SegmentBuilder
 from pyspark_lookup.snapshot.layers import Layer, Ranges, Snapshot, hidden_rows
 from pyspark_lookup.snapshot.segment import Segment, SegmentFile
