@@ -444,13 +444,14 @@ def test_any_flipped_bit_is_noticed_or_harmless(opened: Opened) -> None:
     assert opened.count("snapshotDamagedCount") == (len(blob) - len(gaps)) * 8
 
 
-def test_an_empty_file_cannot_be_mapped(opened: Opened) -> None:
-    """A file without bytes is absent and counted as a failure; `check` finds it."""
+def test_an_empty_file_is_damage(opened: Opened) -> None:
+    """A file without bytes, as a crash may leave one, is absent, counted as damaged and removed; `check` finds it too."""
     path = published(opened)
     edited(lambda blob: b"")(path)
+    assert opened.disk.check(repair=False).damaged == ("snapshots/t/s",)
     assert opened.disk.open_segment("t", "s") is None
-    assert opened.count("cacheFailureCount") == 1
-    assert opened.disk.check(repair=True).damaged == ("snapshots/t/s",)
+    assert opened.count("snapshotDamagedCount") == 1
+    assert opened.count("cacheFailureCount") == 0
     assert not path.exists()
 
 

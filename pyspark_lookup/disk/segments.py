@@ -167,7 +167,7 @@ class Segments(Records):
                 return None
             # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
             mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # an address space limit, or an empty file
+        except (OSError, ValueError):  # an address space limit
             self._metrics.inc("cacheFailureCount")
             return None
         finally:
