@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_lookup.api import LookupTable
+    from pyspark_lookup.spark.join import explain_lookup, lookup_join
     from pyspark_lookup.spark.session import configure
     from pyspark_lookup.spark.source import LookupCacheDataSource as DefaultSource
 
-__all__ = ["DefaultSource", "LookupTable", "__version__", "configure"]
+__all__ = ["DefaultSource", "LookupTable", "__version__", "configure", "explain_lookup", "lookup_join"]
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,8 @@ _HOMES = {
     "DefaultSource": ("pyspark_lookup.spark.source", "LookupCacheDataSource"),
     "LookupTable": ("pyspark_lookup.api", "LookupTable"),
     "configure": ("pyspark_lookup.spark.session", "configure"),
+    "explain_lookup": ("pyspark_lookup.spark.join", "explain_lookup"),
+    "lookup_join": ("pyspark_lookup.spark.join", "lookup_join"),
 }
 
 

@@ -25,7 +25,7 @@ from pyspark_lookup.where import parse_where
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LookupTable"]
+__all__ = ["LookupTable", "option_text"]
 
 
 class LookupTable:
@@ -39,9 +39,10 @@ class LookupTable:
     """
 
     def __init__(self, path: str | None, options: Mapping[str, Any] | None = None) -> None:
-        given = {key: _option_text(value) for key, value in (options or {}).items()}
+        given = {key: option_text(value) for key, value in (options or {}).items()}
         if path is not None:
             given["path"] = path
+        self._given = given
         self._options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
         if self._options.view is not View.DATA:
             raise OptionError(
@@ -65,6 +66,11 @@ class LookupTable:
                 f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
             )
         return cls(options.pop("path", None), options)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The options this table was made with, `path` among them: what a Spark read of it takes."""
+        return dict(self._given)
 
     def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
         """The rows of the current version as one Arrow table: one metadata call, data for what changed.
@@ -229,6 +235,6 @@ class LookupTable:
         self.close()
 
 
-def _option_text(value: Any) -> str:
+def option_text(value: Any) -> str:
     """An option value as Spark passes it: `True` is "true"."""
     return str(value).lower() if isinstance(value, bool) else str(value)

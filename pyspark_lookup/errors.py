@@ -10,6 +10,7 @@ Every error is a `PysparkLookupError` and also the builtin a caller would guess:
     │   ├── TableFormatError                  a Delta, Iceberg or Hudi directory
     │   ├── TableEmptyError                   no data file (left)
     │   └── TableBusyError                    a job is writing it now
+    ├── NonUniqueKeyError (ValueError)        a key with several rows, where one may be
     ├── VersionGoneError (LookupError)        the version asked for can no longer be read
     ├── ReloadFailedError (RuntimeError)      lookup.cache=FULL may not serve what it has
     ├── LookupFunctionError (RuntimeError)    a provider of lookup.provider failed, or answered wrongly
@@ -32,6 +33,7 @@ __all__ = [
     "DamagedFileError",
     "LookupFunctionError",
     "LookupTimeoutError",
+    "NonUniqueKeyError",
     "NotATableError",
     "NotSupportedError",
     "OptionError",
@@ -82,6 +84,10 @@ class TableEmptyError(NotATableError):
 
 class TableBusyError(NotATableError):
     """A job is writing the directory, or has not marked it complete."""
+
+
+class NonUniqueKeyError(PysparkLookupError, ValueError):
+    """A lookup that returns one row found several for a key."""
 
 
 class VersionGoneError(PysparkLookupError, LookupError):

@@ -34,6 +34,7 @@ __all__ = [
     "bits_of",
     "cast_keys",
     "check_key_types",
+    "comparable",
     "draw_seed",
     "offsets_and_data",
     "one_array",
@@ -153,6 +154,11 @@ def check_key_types(fields: Sequence[pa.Field]) -> None:
                 f"option lookup.keys: column {field.name!r} is {field.type}, which cannot be a key: take columns of numbers, "
                 "text, binary, dates, timestamps, decimals or booleans"
             )
+
+
+def comparable(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether keys of the two types are compared without a loss, so that one can be looked up among the other."""
+    return not pa.types.is_nested(one) and _family(one) == _family(other)
 
 
 def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:

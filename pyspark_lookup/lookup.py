@@ -28,10 +28,11 @@ from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
 from pyspark_lookup.scan import all_columns, coalesced
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.layers import Snapshot
+from pyspark_lookup.snapshot.load import Layout
 from pyspark_lookup.snapshot.reading import planned_columns
 from pyspark_lookup.table import TableVersion, select_partitions
 
-__all__ = ["get_many", "read_rows"]
+__all__ = ["get_many", "get_many_at", "held_many_at", "read_rows"]
 
 _STARTS = 5  # a table that changes under this many lookups in a row is read as it is
 
@@ -46,15 +47,28 @@ def get_many(
 ) -> pa.Table:
     """The rows whose columns `names` have any of the values in `keys`; all from one version.
 
-    `plan`: whose columns are those of the answer, `names` first. `version`: the current one, if the
-    caller has just resolved it. Raises SchemaError if the keys do not fit, and what reading raises.
+    `version`: the current one, if the caller has just resolved it. Raises SchemaError if the keys do not fit, and
+    what reading raises.
     """
+    resolution, snapshot = reader.resolve(plan, execution, version)
+    return get_many_at(reader, plan, keys, names, execution, resolution, snapshot)
+
+
+def get_many_at(
+    reader: TableReader,
+    plan: ReadPlan,
+    keys: pa.Table,
+    names: Sequence[str],
+    execution: Execution | None,
+    resolution: Resolution,
+    snapshot: Snapshot | None,
+) -> pa.Table:
+    """The same of a version that is resolved already; from its snapshot if there is one."""
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
-    resolution, snapshot = reader.resolve(plan, execution, version)
     if plan.options.on_version_gone is OnVersionGone.FAIL:  # others may have been told of this version
         resolution = dataclasses.replace(resolution, decided_here=False)
-    fields = [plan.projection.columns.field(name) for name in names]
+    fields = _key_fields(plan, names)
     arrays = cast_keys(keys, fields)
     probed = Keys(arrays)
     valid = probed.rows if probed.valid is None else int(np.count_nonzero(probed.valid))
@@ -80,14 +94,20 @@ def get_many(
     if plan.options.cache is not CacheMode.NONE:
         reader.metrics.inc("missCount", valid)
     if plan.options.cache is not CacheMode.PARTIAL:
-        return _uncached(reader, plan, arrays, names, schema, execution, resolution)
+        return _uncached(reader, plan, arrays, fields, schema, execution, resolution)
     try:
-        rows = _uncached(reader, plan, arrays, names, schema, execution, resolution)
+        rows = _uncached(reader, plan, arrays, fields, schema, execution, resolution)
     except BaseException:
         reader.metrics.inc("numLoadFailures", valid)
         raise
     reader.metrics.inc("loadCount", valid)
     return rows
+
+
+def _key_fields(plan: ReadPlan, names: Sequence[str]) -> list[pa.Field]:
+    """The key columns in the types in which they are read, whether or not they are part of the answer."""
+    everything = all_columns((plan.projection.data, plan.projection.partitions))
+    return [everything.field(name) for name in names]
 
 
 def read_rows(
@@ -106,15 +126,9 @@ def read_rows(
         return reader.read(plan, task, execution, version)
     everything = all_columns((plan.projection.data, plan.projection.partitions))
     names = resolve_names(plan.options.keys or (), everything, "lookup.keys")
-    keyed = pa.schema([everything.field(name) for name in names])
-    # The keys come first in the answer of a lookup, also where the plan does not want them.
-    others = [field for field in plan.projection.columns if field.name not in names]
-    projection = dataclasses.replace(plan.projection, columns=pa.schema([*keyed, *others]))
-    table = pa.Table.from_arrays(keys, schema=keyed)
+    table = pa.Table.from_arrays(keys, names=names)
     order = as_indices(distinct_keys(Keys(keys), Keys(keys).hashes(SEED))[0])
-    found = get_many(
-        reader, dataclasses.replace(plan, projection=projection), table.take(order), names, execution, version
-    )
+    found = get_many(reader, plan, table.take(order), names, execution, version)
     rows = found.select(plan.projection.columns.names).cast(plan.projection.columns)
     return coalesced(rows.to_batches(), plan.projection.columns, reader.metrics)
 
@@ -129,6 +143,40 @@ def _from_snapshot(
     return [_answer(plan, dict(zip(stored, answer.columns, strict=True)), given, answer.keys, start, schema)]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """Keys as the partial cache takes them: typed as its rows are; `kept` are the columns it holds beside them."""
+
+    space: str
+    keys: pa.Schema
+    arrays: list[pa.Array]
+    kept: pa.Schema
+    given: Mapping[str, pa.Array]
+    layout: Layout
+    version: TableVersion
+
+
+def _asked(
+    reader: TableReader, plan: ReadPlan, keys: pa.Table, fields: Sequence[pa.Field], version: TableVersion
+) -> _Asked | None:
+    """None if the cache's rows lack a column, or the version's files cannot be told from others."""
+    if not all(file.cacheable for file in version.files):
+        return None
+    table, options = plan.table, plan.options
+    layout = reader.layout(table, options, version)
+    if not reader.covers(plan, layout.columns):
+        return None
+    typed = pa.schema([layout.columns.field(field.name) for field in fields])
+    arrays = cast_keys(keys, list(typed))
+    given = _given(typed, arrays)
+    kept = pa.schema([field for field in layout.columns if field.name not in given])
+    # Rows are kept whatever the predicate, so that they answer under another one as well.
+    columns = None if options.columns is None else sorted(layout.columns.names)
+    space = key_of("partial", table.id, options.keys, columns, options.partition)
+    chosen = TableVersion(table.id, select_partitions(table, version.files, options))
+    return _Asked(space, typed, arrays, kept, given, layout, chosen)
+
+
 def _from_partial(
     reader: TableReader,
     plan: ReadPlan,
@@ -137,54 +185,70 @@ def _from_partial(
     version: TableVersion,
     schema: pa.Schema,
 ) -> pa.Table | None:
-    """The answer through the partial cache; None if its rows lack a column, or the version's files cannot be told from others."""
-    if not all(file.cacheable for file in version.files):
+    """The answer through the partial cache; None if it cannot hold such rows."""
+    asked = _asked(reader, plan, keys, fields, version)
+    if asked is None:
         return None
-    table, options = plan.table, plan.options
-    chosen = TableVersion(table.id, select_partitions(table, version.files, options))
-    layout = reader.layout(table, options, version)
-    if not reader.covers(plan, layout.columns):
-        return None
-    asked = pa.schema([layout.columns.field(field.name) for field in fields])
-    arrays = cast_keys(keys, list(asked))
-    given = _given(asked, arrays)
-    kept = pa.schema([field for field in layout.columns if field.name not in given])
 
     def load(wanted: Sequence[pa.Array]) -> pa.Table:
         if reader.provided is not None:
-            return reader.provided.lookup(pa.Table.from_arrays(list(wanted), schema=asked), kept, reader.metrics)
-        rows = reader.rows_where(plan, layout, version, chosen.files, _wanted(asked.names, wanted))
-        return rows_at(rows, match_rows(rows, asked.names, Keys(wanted)), kept)
+            table = pa.Table.from_arrays(list(wanted), schema=asked.keys)
+            return reader.provided.lookup(table, asked.kept, reader.metrics)
+        names = asked.keys.names
+        rows = reader.rows_where(plan, asked.layout, version, asked.version.files, _wanted(names, wanted))
+        return rows_at(rows, match_rows(rows, names, Keys(wanted)), asked.kept)
 
-    # Rows are kept whatever the predicate, so that they answer under another one as well.
-    columns = None if options.columns is None else sorted(layout.columns.names)
-    space = key_of("partial", table.id, options.keys, columns, options.partition)
+    bounds_of = functools.partial(reader.bounds_of, plan.table, asked.layout)
     rows = reader.partials.lookup(
-        space, options, asked, kept, chosen, arrays, load, functools.partial(reader.bounds_of, table, layout)
+        asked.space, plan.options, asked.keys, asked.kept, asked.version, asked.arrays, load, bounds_of
     )
-    numbers = key_numbers(rows)
-    held = {name: one_array(rows.column(name)) for name in kept.names}
-    return pa.Table.from_batches([_answer(plan, held, given, numbers, 0, schema)], schema)
+    return _partial_answer(plan, asked, rows, schema)
+
+
+def _partial_answer(plan: ReadPlan, asked: _Asked, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    held = {name: one_array(rows.column(name)) for name in asked.kept.names}
+    return pa.Table.from_batches([_answer(plan, held, asked.given, key_numbers(rows), 0, schema)], schema)
+
+
+def held_many_at(
+    reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
+) -> tuple[pa.Table, Numbers]:
+    """What is cached of the rows of those keys, without a load; and which keys that answers (one bool each).
+
+    With `lookup.cache=PARTIAL`; in the other modes nothing is.
+    """
+    schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
+    fields = _key_fields(plan, names)
+    asked = _asked(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
+    if asked is None:
+        return schema.empty_table(), np.zeros(keys.num_rows, np.bool_)
+    bounds_of = functools.partial(reader.bounds_of, plan.table, asked.layout)
+    rows, present = reader.partials.held(
+        asked.space, plan.options, asked.keys, asked.kept, asked.version, asked.arrays, bounds_of
+    )
+    return _partial_answer(plan, asked, rows, schema), present
 
 
 def _uncached(
     reader: TableReader,
     plan: ReadPlan,
     arrays: Sequence[pa.Array],
-    names: Sequence[str],
+    fields: Sequence[pa.Field],
     schema: pa.Schema,
     execution: Execution | None,
     resolution: Resolution,
 ) -> pa.Table:
     """The answer from the files, or of a provider, which is asked once for each key."""
     probed = Keys(arrays)
+    names = [field.name for field in fields]
     if reader.provided is None or reader.provided.scans:
         wanted = _wanted(names, arrays)
         predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
-        narrowed = dataclasses.replace(plan, projection=dataclasses.replace(plan.projection, predicate=predicate))
-        read = reader.read_files(narrowed, execution, resolution)
-        return _joined(pa.Table.from_batches(list(read), plan.projection.columns), names, probed, schema)
-    fields = [plan.projection.data.field(name) for name in names]
+        planned = plan.projection.columns
+        columns = pa.schema([*planned, *(field for field in fields if field.name not in planned.names)])
+        projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
+        read = reader.read_files(dataclasses.replace(plan, projection=projection), execution, resolution)
+        return _joined(pa.Table.from_batches(list(read), columns), names, probed, schema)
     given = _given(fields, arrays)
     kept = pa.schema([plan.projection.data.field(name) for name in _needed(plan) if name not in given])
     chosen, places = distinct_keys(probed, probed.hashes(SEED))
@@ -240,6 +304,6 @@ def _wanted(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
 def _joined(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
     """Rows of a scan by the keys they answer."""
     matches = match_rows(rows, names, keys)
-    found = rows.take(as_indices(matches.rows))
+    found = rows.select(schema.names[:-1]).take(as_indices(matches.rows))
     columns = [*found.columns, pa.chunked_array([as_indices(matches.keys)])]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -22,7 +22,7 @@ from pyspark_lookup.errors import NotATableError, TableBusyError, UfsNotFoundErr
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
-from pyspark_lookup.stores import SETTLED_AFTER_S
+from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
 from pyspark_lookup.table import Kind, Table, TableVersion, data_files, is_glob
 from pyspark_lookup.ufs import FileVersion, Listing, Ufs
 
@@ -32,6 +32,7 @@ _log = logging.getLogger("pyspark_lookup.metadata")
 _SETTLE_POLLS = 20
 _CONFIRM_S = 0.2
 _LOCK_WAIT_S = 30.0
+_SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +77,20 @@ class Metadata:
         if kind is None:
             status = self._ufs.get_status(url)
             kind = Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
-        probe = Table(url, self._ufs.scope, kind, options.format, options.success_file, options.settle_s)
+        probe = self.table_of(options, kind)
         if status is None or self._unsettled_s(probe, status) > 0 or self._shrank(probe, self._version(probe, status)):
             version = self._cached(probe, options) or self._ask(probe, started_s)
         else:
             version = self._finish(probe, self._version(probe, status), started_s)
-        if options.provider is not None:
-            return probe, version
-        table = dataclasses.replace(probe, format=options.format or format_of([file.url for file in version.files]))
-        return table, version
+        return self.table_of(options, kind, version), version
+
+    def table_of(self, options: LookupOptions, kind: Kind, version: TableVersion | None = None) -> Table:
+        """The table at `options.path`, which is known to be of this kind; with its format, given a version. No store call."""
+        form = options.format
+        if form is None and version is not None and options.provider is None:
+            form = format_of([file.url for file in version.files])
+        url = self._ufs.url_of(options.path)
+        return Table(url, self._ufs.scope, kind, form, options.success_file, options.settle_s)
 
     def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
         """What the path was when this host last learned of it, for CACHE mode to answer or to keep."""
@@ -154,15 +160,15 @@ class Metadata:
                 lock.release()
 
     def resolve_again(
-        self, table: Table, options: LookupOptions, execution: Execution | None, gone: TableVersion
+        self, table: Table, options: LookupOptions, execution: Execution | None, gone: str
     ) -> TableVersion:
-        """The version that replaces `gone`, asked from the store; the execution's record follows it."""
+        """The version that replaces the one of digest `gone`, asked from the store; the execution's record follows it."""
         self._metrics.inc("versionGoneCount")
-        _log.warning("version %s of %s is gone; resolving again", gone.digest, redact("path", table.url))
+        _log.warning("version %s of %s is gone; resolving again", gone, redact("path", table.url))
         if execution is not None and self._disk is not None:
             key = key_of(execution.application, execution.id, table.id)
             recorded = self._recorded(table, key)
-            if recorded is not None and recorded.digest != gone.digest:
+            if recorded is not None and recorded.digest != gone:
                 return recorded  # another task noticed first
             version = self._ask(table, self._clock.steady_s())
             self._try(lambda disk: self._remember_files(table, version))
@@ -181,6 +187,38 @@ class Metadata:
     def version_of(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record. No store call."""
         return self._files(table, digest)
+
+    def find(self, table: Table, digest: str, newest_s: float) -> TableVersion | None:
+        """The version of that digest, from one listing if this host does not know it; None if the store has moved on.
+
+        `newest_s`: when its newest file was modified. A table to which only files were added since is found by that.
+        """
+        known = self._files(table, digest)
+        if known is not None:
+            return known
+        with self._locked("find", digest):
+            known = self._files(table, digest)  # whoever held the lock before us may have found it
+            if known is not None:
+                return known
+            version = self._ask(table, self._clock.steady_s())
+            older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest_s)
+            found = next((v for v in (version, TableVersion(table.id, older)) if v.digest == digest), None)
+            if found is not None:
+                version = found
+                self._try(lambda disk: self._remember_files(table, version))
+            return found
+
+    def settled(self, table: Table, version: TableVersion) -> TableVersion:
+        """The current version, with its files old enough to be told from their next state, unless they keep changing.
+
+        `version`: the current one as it was just resolved.
+        """
+        for wait_s in _SETTLE_WAITS_S:
+            if all(file.settled for file in version.files):
+                break
+            self._clock.sleep(wait_s)
+            version = self.ask(table)
+        return version
 
     def _current(
         self, table: Table, options: LookupOptions, current: Callable[[], TableVersion] | None

@@ -28,6 +28,7 @@ COUNTERS: Mapping[str, str] = {
     "ufsRetryCount": "attempts after the first",
     "resolutionCount": "versions resolved at the store",
     "resolutionReuseCount": "versions taken from an execution's record",
+    "announcedCount": "versions told to the tasks of joins and SQL functions",
     "metadataCacheCount": "versions answered by this host (lookup.metadata.source=CACHE)",
     "keptVersionCount": "unreadable states of a table in CACHE mode: the last version was kept",
     "versionGoneCount": "versions that vanished before they were read",

@@ -40,6 +40,7 @@ __all__ = [
     "FilterPushdown",
     "LookupOptions",
     "MetadataSource",
+    "OnError",
     "OnReloadFailure",
     "OnVersionGone",
     "ReloadStrategy",
@@ -47,6 +48,7 @@ __all__ = [
     "VersionAt",
     "View",
     "is_local",
+    "merged_options",
     "options_table",
 ]
 
@@ -111,6 +113,13 @@ class RetryPredicate(enum.Enum):
     LOOKUP_MISS = "lookup_miss"
 
 
+class OnError(enum.Enum):
+    """`lookup.on-error`: what becomes of rows whose lookup failed."""
+
+    FAIL = "FAIL"
+    NULL = "NULL"
+
+
 class View(enum.Enum):
     """`lookup.view`: what a read returns."""
 
@@ -118,6 +127,8 @@ class View(enum.Enum):
     FILES = "files"
     VERSIONS = "versions"
     METRICS = "metrics"
+    SUMMARY = "summary"
+    TOLD = "told"
 
 
 class FileFormatName(enum.Enum):
@@ -200,7 +211,7 @@ class LookupOptions:
     columns: tuple[str, ...] | None = _option("lookup.columns", "names", parse_names, None, "Columns to read, in this order.", "all")  # fmt: skip
     where: str | None = _option("lookup.where", "SQL predicate", parse_text, None, "Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.", "all rows")  # fmt: skip
     partition: str | None = _option("lookup.partition", "`max_pt()` or `k=v,…`", parse_text, None, "Partition directories to read; `max_pt()` is the latest.", "all")  # fmt: skip
-    view: View = _option("lookup.view", "data, files, versions, metrics", choice_of(View), View.DATA, "What a read returns: the rows, the files of the current version, the versions this host knows, or its counters.")  # fmt: skip
+    view: View = _option("lookup.view", "data, files, versions, metrics, summary, told", choice_of(View), View.DATA, "What a read returns: the rows; the files of the current version; the versions this host knows; its counters; one row about the current version; or the version as a SQL function takes it.")  # fmt: skip
     success_file: bool = _option("lookup.success-file", "boolean", parse_boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
@@ -234,6 +245,7 @@ class LookupOptions:
     retry_predicate: RetryPredicate | None = _option("lookup.retry.predicate", "lookup_miss", choice_of(RetryPredicate), None, "Of a provider: ask again for keys that have no rows, before that is remembered (FLIP-234). Needs the two options below.")  # fmt: skip
     retry_fixed_delay_s: float | None = _option("lookup.retry.fixed-delay", "duration", _positive_duration_s, None, "... after this long.")  # fmt: skip
     retry_max_attempts: int | None = _option("lookup.retry.max-attempts", "integer", _at_least_one, None, "... so many times at most.")  # fmt: skip
+    on_error: OnError = _option("lookup.on-error", "FAIL, NULL", choice_of(OnError), OnError.FAIL, "Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in its columns and the reason in the column `lookup_error`.")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
     split_size: int = _option("lookup.scan.split-size", "size", bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
@@ -306,7 +318,7 @@ class LookupOptions:
                 "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
                 "every query: remove it, or set lookup.metadata.source = 'CACHE'"
             )
-        if self.view is not View.DATA and (self.where or self.columns):
+        if self.view not in (View.DATA, View.TOLD) and (self.where or self.columns):
             raise OptionError(
                 f"option lookup.view = {self.view.value!r} has columns of its own: "
                 "filter it in Spark instead of by lookup.where or lookup.columns"
@@ -533,6 +545,13 @@ def _retracted(layer: Mapping[str, str]) -> set[str]:
     if _says(layer, "lookup.metadata.source", "CACHE"):
         lost.add(_FULL + "build-wait")
     return lost - {key.lower() for key in layer}
+
+
+def merged_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
+    """The options of a table under those of a read, as one layer: what the read makes meaningless is left out."""
+    lost = _retracted(read) | {key.lower() for key in read}
+    kept = {key.lower(): text for key, text in table.items() if key.lower() not in lost}
+    return {**kept, **{key.lower(): text for key, text in read.items()}}
 
 
 def options_table() -> str:

@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import OptionError, SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
-from pyspark_lookup.formats import format_of
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, VersionAt
 from pyspark_lookup.predicate import And, Predicate
@@ -54,7 +53,7 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
         try:
             data, partitions = reader.schema(table, version)
         except SourceChangedError:
-            version = reader.metadata.resolve_again(table, options, None, version)
+            version = reader.metadata.resolve_again(table, options, None, version.digest)
         else:
             return Found(table, version, data, partitions)
     raise VersionGoneError(f"{redact('path', table.url)} changed under {_STARTS} attempts to read its schema in a row")
@@ -77,10 +76,7 @@ def _known_or_discovered(
         except UfsNotFoundError:
             pass  # a file may have become a directory, or the other way round
         else:
-            if options.provider is not None:
-                return known, version
-            form = options.format or format_of([file.url for file in version.files])
-            return dataclasses.replace(known, format=form), version
+            return reader.metadata.table_of(options, known.kind, version), version
     return reader.metadata.discover(options)
 
 

@@ -95,6 +95,7 @@ class TableReader:
         self._fulls: dict[str, FullCache] = {}
         self._fulls_lock = threading.Lock()
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
+        self._secured: str | None = None  # the digest of the version that this process brought here last
         self._disk = disk
         self._clock = clock
         self.provided = provided
@@ -136,6 +137,10 @@ class TableReader:
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may go to several tasks."""
         return self._scan.splittable(table)
+
+    def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
+        """How many rows a version has, all of `lookup.partition` if that is given; None where only reading them would tell."""
+        return self._scan.rows(table, select_partitions(table, version.files, options))
 
     # --- lookup.cache=FULL ------------------------------------------------------------------------
 
@@ -194,33 +199,36 @@ class TableReader:
                 served, snapshot = latest
                 resolution = self.metadata.resolve(table, options, execution, lambda: served)
                 if resolution.version.digest == served.digest:
-                    return resolution, self._covering(plan, snapshot)
+                    return resolution, self.covering(plan, snapshot)
                 return resolution, self._snapshot(plan, resolution.version)
         resolution = (
             Resolution(version, True) if version is not None else self.metadata.resolve(table, options, execution)
         )
         return resolution, self._snapshot(plan, resolution.version)
 
-    def _snapshot(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
+    def snapshot_of(self, table: Table, options: LookupOptions, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version, built now if a query may wait for that; None without one."""
-        full = self.full(plan.table, plan.options)
+        full = self.full(table, options)
         if full is None:
             return None
         chosen = version
-        if plan.options.partition is not None:
-            chosen = TableVersion(plan.table.id, select_partitions(plan.table, version.files, plan.options))
-        if plan.options.metadata_source is MetadataSource.CACHE:
-            found = full.find(chosen)
-        else:
-            found = full.build(chosen, plan.options.build_wait_s)
-        return self._covering(plan, found)
+        if options.partition is not None:
+            chosen = TableVersion(table.id, select_partitions(table, version.files, options))
+        if options.metadata_source is MetadataSource.CACHE:
+            return full.find(chosen)
+        return full.build(chosen, options.build_wait_s)
+
+    def _snapshot(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
+        if self.full(plan.table, plan.options) is None:
+            return None
+        return self.covering(plan, self.snapshot_of(plan.table, plan.options, version))
 
     def covers(self, plan: ReadPlan, kept: pa.Schema) -> bool:
         """Whether these columns are all that the plan needs: lookup.columns may have left something out."""
         tested = columns_of(plan.projection.predicate) if plan.projection.predicate is not None else frozenset()
         return {*plan.projection.columns.names, *tested} <= set(kept.names)
 
-    def _covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
+    def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
         """A snapshot that has all that the plan needs."""
         if snapshot is not None and plan.options.columns is not None and not self.covers(plan, snapshot.schema):
             snapshot = None
@@ -255,6 +263,20 @@ class TableReader:
         prepared = self._scan.prepare(plan.table, slices_of(files), projection, complete, whole)
         return pa.Table.from_batches(list(prepared.batches()), layout.columns)
 
+    def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
+        """Bring a version's bytes into this host's cache, where nothing that happens to its files can change them.
+
+        Raises SourceChangedError if a file is no longer in its version.
+        """
+        if self._secured == version.digest:
+            return
+        layout = self.layout(table, options, version)
+        files = select_partitions(table, version.files, options)
+        complete = len(files) == len(version.files)
+        whole = functools.partial(self._data_schema, table, version)
+        self._scan.prepare(table, slices_of(files), layout.projection, complete, whole)
+        self._secured = version.digest
+
     def bounds_of(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
         """Between which values the rows of each file lie, for each key column."""
         return self._scan.bounds(table, files, layout.partitions, layout.keys)
@@ -265,7 +287,7 @@ class TableReader:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
         if not resolution.decided_here and plan.options.on_version_gone is OnVersionGone.FAIL:
             raise self._gone(plan, change) from change
-        version = self.metadata.resolve_again(plan.table, plan.options, execution, resolution.version)
+        version = self.metadata.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
         return Resolution(version, resolution.decided_here)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -351,7 +373,7 @@ class TableReader:
     def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> PreparedScan:
         """The only task of a read, with the version that replaced `gone`: nothing was handed out yet."""
         for _ in range(_STARTS):
-            gone = self.metadata.resolve_again(plan.table, plan.options, execution, gone)
+            gone = self.metadata.resolve_again(plan.table, plan.options, execution, gone.digest)
             pieces = slices_of(select_partitions(plan.table, gone.files, plan.options))
             try:
                 complete = len(pieces) == len(gone.files)
@@ -386,7 +408,7 @@ class TableReader:
             raise self._gone(plan, change) from change
         for _ in range(_STARTS):
             try:
-                version = self.metadata.resolve_again(plan.table, plan.options, execution, gone)
+                version = self.metadata.resolve_again(plan.table, plan.options, execution, gone.digest)
             except UfsNotFoundError as missing:
                 raise self._gone(plan, change) from missing
             current = {file.url: file for file in version.files}

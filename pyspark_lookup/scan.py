@@ -135,6 +135,7 @@ class TableScan(Protocol):
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]: ...
+    def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None: ...
     def prepare(
         self,
         table: Table,
@@ -193,6 +194,14 @@ class Scan:
                     row.append(joined_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
             found.append(row)
         return found
+
+    def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
+        """How many rows the files have; None where only reading them would tell. Reads footers, through the cache."""
+        counts = [
+            file.index.rows(unit) for file in self._open(table, slices_of(files), None) for unit in file.index.units
+        ]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     # --- rows -------------------------------------------------------------------------------------
 

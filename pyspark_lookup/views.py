@@ -1,13 +1,15 @@
 """`lookup.view`: what a host knows about a table, as rows.
 
 `files`: the files of the current version (one metadata call). `versions`: the versions this host has
-resolved. `metrics`: this host's counters. Nothing of the table's data is read.
+resolved. `metrics`: this host's counters. `summary`: one row about the current version. `told`: the version
+that the asking execution reads, as the tasks of a lookup are told of it. No rows of the table are read but for
+`told`, which secures them (see `announcing`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -26,7 +28,18 @@ _SCHEMAS = {
         [("digest", pa.string()), ("resolved_at", _INSTANT), ("files", pa.int64()), ("bytes", pa.int64())]
     ),
     View.METRICS: pa.schema([("name", pa.string()), ("value", pa.int64()), ("meaning", pa.string())]),
+    View.SUMMARY: pa.schema(
+        [
+            ("digest", pa.string()),
+            ("files", pa.int64()),
+            ("bytes", pa.int64()),
+            ("rows", pa.int64()),  # null where only reading them would tell
+            ("unique_keys", pa.bool_()),  # null where no snapshot tells
+        ]
+    ),
+    View.TOLD: pa.schema([("version", pa.binary())]),
 }
+_FOOTERS_AT_MOST = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +54,12 @@ def view_schema(view: View) -> pa.Schema:
     return _SCHEMAS[view]
 
 
-def view_batches(engine: Engine, task: ViewTask, options: LookupOptions) -> Iterator[pa.RecordBatch]:
-    """The rows of a view, as one batch."""
-    rows = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics}[task.view](engine, options)
+def view_batches(
+    engine: Engine, task: ViewTask, options: LookupOptions, told: Callable[[], bytes]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a view, as one batch. `told` resolves the version of this execution."""
+    views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics, View.SUMMARY: _summary}
+    rows = [{"version": told()}] if task.view is View.TOLD else views[task.view](engine, options)
     yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMAS[task.view])
 
 
@@ -68,3 +84,16 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
 def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     values = engine.host_metrics()
     return [{"name": name, "value": values[name], "meaning": doc} for name, doc in {**COUNTERS, **GAUGES}.items()]
+
+
+def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    reader = engine.reader
+    table, version = reader.metadata.discover(options)
+    full = reader.full(table, options)
+    snapshot = full.find(version) if full is not None else None
+    rows = snapshot.rows if snapshot is not None else None
+    if rows is None and len(version.files) <= _FOOTERS_AT_MOST:
+        rows = reader.rows(table, options, version)
+    unique = snapshot.unique if snapshot is not None else None
+    count, size = len(version.files), version.bytes
+    return [{"digest": version.digest, "files": count, "bytes": size, "rows": rows, "unique_keys": unique}]

@@ -91,8 +91,10 @@ RANKS = {
     "provided": 22,
     "reader": 24,
     "planner": 25,
+    "announcing": 25,
     "lookup": 26,
     "runtime": 26,
+    "joining": 27,
     "views": 27,
     "api": 27,
     "spark": 28,
@@ -101,7 +103,11 @@ RANKS = {
     "spark.planning": 29,
     "spark.reading": 29,
     "spark.source": 30,
-    "": 31,
+    "spark.tables": 30,
+    "spark.tasks": 30,
+    "spark.join": 31,
+    "spark.functions": 32,
+    "": 33,
 }
 # The only look upward: the catalog is Spark's, and asking for a table by name is the engine's.
 UPWARD = {("api", "spark.planning")}
@@ -130,7 +136,7 @@ WITHOUT_ARROW = (
     }
 )
 # The hot path: whole columns as numbers.
-NUMBERS = {"keys", "index", "columns", "lookup"} | {
+NUMBERS = {"keys", "index", "columns", "lookup", "joining"} | {
     n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")
 }
 # Other packages, and the modules that may know them.

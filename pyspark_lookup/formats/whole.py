@@ -80,6 +80,9 @@ class WholeFileIndex:
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
         return None
 
+    def rows(self, unit: Unit) -> int | None:
+        return None  # not without reading them
+
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         return self._ranges
 

@@ -81,6 +81,21 @@ class PartialCache:
             if len(rest):
                 self._tell(cache)
 
+    def held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
+        """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and which keys these are."""
+        asked = Keys(keys)
+        cache = self._cache_of(fresh)
+        found = cache.get(self._table(keys))
+        parts = [no_rows(fresh.schema)] if found.rows is None else [found.rows]
+        rest = np.flatnonzero(~found.present if asked.valid is None else ~found.present & asked.valid)
+        present = found.present.copy()
+        if len(rest) and self._shared is not None:
+            hashes = asked.hashes(self._flights.seed)
+            present[rest] = True
+            present[self._from_shared(keys, hashes, rest, cache, fresh, parts)] = False
+        self._metrics.inc("hitCount", int(np.count_nonzero(present)))
+        return merged_rows(parts, fresh.schema), present
+
     def _beyond(
         self,
         keys: Sequence[pa.Array],

@@ -69,11 +69,37 @@ class PartialTables:
 
         `space`: names the table, its keys and its columns. Raises what `load` raises.
         """
+        cache, fresh = self._fresh(space, options, keys, columns, version, bounds_of)
+        return cache.lookup(asked, fresh, load)
+
+    def held(
+        self,
+        space: str,
+        options: LookupOptions,
+        keys: pa.Schema,
+        columns: pa.Schema,
+        version: TableVersion,
+        asked: Sequence[pa.Array],
+        bounds_of: FileBounds,
+    ) -> tuple[pa.Table, Numbers]:
+        """What is held of such rows, without a load; and of which of `asked` (one bool each)."""
+        cache, fresh = self._fresh(space, options, keys, columns, version, bounds_of)
+        return cache.held(asked, fresh)
+
+    def _fresh(
+        self,
+        space: str,
+        options: LookupOptions,
+        keys: pa.Schema,
+        columns: pa.Schema,
+        version: TableVersion,
+        bounds_of: FileBounds,
+    ) -> tuple[PartialCache, Freshness]:
         cache, changes = self._cache(space, options, keys)
         changes.remember(version, bounds_of)
         may_differ = functools.partial(_may_differ, changes, version.digest)
         latest = functools.partial(changes.is_latest, version.digest)
-        return cache.lookup(asked, Freshness(version.digest, columns, may_differ, latest), load)
+        return cache, Freshness(version.digest, columns, may_differ, latest)
 
     def _cache(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         with self._lock:

@@ -35,6 +35,9 @@ class ProvidedScan:
     ) -> list[list[ColumnStats | None]]:
         return [[None for _ in names] for _ in files]
 
+    def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
+        return None
+
     def prepare(
         self,
         table: Table,

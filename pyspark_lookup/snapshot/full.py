@@ -32,7 +32,6 @@ from pyspark_lookup.snapshot.layers import Snapshot
 from pyspark_lookup.snapshot.load import Layout, Progress, SnapshotLoader, StoredLayer, open_layers
 from pyspark_lookup.snapshot.schedule import Schedule, Start, trigger_of
 from pyspark_lookup.snapshot.state import State, StoredVersion
-from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
 from pyspark_lookup.table import Table, TableVersion, select_partitions
 from pyspark_lookup.ufs import FileVersion
 
@@ -40,7 +39,6 @@ __all__ = ["FullCache"]
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _STARTS = 5  # a table that changes under this many loads in a row is an error
-_SETTLE_POLLS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
 _LOCK_WAIT_S = 1.0
 _FOLD_SHARE = 0.25  # rows in deltas or hidden, of those in the base
 _KEPT_OPEN = 2
@@ -366,12 +364,7 @@ class FullCache:
 
     def _resolved(self) -> TableVersion:
         """The store's current version, with its files old enough to be told from their next state."""
-        version = self._metadata.ask(self._table)
-        for wait_s in _SETTLE_POLLS_S:
-            if all(file.settled for file in version.files):
-                break
-            self._clock.sleep(wait_s)
-            version = self._metadata.ask(self._table)
+        version = self._metadata.settled(self._table, self._metadata.ask(self._table))
         return TableVersion(self._table.id, select_partitions(self._table, version.files, self._options))
 
     def _fold(self, state: State, latest: Snapshot) -> None:

@@ -79,6 +79,8 @@ class Snapshot:
         self.seed = base.seed
         self.rows = sum(layer.visible_rows for layer in layers)
         self.bytes = sum(layer.segment.bytes for layer in layers)
+        # Of several layers each may have rows of the same key.
+        self.unique = base.unique if len(self.layers) == 1 else None
 
     def get(self, names: Sequence[str], keys: Keys) -> Answer:
         """The named columns of all rows with any of the keys, rows of one key in file order."""

@@ -67,6 +67,11 @@ class Segment:
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
+    @property
+    def unique(self) -> bool:
+        """Whether no two rows have one key."""
+        return self._index is not None and self._index.unique
+
     def key_numbers(self, rows: Numbers) -> Numbers:
         """The number of each row's key: rows of one key have one number, and no other row has it."""
         assert self._index is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
 
+from pyspark_lookup.joining import announced
 from pyspark_lookup.lookup import read_rows
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
@@ -14,18 +16,19 @@ from pyspark_lookup.reader import ReadPlan, ReadTask
 from pyspark_lookup.runtime import runtime
 from pyspark_lookup.views import ViewTask, view_batches
 
-__all__ = ["current_execution", "read"]
+__all__ = ["current_execution", "read", "session_options"]
 
 
 def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[pa.RecordBatch]:
     """The batches of a task. Everything is read from the store before the first one."""
     context = TaskContext.get()
-    options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(_session_options(context))
+    options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options(context))
     engine = runtime().engine(options)
     try:
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
-            batches = view_batches(engine, task, options)
+            told = functools.partial(announced, options, current_execution(context))
+            batches = view_batches(engine, task, options, told)
         else:
             assert isinstance(task, ReadTask)
             batches = read_rows(engine.reader, plan, task, current_execution(context))
@@ -36,7 +39,7 @@ def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[
         engine.publish_metrics()
 
 
-def _session_options(context: TaskContext | None) -> dict[str, str]:
+def session_options(context: TaskContext | None) -> dict[str, str]:
     """What the session sets as `spark.lookupcache.*` at run time, as option keys."""
     if context is None:
         return {}

@@ -1,0 +1,144 @@
+"""A version told to all tasks of an execution, wherever they run.
+
+One task resolves it and secures it on its host; 25 bytes travel with the rows as data; every task then
+answers from exactly that version. The files behind the digest are on record on the host that resolved
+it; another host lists once and must come to the same digest, or does what `lookup.on-version-gone` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import struct
+
+from pyspark_lookup.conf import redact
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.metadata import Execution
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, OnVersionGone
+from pyspark_lookup.reader import TableReader
+from pyspark_lookup.table import Kind, Table, TableVersion
+
+__all__ = ["Announcement", "announce", "told_version"]
+
+_STARTS = 5
+_BYTES = struct.Struct(">c16sd")  # kind, digest, when the newest file was modified
+_KINDS = {b"F": Kind.FILE, b"D": Kind.DIRECTORY, b"G": Kind.GLOB}
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Announcement:
+    """What tasks are told of a version: its digest, and what helps a host that lacks its list of files."""
+
+    kind: Kind
+    digest: str
+    newest_s: float
+
+    @classmethod
+    def of(cls, table: Table, version: TableVersion) -> Announcement:
+        newest_s = max((file.modified_at_s or 0.0 for file in version.files), default=0.0)
+        return cls(table.kind, version.digest, newest_s)
+
+    def to_bytes(self) -> bytes:
+        """25 bytes."""
+        return _BYTES.pack(_LETTERS[self.kind], bytes.fromhex(self.digest), self.newest_s)
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Announcement:
+        """What `to_bytes` packed. Raises ValueError for anything else."""
+        try:
+            letter, digest, newest_s = _BYTES.unpack(data)
+            return cls(_KINDS[letter], digest.hex(), newest_s)
+        except (struct.error, KeyError):
+            raise ValueError(f"{data!r} announces no version") from None
+
+
+def announce(
+    reader: TableReader, options: LookupOptions, execution: Execution | None, kind: Kind | None = None
+) -> tuple[Table, TableVersion]:
+    """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
+
+    `kind`: what the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
+    of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
+    """
+    table, version = _resolved(reader, options, execution, kind)
+    for _ in range(_STARTS):
+        try:
+            _secure(reader, table, options, version)
+        except SourceChangedError:
+            version = reader.metadata.resolve_again(table, options, execution, version.digest)
+        else:
+            return table, version
+    raise VersionGoneError(
+        f"{redact('path', table.url)} changed under {_STARTS} attempts to read it in a row: write new files and keep the "
+        "old ones a while, or set lookup.settle"
+    )
+
+
+def _resolved(
+    reader: TableReader, options: LookupOptions, execution: Execution | None, kind: Kind | None
+) -> tuple[Table, TableVersion]:
+    found: TableVersion | None = None
+    if kind is None:
+        table, found = reader.metadata.discover(options)
+    else:
+        table = reader.metadata.table_of(options, kind)
+    try:
+        served = _served(reader, table, options)
+        current = functools.partial(_current, reader, table, options, served or found)
+        version = reader.metadata.resolve(table, options, execution, current).version
+    except UfsNotFoundError:
+        if kind is None:
+            raise
+        return _resolved(reader, options, execution, None)  # a file may have become a directory
+    return reader.metadata.table_of(options, table.kind, version), version
+
+
+def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
+    """The version that a full cache answers from in CACHE mode; its first load is waited for."""
+    full = reader.full(table, options)
+    if full is None or options.metadata_source is not MetadataSource.CACHE:
+        return None
+    latest = full.current()
+    return None if latest is None else latest[0]
+
+
+def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
+    if version is None:
+        version = reader.metadata.resolve(table, options, None).version
+    # A snapshot can only be made of files that can be told from their next state.
+    by_query = options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
+    return reader.metadata.settled(table, version) if by_query else version
+
+
+def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
+    if reader.snapshot_of(table, options, version) is not None or reader.provided is not None:
+        return
+    if version.bytes <= options.split_size:
+        reader.secure(table, options, version)
+
+
+def told_version(
+    reader: TableReader, options: LookupOptions, told: Announcement, execution: Execution | None
+) -> tuple[Table, TableVersion]:
+    """The announced version as this host can read it; no store call if it has its files on record.
+
+    Raises VersionGoneError if the store has moved on and `lookup.on-version-gone` is FAIL; else the version that replaces it
+    on this host for this execution is returned.
+    """
+    metadata = reader.metadata
+    table = metadata.table_of(options, told.kind)
+    version = metadata.version_of(table, told.digest)
+    if version is None:
+        with contextlib.suppress(UfsNotFoundError):
+            version = metadata.find(table, told.digest, told.newest_s)
+    if version is None and options.on_version_gone is OnVersionGone.FAIL:
+        raise VersionGoneError(
+            f"version {told.digest} of {redact('path', table.url)}, which this query resolved on another host, was replaced "
+            "before this host learned of it: run the query again; to change a table under running queries, write new file "
+            "names and keep the old files a while"
+        )
+    if version is None:
+        version = metadata.resolve_again(table, options, execution, told.digest)
+    return metadata.table_of(options, told.kind, version), version

@@ -1,0 +1,307 @@
+"""`lookup_join`: a DataFrame or a stream, enriched with rows of a lookup table by key.
+
+The version comes from a relation of one row, which is broadcast: Spark resolves it once per execution and
+micro-batch, and once for all lookups of a table in a plan. An Arrow UDF gets it beside the keys and returns
+lists of rows, which `inline_outer` makes rows again (plain `inline` would evaluate the UDF twice).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
+from pyspark.util import PythonEvalType
+
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.joining import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
+from pyspark_lookup.keys import comparable
+from pyspark_lookup.options import CacheMode, MetadataSource, OnError, View
+from pyspark_lookup.schema import widens
+from pyspark_lookup.spark.tables import LookedUp, TableArgument, cache_given, looked_up, with_cache
+from pyspark_lookup.spark.tasks import Probe, Resolve
+
+__all__ = ["explain_lookup", "lookup_join", "lookup_udf", "row_type"]
+
+_log = logging.getLogger("pyspark_lookup.join")
+_HOW = {"left": "left", "leftouter": "left", "left_outer": "left", "inner": "inner"}
+_VERSION_COLUMN = "_lookup_version"
+_BROADCAST_ROWS = 2_000_000
+"""Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py)."""
+_explained: dict[str, str] = {}
+_explained_lock = threading.Lock()
+_versions: weakref.WeakKeyDictionary[SparkSession, dict[tuple[str, bool], DataFrame]] = weakref.WeakKeyDictionary()
+_versions_lock = threading.Lock()
+
+
+def lookup_join(
+    df: DataFrame,
+    table: TableArgument,
+    on: str | Sequence[str] | Mapping[str, str],
+    how: str = "left",
+    columns: Sequence[str] | None = None,
+    prefix: str | None = None,
+    strategy: str = "auto",
+    **options: Any,
+) -> DataFrame:
+    """`df` with the columns of the table's rows that have the same key: a left or inner join, always current.
+
+    Works on batch DataFrames and streams, in Spark Classic and Connect. Each execution and each micro-batch answers
+    from one version of the table, the newest at its start (design: Alluxio's get_meta once per query).
+
+    `table`: a path (has a `/`), a catalog table's name, or a `LookupTable`; None with `lookup.provider`. `on`: a column, a list
+    of columns equal on both sides, or a dict `{column of df: column of table}`. `how`: `left` or `inner`. `columns`: of the
+    table, in that order (default: all but its keys). `prefix`: put before their names. A key with several rows gives as
+    many; one with a null gives none.
+
+    `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through them and has Spark
+    broadcast it; `auto` chooses, and `explain_lookup` says why. `options`: `lookup.*`, as `**{"lookup.cache": "FULL"}`;
+    without `lookup.cache` a table of files of up to `lookup.scan.split-size` has FULL.
+
+    Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
+    execution what a lookup raises (see `lookup.on-error`).
+    """
+    pairs = _pairs(on)
+    kind = _HOW.get(str(how).lower().strip())
+    if kind is None:
+        raise OptionError(f"argument how = {how!r}: a lookup join is 'left' or 'inner'")
+    if strategy not in ("auto", "cache", "broadcast"):
+        raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
+    found = looked_up(df.sparkSession, table, [right for _, right in pairs], columns, options)
+    keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
+    names = [(prefix or "") + field.name for field in found.chosen]
+    _check_names(df, names, found)
+    chosen, found, why = _strategy(df, found, strategy)
+    join = _Join(found, keys, names, kind)
+    name = f"lookup_{found.label}_{key_of(*names, kind, chosen, *(left for left, _ in pairs))[:6]}"
+    told = f"{name}\n  table: {found.url}\n  on: {', '.join(f'{a} = {b}' for a, b in pairs)} ({kind})\n"
+    told += f"  strategy: {chosen} ({why})\n  cache: {_cache_of(found)}"
+    with _explained_lock:
+        _explained[name] = told
+    _log.info("lookup join %s: %s (%s)", name, chosen, why)
+    return join.broadcast(df, name) if chosen == "broadcast" else join.cached(df, name)
+
+
+def explain_lookup(df: DataFrame) -> str:
+    """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache. Also prints it.
+
+    Of lookups that this process has joined; there is none in what was built elsewhere.
+    """
+    with contextlib.redirect_stdout(io.StringIO()) as plan:
+        df.explain(extended=True)
+    named = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan.getvalue()))
+    with _explained_lock:
+        known = [_explained[name] for name in named if name in _explained]
+    text = "\n".join(known) if known else "no lookup join in this DataFrame"
+    print(text)  # noqa: T201 - as DataFrame.explain does
+    return text
+
+
+def _pairs(on: Any) -> list[tuple[str, str]]:
+    """(column of the DataFrame, column of the table) for each key."""
+    pairs: list[tuple[Any, Any]]
+    if isinstance(on, str):
+        pairs = [(on, on)]
+    elif isinstance(on, Mapping):
+        pairs = list(on.items())
+    elif isinstance(on, Iterable):
+        pairs = [(name, name) for name in on]
+    else:
+        pairs = []
+    if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
+        raise OptionError(
+            f"argument on = {on!r}: give a column, a list of columns, or a dict {{column of df: column of table}}; compute "
+            "an expression with df.withColumn before"
+        )
+    right = [name.casefold() for _, name in pairs]
+    if len(set(right)) != len(right):
+        raise OptionError(f"argument on = {on!r}: a column of the table is given twice")
+    return pairs
+
+
+def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Column:
+    """The key column of the DataFrame, in a type that the table's keys can be compared with."""
+    fields = [field for field in df.schema.fields if field.name.casefold() == left.casefold()]
+    if not fields:
+        raise SchemaError(f"argument on: the DataFrame has no column {left!r}; it has {', '.join(df.columns)}")
+    if len(fields) > 1:
+        raise SchemaError(f"argument on: the DataFrame has several columns {left!r}: rename one")
+    own, theirs = fields[0].dataType, table.type_of(right)
+    check_key(left, own, right, theirs)
+    column = sf.col("`" + fields[0].name.replace("`", "``") + "`")
+    kinds = [to_arrow_type(kind, timezone="UTC") for kind in (own, theirs)]
+    return column.cast(theirs) if kinds[0] != kinds[1] and widens(*kinds) else column
+
+
+def check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
+    """Raise SchemaError unless keys of the type `own` can be looked up among those of type `theirs`."""
+    if isinstance(own, StringType) and own.collation not in (None, "UTF8_BINARY"):
+        raise SchemaError(
+            f"key {left!r} is {own.simpleString()}, whose texts are equal by rules of that collation; the table compares bytes: "
+            f"cast it, e.g. df.withColumn({left!r}, expr('CAST({left} AS STRING)'))"
+        )
+    try:
+        mine, other = to_arrow_type(own, timezone="UTC"), to_arrow_type(theirs, timezone="UTC")
+        fits = (widens(mine, other) and not pa.types.is_nested(other)) or comparable(mine, other)
+    except Exception:  # a type that Arrow does not have
+        fits = False
+    if not fits:
+        raise SchemaError(
+            f"key {left!r} is {own.simpleString()}, the table's {right!r} is {theirs.simpleString()}: these are not compared "
+            f"without a loss; cast the DataFrame's, e.g. df.withColumn({left!r}, df[{left!r}].cast('{theirs.simpleString()}'))"
+        )
+
+
+def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
+    """Raise OptionError if a column of the result would have the name of another."""
+    reserved = [FOUND_COLUMN, _VERSION_COLUMN]
+    added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
+    taken = {name.casefold() for name in df.columns}
+    for name in added:
+        if name.casefold() in taken:
+            raise OptionError(
+                f"column {name!r} of the table is also one of the DataFrame: give prefix='…', choose others by "
+                "columns=[…], or rename one"
+                if name in names
+                else f"column {name!r}, which lookup.on-error = 'NULL' adds, is also one of the DataFrame: rename it"
+            )
+        taken.add(name.casefold())
+    for name in reserved:
+        if name in taken:
+            raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
+
+
+def _strategy(df: DataFrame, table: LookedUp, wanted: str) -> tuple[str, LookedUp, str]:
+    """(strategy, the table with the cache it needs, why)."""
+    by_null = table.parsed.on_error is OnError.NULL
+    if wanted == "broadcast":
+        if by_null:
+            raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
+        return "broadcast", table, "asked for"
+    facts = None
+    given = cache_given(table.options)
+    if table.parsed.provider is None and not (given and (wanted == "cache" or df.isStreaming)):
+        facts = table.view(View.SUMMARY).collect()[0]
+    cached = table
+    if facts is not None and not given and facts.bytes <= table.parsed.split_size:
+        # In CACHE mode it would need a trigger, which nobody named.
+        by_query = table.parsed.metadata_source is MetadataSource.UFS
+        cached = with_cache(table, CacheMode.FULL) if by_query else table
+    if wanted == "cache":
+        return "cache", cached, "asked for"
+    if df.isStreaming:
+        return "cache", cached, "a stream: its cost is to follow the micro-batch"
+    if facts is None:
+        return "cache", cached, "a provider's table"
+    if by_null:
+        return "cache", cached, "lookup.on-error = NULL"
+    if table.parsed.cache is CacheMode.PARTIAL:
+        return "cache", cached, "lookup.cache = PARTIAL: a table not to be read whole"
+    if facts.bytes > table.parsed.split_size:
+        return "cache", cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size"
+    if facts.rows is None:
+        return "cache", cached, "how many rows it has is not known before they are read"
+    if facts.rows > _BROADCAST_ROWS:
+        return "cache", cached, f"{facts.rows:,} rows are more than {_BROADCAST_ROWS:,}"
+    return "broadcast", table, f"a batch, and {facts.rows:,} rows are no more than {_BROADCAST_ROWS:,}"
+
+
+def _cache_of(table: LookedUp) -> str:
+    given = "" if cache_given(table.options) else ", by default"
+    return f"lookup.cache = {table.parsed.cache.value}{given}; lookup.metadata.source = {table.parsed.metadata_source.value}"
+
+
+def row_type(fields: Iterable[StructField], names: Sequence[str], by_null: bool, marked: bool = False) -> StructType:
+    """The struct that a lookup's UDF returns for a row."""
+    row = [StructField(name, field.dataType) for name, field in zip(names, fields, strict=True)]
+    if by_null:
+        row.append(StructField(ERROR_COLUMN, StringType()))
+    if marked:
+        row.append(StructField(FOUND_COLUMN, BooleanType()))
+    return StructType(row)
+
+
+def lookup_udf(name: str, table: LookedUp, names: Sequence[str], many: bool, marked: bool = False) -> Any:
+    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row."""
+    columns = table.arrow([field.name for field in table.chosen])
+    spec = LookupSpec(table.options, table.keys, columns, tuple(names), many, marked)
+    row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL, marked)
+    kind: Any = ArrayType(row) if many else row
+    with warnings.catch_warnings():  # type hints cannot say how many arguments there are
+        warnings.filterwarnings("ignore", "It is preferred to specify type hints", UserWarning)
+        return arrow_udf(Probe(name, spec.to_text()), kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+
+
+def version_of(table: LookedUp, observed: bool) -> DataFrame:
+    """One row: the version of a table that the execution reads; its digest in the query's progress if `observed`.
+
+    The same DataFrame for the same options: Spark refuses two observations of one name unless they are one.
+    """
+    options = json.dumps(dict(table.options), sort_keys=True)
+    with _versions_lock:
+        known = _versions.setdefault(table.spark, {})
+        if (options, observed) not in known:
+            # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
+            resolve = Resolve(f"version_of_{table.label}", options)
+            version = table.spark.range(0, 1, 1, 1).mapInArrow(resolve, f"{_VERSION_COLUMN} binary")
+            if observed:
+                digest = sf.lower(sf.hex(sf.substring(_VERSION_COLUMN, 2, 16)))
+                url = sf.max(sf.lit(table.url)).alias("table")
+                version = version.observe(f"lookup_{table.label}", sf.max(digest).alias("version"), url)
+            known[options, observed] = version
+        return known[options, observed]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Join:
+    table: LookedUp
+    keys: Sequence[Column]
+    names: Sequence[str]
+    how: str
+
+    def cached(self, df: DataFrame, name: str) -> DataFrame:
+        """The join by lookups."""
+        marked = self.how == "inner" or not self.names
+        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked)
+        # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
+        told = df.crossJoin(sf.broadcast(version_of(self.table, df.isStreaming)))
+        rows = told.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))
+        if self.how == "inner":
+            kept = sf.col(FOUND_COLUMN)
+            if self.table.parsed.on_error is OnError.NULL:
+                kept = kept | sf.col(ERROR_COLUMN).isNotNull()
+            rows = rows.filter(kept)
+        return rows.drop(_VERSION_COLUMN, FOUND_COLUMN) if marked else rows.drop(_VERSION_COLUMN)
+
+    def broadcast(self, df: DataFrame, name: str) -> DataFrame:
+        """The join by Spark's broadcast of the table, read through the cache."""
+        table = self.table
+        if df.isStreaming and "lookup.version-at" not in table.options:
+            # A table of several tasks would stay as it was when the stream began.
+            table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
+        own = [f"_lookup_key_{number}" for number in range(len(self.keys))]
+        wanted = [field.name for field in table.chosen]
+        read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
+        quoted = [(key, alias) for key, alias in zip(table.keys, own, strict=True)]
+        quoted += list(zip(wanted, self.names, strict=True))
+        shown = [sf.col("`" + name.replace("`", "``") + "`").alias(alias) for name, alias in quoted]
+        side = sf.broadcast(read.select(*shown).alias(name))
+        condition = sf.lit(True)
+        for key, alias in zip(self.keys, own, strict=True):
+            condition = condition & (key == sf.col(alias))
+        return df.join(side, condition, self.how).drop(*own)

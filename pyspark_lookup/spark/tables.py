@@ -1,0 +1,196 @@
+"""What a lookup is given as its table: a path, a catalog table's name, or a `LookupTable`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import DataType, StructField, StructType
+
+from pyspark_lookup.api import LookupTable, option_text
+from pyspark_lookup.conf import conf_file_options, redact
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.options import CacheMode, LookupOptions, View, merged_options
+from pyspark_lookup.schema import resolve_names
+from pyspark_lookup.spark.planning import table_options
+
+__all__ = ["LookedUp", "TableArgument", "cache_given", "looked_up", "with_cache"]
+
+TableArgument = str | LookupTable | None
+_FORMAT = "lookupcache"
+# What says which columns and rows a read shows; a lookup says that by its own arguments.
+_OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
+
+
+@dataclasses.dataclass(frozen=True)
+class LookedUp:
+    """A table as a lookup sees it: its options, all its columns, and those of them that are looked up by and for.
+
+    `chosen`: fields of the table in the order of the answer. `facts`: its size, if that was asked for.
+    """
+
+    spark: SparkSession
+    options: Mapping[str, str]
+    parsed: LookupOptions
+    schema: StructType
+    keys: tuple[str, ...]
+    chosen: tuple[StructField, ...]
+
+    @property
+    def label(self) -> str:
+        """A name for plans, of the table and what it is looked up by."""
+        last = re.sub(
+            r"[^A-Za-z0-9]+", "_", (self.parsed.path or self.parsed.provider or "").rstrip("/").rsplit("/", 1)[-1]
+        )
+        return f"{last.strip('_')[:40] or 'table'}_{key_of(*sorted(self.options.items()))[:6]}"
+
+    @property
+    def url(self) -> str:
+        """The table's place, without secrets."""
+        return redact("path", self.parsed.path) if self.parsed.path else f"provider {self.parsed.provider}"
+
+    def read(self, columns: Sequence[str]) -> DataFrame:
+        """These columns of the table as a DataFrame, through the host's cache."""
+        shown = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
+        return _load(self.spark, {**self.options, "lookup.columns": shown})
+
+    def view(self, view: View) -> DataFrame:
+        """A view of the table."""
+        options = {key: text for key, text in self.options.items() if key not in ("lookup.where", "lookup.columns")}
+        return _load(self.spark, {**options, "lookup.view": view.value})
+
+    def arrow(self, names: Sequence[str]) -> pa.Schema:
+        """Columns of the table in Arrow's types."""
+        return to_arrow_schema(StructType([self.schema[name] for name in names]), timezone="UTC")
+
+    def type_of(self, name: str) -> DataType:
+        """Spark's type of a column."""
+        return self.schema[name].dataType
+
+
+def _load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    return spark.read.format(_FORMAT).options(**options).load()
+
+
+def looked_up(
+    spark: SparkSession,
+    table: TableArgument,
+    keys: Sequence[str],
+    columns: Sequence[str] | None,
+    options: Mapping[str, Any],
+) -> LookedUp:
+    """The table that a lookup names, with its columns as Spark sees them now.
+
+    Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
+    """
+    given = {key: option_text(value) for key, value in options.items()}
+    for key in sorted(_OF_READS & {key.lower() for key in given}):
+        raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
+    stored, schema = _table(spark, table, given)
+    merged = merged_options(stored, given)
+    if "path" in merged and "://" not in merged["path"] and not merged["path"].startswith("file:"):
+        merged["path"] = os.path.abspath(merged["path"])  # workers run in other directories
+    if "lookup.keys" in {key.lower() for key in given}:
+        raise OptionError("option lookup.keys: a lookup takes its keys by the argument `on` (or `key`)")
+    merged["lookup.keys"] = ",".join(_quoted(keys))
+    kept = merged.get("lookup.columns")
+    parsed = LookupOptions.parse(merged, conf=conf_file_options())
+    if schema is None:
+        schema = _load(spark, _without_cache(merged)).schema
+    spelled = tuple(_resolved(keys, schema, "on"))
+    merged["lookup.keys"] = ",".join(_quoted(_ordered(spelled, stored)))
+    if columns is None:
+        shown_names = (
+            schema.names if kept is None else resolve_names(parsed.columns or (), _names(schema), "lookup.columns")
+        )
+        columns = [name for name in shown_names if name not in spelled]
+    names = _resolved(columns, schema, "columns")
+    chosen = tuple(StructField(name, schema[name].dataType) for name in names)
+    wanted = LookupOptions.parse(merged, conf=conf_file_options())
+    return LookedUp(spark, merged, wanted, schema, spelled, chosen)
+
+
+def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
+    """What tells a table's columns."""
+    shown = {key: text for key, text in options.items() if key not in _OF_READS}
+    if "lookup.provider" in shown:
+        return shown
+    shown.pop("lookup.keys")
+    return merged_options(shown, {"lookup.cache": CacheMode.NONE.value})
+
+
+def _names(schema: StructType) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.null()) for name in schema.names])
+
+
+def _resolved(columns: Sequence[str], schema: StructType, argument: str) -> list[str]:
+    if isinstance(columns, str):
+        raise SchemaError(f"argument {argument} = {columns!r}: give a list of names, e.g. [{columns!r}]")
+    try:
+        found = resolve_names(columns, _names(schema), argument)
+    except SchemaError as problem:
+        raise SchemaError(str(problem).replace("option", "argument", 1)) from None
+    twice = [name for name in found if found.count(name) > 1]
+    if twice:
+        raise SchemaError(f"argument {argument}: {twice[0]!r} is given twice")
+    return found
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return ["`" + name.replace("`", "``") + "`" for name in names]
+
+
+def _ordered(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys in the order that the table's own option has them, if it has these: caches are per order."""
+    text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
+    if text is None:
+        return keys
+    own = LookupOptions.parse({"path": "x", "lookup.keys": text}).keys or ()
+    folded = {key.casefold(): key for key in keys}
+    if {name.casefold() for name in own} != set(folded):
+        return keys
+    return tuple(folded[name.casefold()] for name in own)
+
+
+def _table(
+    spark: SparkSession, table: TableArgument, given: Mapping[str, str]
+) -> tuple[dict[str, str], StructType | None]:
+    """(a table's own options, its columns if a catalog has them)."""
+    if isinstance(table, LookupTable):
+        return table.given, None
+    if table is None:
+        if "lookup.provider" in {key.lower() for key in given}:
+            return {}, None
+        raise OptionError("argument table is None: give a path, a catalog table's name or a LookupTable")
+    if not isinstance(table, str):
+        raise OptionError(f"argument table = {table!r}: give a path, a catalog table's name or a LookupTable")
+    if "/" in table or "\\" in table:
+        return {"path": table}, None
+    if not spark.catalog.tableExists(table):
+        raise OptionError(f"argument table = {table!r}: there is no such table; a path has a '/', e.g. './{table}'")
+    schema = spark.table(table).schema
+    stored = table_options(schema)
+    if not stored:
+        raise OptionError(
+            f"argument table = {table!r} has no lookupcache options: create it as CREATE TABLE {table} USING lookupcache "
+            "OPTIONS (path …), or give the path"
+        )
+    return stored, schema
+
+
+def cache_given(options: Mapping[str, str]) -> bool:
+    """Whether `lookup.cache` is set, by the table, the lookup or the conf file."""
+    return "lookup.cache" in options or "lookup.cache" in conf_file_options()
+
+
+def with_cache(table: LookedUp, mode: CacheMode) -> LookedUp:
+    """The same with another cache mode."""
+    options = merged_options(table.options, {"lookup.cache": mode.value})
+    return dataclasses.replace(table, options=options, parsed=LookupOptions.parse(options, conf=conf_file_options()))

@@ -1,0 +1,53 @@
+"""What the tasks of a lookup run: functions that Spark carries to its workers by name, with one text each.
+
+Their bytes are equal for equal texts, so that Spark sees when two relations are one and resolves it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from pyspark_lookup.joining import announced, lookup_of, parsed_options
+from pyspark_lookup.runtime import runtime
+from pyspark_lookup.spark.reading import current_execution, session_options
+
+__all__ = ["VERSION_SCHEMA", "Probe", "Resolve"]
+
+VERSION_SCHEMA = pa.schema([("_lookup_version", pa.binary())])
+
+
+class Resolve:
+    """For `mapInArrow`: one row with the version that this execution reads of a table."""
+
+    def __init__(self, name: str, options: str) -> None:
+        self.__name__ = name  # as plans show it
+        self._options = options
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        context = TaskContext.get()
+        options = runtime().effective(parsed_options(self._options).on_host(session_options(context)))
+        told = announced(options, current_execution(context))
+        yield pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=VERSION_SCHEMA)
+
+
+class Probe:
+    """For an iterator Arrow UDF: the rows of the keys in all arguments but the last, which is the version."""
+
+    def __init__(self, name: str, spec: str) -> None:
+        self.__name__ = name
+        self._spec = spec
+
+    def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        context = TaskContext.get()
+        execution = current_execution(context)
+        lookup = lookup_of(self._spec, session_options(context))
+        try:
+            for *keys, told in batches:
+                yield lookup.answers(keys, told, execution)
+        finally:
+            lookup.publish()
