@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_lookup.api import LookupTable
+    from pyspark_lookup.spark.functions import register_lookup
     from pyspark_lookup.spark.join import explain_lookup, lookup_join
     from pyspark_lookup.spark.session import configure
     from pyspark_lookup.spark.source import LookupCacheDataSource as DefaultSource
 
-__all__ = ["DefaultSource", "LookupTable", "__version__", "configure", "explain_lookup", "lookup_join"]
+__all__ = [
+    "DefaultSource",
+    "LookupTable",
+    "__version__",
+    "configure",
+    "explain_lookup",
+    "lookup_join",
+    "register_lookup",
+]
 
 __version__ = "0.1.0"
 
@@ -25,6 +34,7 @@ _HOMES = {
     "LookupTable": ("pyspark_lookup.api", "LookupTable"),
     "configure": ("pyspark_lookup.spark.session", "configure"),
     "explain_lookup": ("pyspark_lookup.spark.join", "explain_lookup"),
+    "register_lookup": ("pyspark_lookup.spark.functions", "register_lookup"),
     "lookup_join": ("pyspark_lookup.spark.join", "lookup_join"),
 }
 

@@ -55,14 +55,14 @@ class Announcement:
 
 
 def announce(
-    reader: TableReader, options: LookupOptions, execution: Execution | None, kind: Kind | None = None
+    reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None = None
 ) -> tuple[Table, TableVersion]:
     """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
 
-    `kind`: what the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
+    `known`: what the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
     of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
     """
-    table, version = _resolved(reader, options, execution, kind)
+    table, version = _resolved(reader, options, execution, known)
     for _ in range(_STARTS):
         try:
             _secure(reader, table, options, version)
@@ -77,19 +77,20 @@ def announce(
 
 
 def _resolved(
-    reader: TableReader, options: LookupOptions, execution: Execution | None, kind: Kind | None
+    reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None
 ) -> tuple[Table, TableVersion]:
     found: TableVersion | None = None
-    if kind is None:
+    if known is None:
         table, found = reader.metadata.discover(options)
     else:
-        table = reader.metadata.table_of(options, kind)
+        form = options.format or known.format
+        table = dataclasses.replace(known, format=form, success_file=options.success_file, settle_s=options.settle_s)
     try:
         served = _served(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
         version = reader.metadata.resolve(table, options, execution, current).version
     except UfsNotFoundError:
-        if kind is None:
+        if known is None:
             raise
         return _resolved(reader, options, execution, None)  # a file may have become a directory
     return reader.metadata.table_of(options, table.kind, version), version

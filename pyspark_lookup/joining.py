@@ -92,9 +92,10 @@ def announced(options: LookupOptions, execution: Execution | None) -> bytes:
     """
     engine = runtime().engine(options)
     try:
-        table, version = announce(engine.reader, options, execution, engine.kind)
-        engine.kind = table.kind
+        table, version = announce(engine.reader, options, execution, engine.known)
+        engine.known = table
         engine.reader.metrics.inc("announcedCount")
+        engine.reader.metadata.count_announcement(table, version)
         return Announcement.of(table, version).to_bytes()
     except _CAUGHT as problem:
         if options.on_error is OnError.FAIL:

@@ -395,15 +395,23 @@ class Metadata:
         self._try(remember)
         return version
 
+    def count_announcement(self, table: Table, version: TableVersion) -> None:
+        """Remember when a version was last announced to the tasks of a query, for `known_versions`."""
+        place = f"{key_of(table.scope, table.url)}-{version.digest}"
+        self._try(lambda disk: disk.replace_record("announced", place, {"announced_at": self._clock.wall_s()}))
+
     def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
         """The versions of the table at `options.path` that this host has resolved, oldest first.
 
-        Each with `digest`, `resolved_at` (Unix time it was last new), `files` and `bytes`.
+        Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, and `announced_at` (when the tasks
+        of a query were last told of it; None if none were).
         """
         if self._disk is None:
             return []
-        prefix = key_of(self._ufs.scope, self._ufs.url_of(options.path))
-        rows = [row for _, row in self._disk.records("version", f"{prefix}-")]
+        prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
+        told = {key: row["announced_at"] for key, row in self._disk.records("announced", prefix)}
+        found = self._disk.records("version", prefix)
+        rows = [{**row, "announced_at": told.get(key)} for key, row in found]
         return sorted(rows, key=lambda row: row["resolved_at"])
 
     def _last(self, table: Table) -> dict[str, Any] | None:

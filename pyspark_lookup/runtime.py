@@ -25,7 +25,7 @@ from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.provided import ProvidedStore, ProvidedTable, with_provider
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
-from pyspark_lookup.table import Kind
+from pyspark_lookup.table import Table
 from pyspark_lookup.ufs import Ufs
 
 __all__ = ["Engine", "Publisher", "Runtime", "runtime"]
@@ -111,7 +111,7 @@ class Engine:
     def __init__(self, reader: TableReader, disk: Disk | None, publisher: Publisher) -> None:
         self.reader = reader
         self.disk = disk
-        self.kind: Kind | None = None  # what its path was, as of the last announcement
+        self.known: Table | None = None  # what its path was, as of the last announcement
         self.publish_metrics = publisher.publish
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker

@@ -25,9 +25,17 @@ _SCHEMAS = {
         [("url", pa.string()), ("size", pa.int64()), ("identity", pa.string()), ("modified_at", _INSTANT)]
     ),
     View.VERSIONS: pa.schema(
-        [("digest", pa.string()), ("resolved_at", _INSTANT), ("files", pa.int64()), ("bytes", pa.int64())]
+        [
+            ("digest", pa.string()),
+            ("resolved_at", _INSTANT),
+            ("files", pa.int64()),
+            ("bytes", pa.int64()),
+            ("announced_at", _INSTANT),  # null if no join or SQL function was told of it here
+        ]
     ),
-    View.METRICS: pa.schema([("name", pa.string()), ("value", pa.int64()), ("meaning", pa.string())]),
+    View.METRICS: pa.schema(
+        [("name", pa.string()), ("value", pa.int64()), ("meaning", pa.string()), ("detail", pa.string())]
+    ),
     View.SUMMARY: pa.schema(
         [
             ("digest", pa.string()),
@@ -77,13 +85,24 @@ def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 
 def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     return [
-        {**row, "resolved_at": _micros(row["resolved_at"])} for row in engine.reader.metadata.known_versions(options)
+        {**row, "resolved_at": _micros(row["resolved_at"]), "announced_at": _micros(row["announced_at"])}
+        for row in engine.reader.metadata.known_versions(options)
     ]
 
 
 def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     values = engine.host_metrics()
-    return [{"name": name, "value": values[name], "meaning": doc} for name, doc in {**COUNTERS, **GAUGES}.items()]
+    meanings = {**COUNTERS, **GAUGES}
+    rows: list[dict[str, object]] = [
+        {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
+    ]
+    told = [row for row in engine.reader.metadata.known_versions(options) if row["announced_at"] is not None]
+    if told:
+        last = max(told, key=lambda row: row["announced_at"])
+        meaning = "Unix ms when a join or SQL function was last told its version, which is in `detail`"
+        at_ms = int(last["announced_at"] * 1000)
+        rows.append({"name": "announcedVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})
+    return rows
 
 
 def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:

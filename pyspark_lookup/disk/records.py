@@ -26,6 +26,7 @@ _RECORDS_KEPT_S = {
     "snapshot": 30 * _DAY_S,
     "table": 30 * _DAY_S,
     "version": 30 * _DAY_S,
+    "announced": 30 * _DAY_S,
 }
 
 

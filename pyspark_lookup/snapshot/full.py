@@ -311,7 +311,7 @@ class FullCache:
         except BaseException as problem:
             self._metrics.inc("numLoadFailures")
             if not state.failures:
-                _log.warning("loading %s failed; %d snapshots stay: %s", self._url, len(state.versions), problem)
+                _log.warning("loading %s failed; %d snapshots stay: %r", self._url, len(state.versions), problem)
             failed = dataclasses.replace(
                 state, finished_at_s=self._clock.wall_s(), failures=state.failures + 1, error=str(problem)[:500]
             )

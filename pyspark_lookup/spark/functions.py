@@ -6,6 +6,7 @@ once per reference; the execution's record makes the references of one query agr
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from pyspark.sql.types import StructField
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import CacheMode, MetadataSource, OnError, View
 from pyspark_lookup.spark.join import lookup_udf, row_type
-from pyspark_lookup.spark.tables import LookedUp, TableArgument, cache_given, looked_up, with_cache
+from pyspark_lookup.spark.tables import LookedUp, TableArgument, cache_given, looked_up, quoted, with_cache
 
 __all__ = ["register_lookup"]
 
@@ -48,11 +49,13 @@ def register_lookup(
     found = _with_default_cache(looked_up(spark, table, keys, columns, options))
     if not found.chosen:
         raise OptionError("argument columns: give at least one column of the table")
-    key_fields = tuple(StructField(k, found.type_of(k)) for k in found.keys)
+    view = f"_lookup_{name}_version"
+    found.view(View.TOLD).createOrReplaceTempView(view)
+    _register(found, name, view, many=multi)
+    # The rows of a key show the key as well: as it is in the table, if it was chosen there.
+    own = tuple(StructField(column, found.type_of(column)) for column in found.keys)
     others = tuple(field for field in found.chosen if field.name not in found.keys)
-    _register(found, name, name, [field.name for field in found.chosen], multi)
-    whole = LookedUp(spark, found.options, found.parsed, found.schema, found.keys, (*key_fields, *others))
-    _register_rows(whole, name)
+    _register(dataclasses.replace(found, chosen=(*own, *others)), f"{name}_rows", view, many=True, as_rows=True)
 
 
 def _with_default_cache(table: LookedUp) -> LookedUp:
@@ -63,38 +66,17 @@ def _with_default_cache(table: LookedUp) -> LookedUp:
     return with_cache(table, CacheMode.FULL) if facts.bytes <= table.parsed.split_size else table
 
 
-def _register(table: LookedUp, name: str, function: str, names: Sequence[str], many: bool) -> None:
-    """The function, on top of a UDF and a view of the version which are named after it."""
-    spark = table.spark
-    udf, view = f"_lookup_{function}", f"_lookup_{function}_version"
-    spark.udf.register(udf, lookup_udf(udf, table, names, many))
-    _version_view(table, view)
-    arguments = [f"k{number}" for number in range(len(table.keys))]
-    declared = ", ".join(
-        f"{argument} {table.type_of(key).simpleString()}" for argument, key in zip(arguments, table.keys, strict=True)
-    )
-    spark.sql(
-        f"CREATE OR REPLACE TEMPORARY FUNCTION {name}({declared}) "
-        f"RETURN {udf}({', '.join(arguments)}, (SELECT version FROM {view}))"
-    )
-
-
-def _version_view(table: LookedUp, view: str) -> None:
-    table.view(View.TOLD).createOrReplaceTempView(view)
-
-
-def _register_rows(table: LookedUp, name: str) -> None:
-    spark = table.spark
+def _register(table: LookedUp, function: str, view: str, many: bool, as_rows: bool = False) -> None:
+    """A function of SQL on top of a UDF that is named after it, and of the view of the version."""
     names = [field.name for field in table.chosen]
-    udf, view = f"_lookup_{name}_rows", f"_lookup_{name}_version"
-    spark.udf.register(udf, lookup_udf(udf, table, names, many=True))
-    arguments = [f"k{number}" for number in range(len(table.keys))]
-    declared = ", ".join(
-        f"{argument} {table.type_of(key).simpleString()}" for argument, key in zip(arguments, table.keys, strict=True)
-    )
-    row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)
-    returned = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in row)
-    spark.sql(
-        f"CREATE OR REPLACE TEMPORARY FUNCTION {name}_rows({declared}) RETURNS TABLE ({returned}) "
-        f"RETURN SELECT r.* FROM (SELECT inline({udf}({', '.join(arguments)}, (SELECT version FROM {view})))) r"
-    )
+    udf = f"_lookup_{function}"
+    table.spark.udf.register(udf, lookup_udf(udf, table, names, many))
+    declared = ", ".join(f"{quoted(key)} {table.type_of(key).simpleString()}" for key in table.keys)
+    call = f"{udf}({', '.join(map(quoted, table.keys))}, (SELECT version FROM {view}))"
+    head = f"CREATE OR REPLACE TEMPORARY FUNCTION {function}({declared})"
+    if as_rows:
+        row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)
+        returned = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in row)
+        table.spark.sql(f"{head} RETURNS TABLE ({returned}) RETURN SELECT r.* FROM (SELECT inline({call})) r")
+    else:
+        table.spark.sql(f"{head} RETURN {call}")

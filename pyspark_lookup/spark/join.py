@@ -33,7 +33,7 @@ from pyspark_lookup.joining import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
 from pyspark_lookup.keys import comparable
 from pyspark_lookup.options import CacheMode, MetadataSource, OnError, View
 from pyspark_lookup.schema import widens
-from pyspark_lookup.spark.tables import LookedUp, TableArgument, cache_given, looked_up, with_cache
+from pyspark_lookup.spark.tables import LookedUp, TableArgument, cache_given, looked_up, quoted, with_cache
 from pyspark_lookup.spark.tasks import Probe, Resolve
 
 __all__ = ["explain_lookup", "lookup_join", "lookup_udf", "row_type"]
@@ -142,13 +142,13 @@ def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Column:
     if len(fields) > 1:
         raise SchemaError(f"argument on: the DataFrame has several columns {left!r}: rename one")
     own, theirs = fields[0].dataType, table.type_of(right)
-    check_key(left, own, right, theirs)
-    column = sf.col("`" + fields[0].name.replace("`", "``") + "`")
+    _check_key(left, own, right, theirs)
+    column = sf.col(quoted(fields[0].name))
     kinds = [to_arrow_type(kind, timezone="UTC") for kind in (own, theirs)]
     return column.cast(theirs) if kinds[0] != kinds[1] and widens(*kinds) else column
 
 
-def check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
+def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
     """Raise SchemaError unless keys of the type `own` can be looked up among those of type `theirs`."""
     if isinstance(own, StringType) and own.collation not in (None, "UTF8_BINARY"):
         raise SchemaError(
@@ -247,7 +247,7 @@ def lookup_udf(name: str, table: LookedUp, names: Sequence[str], many: bool, mar
         return arrow_udf(Probe(name, spec.to_text()), kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
 
 
-def version_of(table: LookedUp, observed: bool) -> DataFrame:
+def _version_of(table: LookedUp, observed: bool) -> DataFrame:
     """One row: the version of a table that the execution reads; its digest in the query's progress if `observed`.
 
     The same DataFrame for the same options: Spark refuses two observations of one name unless they are one.
@@ -279,7 +279,7 @@ class _Join:
         marked = self.how == "inner" or not self.names
         probe = lookup_udf(name, self.table, self.names, many=True, marked=marked)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
-        told = df.crossJoin(sf.broadcast(version_of(self.table, df.isStreaming)))
+        told = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))
         rows = told.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))
         if self.how == "inner":
             kept = sf.col(FOUND_COLUMN)
@@ -297,9 +297,8 @@ class _Join:
         own = [f"_lookup_key_{number}" for number in range(len(self.keys))]
         wanted = [field.name for field in table.chosen]
         read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
-        quoted = [(key, alias) for key, alias in zip(table.keys, own, strict=True)]
-        quoted += list(zip(wanted, self.names, strict=True))
-        shown = [sf.col("`" + name.replace("`", "``") + "`").alias(alias) for name, alias in quoted]
+        renamed = [*zip(table.keys, own, strict=True), *zip(wanted, self.names, strict=True)]
+        shown = [sf.col(quoted(column)).alias(alias) for column, alias in renamed]
         side = sf.broadcast(read.select(*shown).alias(name))
         condition = sf.lit(True)
         for key, alias in zip(self.keys, own, strict=True):

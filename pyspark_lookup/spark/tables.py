@@ -21,7 +21,7 @@ from pyspark_lookup.options import CacheMode, LookupOptions, View, merged_option
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.spark.planning import table_options
 
-__all__ = ["LookedUp", "TableArgument", "cache_given", "looked_up", "with_cache"]
+__all__ = ["LookedUp", "TableArgument", "cache_given", "looked_up", "quoted", "with_cache"]
 
 TableArgument = str | LookupTable | None
 _FORMAT = "lookupcache"
@@ -58,7 +58,7 @@ class LookedUp:
 
     def read(self, columns: Sequence[str]) -> DataFrame:
         """These columns of the table as a DataFrame, through the host's cache."""
-        shown = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
+        shown = ",".join(map(quoted, columns))
         return _load(self.spark, {**self.options, "lookup.columns": shown})
 
     def view(self, view: View) -> DataFrame:
@@ -99,13 +99,13 @@ def looked_up(
         merged["path"] = os.path.abspath(merged["path"])  # workers run in other directories
     if "lookup.keys" in {key.lower() for key in given}:
         raise OptionError("option lookup.keys: a lookup takes its keys by the argument `on` (or `key`)")
-    merged["lookup.keys"] = ",".join(_quoted(keys))
+    merged["lookup.keys"] = ",".join(map(quoted, keys))
     kept = merged.get("lookup.columns")
     parsed = LookupOptions.parse(merged, conf=conf_file_options())
     if schema is None:
         schema = _load(spark, _without_cache(merged)).schema
     spelled = tuple(_resolved(keys, schema, "on"))
-    merged["lookup.keys"] = ",".join(_quoted(_ordered(spelled, stored)))
+    merged["lookup.keys"] = ",".join(map(quoted, _ordered(spelled, stored)))
     if columns is None:
         shown_names = (
             schema.names if kept is None else resolve_names(parsed.columns or (), _names(schema), "lookup.columns")
@@ -143,8 +143,9 @@ def _resolved(columns: Sequence[str], schema: StructType, argument: str) -> list
     return found
 
 
-def _quoted(names: Sequence[str]) -> list[str]:
-    return ["`" + name.replace("`", "``") + "`" for name in names]
+def quoted(name: str) -> str:
+    """A column's name as SQL takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _ordered(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
