@@ -64,7 +64,9 @@ def current_execution(context: TaskContext | None) -> Execution | None:
     application = "/".join(context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.app.startTime"))
     stream, batch = (context.getLocalProperty(key) for key in ("sql.streaming.queryId", "streaming.sql.batchId"))
     if stream and batch:
-        return Execution(application, f"stream {stream} batch {batch}")
+        # A batch that runs again after a restart is another execution: it sees what is current then.
+        run = context.getLocalProperty("spark.jobGroup.id") or ""
+        return Execution(application, f"stream {stream} run {run} batch {batch}")
     for key in ("spark.sql.execution.root.id", "spark.sql.execution.id"):
         execution = context.getLocalProperty(key)
         if execution:

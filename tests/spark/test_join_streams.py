@@ -1,0 +1,219 @@
+"""Streams joined to a table that changes under them: each micro-batch is of one version, the newest at its start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import LookupTable, lookup_join
+from tests.spark.test_source import load, put
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = pytest.mark.spark
+
+FULL = {"lookup.cache": "FULL"}
+MODES = {
+    "full": FULL,
+    "partial": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "10000"},
+    "none": {"lookup.cache": "NONE"},
+}
+KEYS = 200
+BATCHES = 50
+CHANGES = 20
+RESTARTS = 3
+
+
+def events(directory: Path, number: int, keys: range = range(KEYS)) -> Path:
+    """A file of the stream: (id, at) with `at` in seconds."""
+    directory.mkdir(exist_ok=True)
+    table = pa.table(
+        {"id": list(keys), "event": [number * 100_000 + key for key in keys], "batch": [number] * len(keys)}
+    )
+    new = directory / f".{number:03}"
+    pq.write_table(table, new)
+    return new.rename(directory / f"{number:03}.parquet")
+
+
+def stream_of(spark: SparkSession, directory: Path) -> DataFrame:
+    reader = spark.readStream.schema("id long, event long, batch long").option("maxFilesPerTrigger", "1")
+    return reader.parquet(str(directory))
+
+
+class Replaced:
+    """A table of one file, replaced in place."""
+
+    options: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / "dim.parquet"
+
+    def publish(self, version: int) -> None:
+        put(self.path, version, range(0, KEYS, 2))
+
+    def version_in(self, row: dict[str, Any], prefix: str) -> int | None:
+        value: int | None = row[f"{prefix}_version"]
+        return value
+
+
+class Renamed(Replaced):
+    """A directory to which each version comes under a new name, of which the latest counts; the old ones stay."""
+
+    options = {"lookup.partition": "max_pt()"}  # noqa: RUF012
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / "dim"
+
+    def publish(self, version: int) -> None:
+        put(self.path / f"v={version:04}" / "part.parquet", version, range(0, KEYS, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("kind", [Renamed, Replaced])
+def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind: type[Replaced]) -> None:
+    """50 micro-batches in all three modes at once, 20 changes while they run, three restarts: one version in each batch, none older
+    than the one before, no row lost or doubled; and the query's progress says which version it was."""
+    table = kind(tmp_path)
+    table.publish(1)
+    for number in range(BATCHES):
+        events(tmp_path / "events", number)
+    joined = stream_of(spark, tmp_path / "events")
+    for prefix, mode in MODES.items():
+        options: dict[str, Any] = {**mode, **table.options}
+        joined = lookup_join(joined, str(table.path), "id", columns=["version"], prefix=f"{prefix}_", **options)
+
+    due, done = threading.Semaphore(0), threading.Event()
+
+    def change() -> None:
+        for version in range(2, CHANGES + 2):
+            due.acquire()
+            if done.is_set():
+                return
+            table.publish(version)
+
+    def write(batch: DataFrame, number: int) -> None:
+        if number * CHANGES // BATCHES != (number + 1) * CHANGES // BATCHES:
+            due.release()  # the table is replaced while this batch runs
+        batch.write.mode("overwrite").parquet(str(tmp_path / "out" / f"{number:03}"))
+
+    writer = threading.Thread(target=change)
+    writer.start()
+    told: dict[int, set[str]] = {}
+    try:
+        for stop_at in [*(BATCHES * n // (RESTARTS + 1) for n in range(1, RESTARTS + 1)), None]:
+            query = started(joined, tmp_path, write)
+            run_until(query, stop_at)
+            for progress in query.recentProgress:
+                found = {row["version"] for row in progress["observedMetrics"].values()}
+                told.setdefault(progress["batchId"], set()).update(found)
+    finally:
+        done.set()
+        due.release()
+        writer.join()
+    versions = {prefix: [] for prefix in MODES}
+    seen: list[int] = []
+    for written in sorted((tmp_path / "out").iterdir()):  # after a restart a batch may take two files
+        rows = ds.dataset(written).to_table().to_pylist()
+        seen += [row["event"] for row in rows]
+        for prefix, found in versions.items():
+            of_even = {table.version_in(row, prefix) for row in rows if row["id"] % 2 == 0}
+            assert {table.version_in(row, prefix) for row in rows if row["id"] % 2} == {None}
+            assert len(of_even) == 1, (written.name, prefix, of_even)
+            found.append(of_even.pop())
+    assert len(versions["full"]) >= BATCHES - RESTARTS
+    assert sorted(seen) == sorted(number * 100_000 + key for number in range(BATCHES) for key in range(KEYS))
+    assert versions["full"] == sorted(versions["full"])
+    assert versions["full"] == versions["partial"] == versions["none"]
+    assert len(set(versions["full"])) > CHANGES // 2
+    assert all(len(digests) == 1 for digests in told.values() if digests)
+
+
+def started(joined: DataFrame, home: Path, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+    return joined.writeStream.foreachBatch(write).option("checkpointLocation", str(home / "checkpoint")).start()
+
+
+def run_until(query: StreamingQuery, batch: int | None) -> None:
+    """Wait until a batch has ended, or all; then stop the query in the midst of what it does."""
+    try:
+        if batch is None:
+            query.processAllAvailable()
+            return
+        while query.isActive and (query.lastProgress is None or query.lastProgress["batchId"] < batch):
+            query.awaitTermination(0.05)
+    finally:
+        query.stop()
+
+
+def in_memory(joined: DataFrame, name: str, mode: str = "append") -> StreamingQuery:
+    return joined.writeStream.format("memory").queryName(name).outputMode(mode).start()
+
+
+def test_a_running_stream_sees_changes(spark: SparkSession, tmp_path: Path) -> None:
+    """Append mode: each batch has what the table holds at its start; the metrics view names the version announced last."""
+    path = put(tmp_path / "dim.parquet", 1)
+    events(tmp_path / "events", 0, range(10))
+    joined = lookup_join(stream_of(spark, tmp_path / "events"), str(path), "id")
+    query = in_memory(joined, "changes")
+    try:
+        for version in (1, 2, 3):
+            put(path, version)
+            events(tmp_path / "events", version, range(10))
+            query.processAllAvailable()
+        found = {row.batch: row.version for row in spark.table("changes").distinct().collect()}
+        (told,) = query.lastProgress["observedMetrics"].values()
+    finally:
+        query.stop()
+    assert {found[batch] for batch in (1, 2, 3)} == {1, 2, 3}
+    table = LookupTable(str(path))
+    assert told["version"] == table.version
+    assert told["table"] == str(path)
+    metrics = {row.name: row for row in load(spark, path, {"lookup.view": "metrics"}).collect()}
+    assert metrics["announcedVersion"].detail == table.version
+    known = {row.digest: row for row in load(spark, path, {"lookup.view": "versions"}).collect()}
+    assert known[table.version].announced_at is not None
+
+
+def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    """Update mode: a windowed count by a looked-up column, with a watermark and state; the version is not part of the state."""
+    path = put(tmp_path / "dim.parquet", 7, range(5))
+    for number in range(3):
+        events(tmp_path / "events", number, range(10))
+    timed = stream_of(spark, tmp_path / "events").selectExpr("id", "timestamp_seconds((batch + 1000) * 3600) AS at")
+    joined = lookup_join(timed.withWatermark("at", "10 hours"), str(path), "id")
+    counted = joined.groupBy("at", "version").count()
+    query = in_memory(counted, "counted", "update")
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    rows = spark.table("counted").groupBy("at", "version").agg({"count": "max"}).collect()
+    assert sorted(tuple(row)[1:] for row in rows if row.version) == [(7, 5)] * 3
+    assert sorted(tuple(row)[1:] for row in rows if row.version is None) == [(None, 5)] * 3
+
+
+def test_inside_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """A join made inside foreachBatch: all actions of a batch are of one version, even when the table changes between them."""
+    path = put(tmp_path / "dim.parquet", 1)
+    for number in range(2):
+        events(tmp_path / "events", number, range(10))
+    found: list[set[int]] = []
+
+    def write(batch: DataFrame, number: int) -> None:
+        joined = lookup_join(batch, str(path), "id", strategy="cache", **FULL)
+        first = {row.version for row in joined.collect()}
+        put(path, 10 + number)
+        found.append(first | {row.version for row in joined.filter("id < 5").collect()})
+
+    query = started(stream_of(spark, tmp_path / "events"), tmp_path, write)
+    run_until(query, None)
+    assert found == [{1}, {10}]
