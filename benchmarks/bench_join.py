@@ -1,0 +1,197 @@
+"""What does a lookup join cost a micro-batch, and a bulk query, beside Spark's own broadcast join?
+
+    python -m benchmarks.bench_join                 # everything: 10M rows, some 15 minutes
+    python -m benchmarks.bench_join --only stream   # or bulk, or crossover
+
+Stream: micro-batches of 10,000 rows against a table of 10M rows (FULL, warm, unchanged), `addBatch` and the whole trigger
+from the query's own progress. Bulk: 20M rows against 1M. Crossover: batch queries over tables of several sizes, from which
+`strategy="auto"` takes its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.functions import arrow_udf
+from pyspark.sql.types import StringType
+
+from benchmarks.common import alternate, make_table, report, session
+from pyspark_lookup import lookup_join
+
+BATCH_ROWS = 10_000
+COLUMNS = ["name", "segment", "score"]
+
+
+@arrow_udf(StringType())
+def trivial(key: pa.Array) -> pa.Array:
+    """What any Arrow UDF costs at least."""
+    return pa.nulls(len(key), pa.string())
+
+
+def make_events(directory: Path, files: int, rows: int) -> Path:
+    """Files of one micro-batch each, of keys among `rows`."""
+    events = directory / f"events-{rows}-{files}"
+    if not events.exists():
+        rng = np.random.default_rng(5)
+        events.mkdir()
+        for number in range(files):
+            table = pa.table({"k": rng.integers(0, rows, BATCH_ROWS), "amount": rng.random(BATCH_ROWS)})
+            pq.write_table(table, events / f"{number:04}.parquet")
+    return events
+
+
+def batches_of(
+    spark: SparkSession, events: Path, enrich: Callable[[DataFrame], DataFrame], home: Path, stop: int
+) -> list[dict[str, float]]:
+    """Seconds of `addBatch` and of the whole trigger of each micro-batch, but for the first two."""
+    stream = spark.readStream.schema("k long, amount double").option("maxFilesPerTrigger", "1").parquet(str(events))
+    checkpoint = tempfile.mkdtemp(dir=home)
+    query = enrich(stream).writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+    try:
+        while query.isActive and (query.lastProgress is None or query.lastProgress["batchId"] < stop + 1):
+            query.awaitTermination(0.2)
+        found = [p for p in query.recentProgress if p["numInputRows"]]
+    finally:
+        query.stop()
+        shutil.rmtree(checkpoint)
+    return [
+        {part: p["durationMs"][part] / 1000 for part in ("addBatch", "triggerExecution")} for p in found[2 : stop + 2]
+    ]
+
+
+def bench_stream(spark: SparkSession, home: Path, rows: int, rounds: int) -> None:
+    options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache")}
+    tables = {count: make_table(home, count, 4, 1) for count in (rows // 100, rows)}
+    events = make_events(home, 60, rows // 100)
+
+    def joined(count: int) -> Callable[[DataFrame], DataFrame]:
+        return lambda df: lookup_join(df, str(tables[count]), {"k": "id"}, columns=COLUMNS, **options)
+
+    def static(df: DataFrame) -> DataFrame:
+        table = spark.read.parquet(str(tables[rows])).select("id", *COLUMNS)
+        return df.join(sf.broadcast(table), sf.col("k") == sf.col("id"), "left").drop("id")
+
+    contenders: dict[str, tuple[Callable[[DataFrame], DataFrame], int]] = {
+        "no join": (lambda df: df, 12),
+        "a trivial Arrow UDF": (lambda df: df.withColumn("name", trivial("k")), 12),
+        f"lookup_join, {rows // 100:,} rows": (joined(rows // 100), 12),
+        f"lookup_join, {rows:,} rows": (joined(rows), 12),
+        f"stream-static broadcast join, {rows:,} rows": (static, 3),
+    }
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, (enrich, count) in contenders.items():
+            times[name] += batches_of(spark, events, enrich, home, count)
+    print(f"\n## A micro-batch of {BATCH_ROWS:,} rows, from the query's progress (local[2])")
+    print("| contender | batches | addBatch median s | max s | trigger median s | max s |")
+    print("|---|---|---|---|---|---|")
+    for name, found in times.items():
+        cells = []
+        for part in ("addBatch", "triggerExecution"):
+            values = [batch[part] for batch in found]
+            cells += [f"{statistics.median(values):.3f}", f"{max(values):.3f}"]
+        print(f"| {name} | {len(found)} | {' | '.join(cells)} |")
+    add = {name: statistics.median(batch["addBatch"] for batch in found) for name, found in times.items()}
+    whole = {name: statistics.median(batch["triggerExecution"] for batch in found) for name, found in times.items()}
+    _, udf, small, large, peer = contenders
+    print(f"addBatch: {add[peer] / add[large]:.0f} times faster than the broadcast join")
+    print(f"trigger: {whole[large] - whole[udf]:+.3f} s beside the trivial UDF")
+    print(
+        f"from {rows // 100:,} to {rows:,} rows: trigger {whole[large] / whole[small] - 1:+.0%}, addBatch {add[large] / add[small] - 1:+.0%}"
+    )
+
+
+def write(df: DataFrame) -> None:
+    df.write.format("noop").mode("overwrite").save()
+
+
+def facts_of(spark: SparkSession, rows: int, keys: int) -> DataFrame:
+    """Rows computed by Spark: a key, of which one in six has no match, and a payload."""
+    return spark.range(0, rows, 1, 4).selectExpr(f"(id * 7919) % {keys * 6 // 5} AS k", "CAST(id AS STRING) AS payload")
+
+
+def bench_bulk(spark: SparkSession, home: Path, facts: int, rows: int, runs: int, batch: str | None) -> None:
+    options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache")}
+    table = make_table(home, rows, 4, 1)
+    df = facts_of(spark, facts, rows)
+    dim = spark.read.parquet(str(table)).select("id", *COLUMNS)
+
+    def ours(strategy: str) -> Callable[[], None]:
+        given = options if strategy == "cache" else {"lookup.cache.dir": options["lookup.cache.dir"]}
+        return lambda: write(lookup_join(df, str(table), {"k": "id"}, columns=COLUMNS, strategy=strategy, **given))
+
+    contenders = {
+        "Spark's broadcast join": lambda: write(df.join(sf.broadcast(dim), df.k == dim.id, "left").drop("id")),
+        "lookup_join, cache": ours("cache"),
+        "lookup_join, broadcast": ours("broadcast"),
+        "lookup_join, auto": ours("auto"),
+    }
+    if batch is not None:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", batch)
+    times = alternate(contenders, 1, runs)
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    report(f"{facts:,} rows against {rows:,}, batches of {batch or '10000'}", times, "Spark's broadcast join")
+
+
+def bench_crossover(spark: SparkSession, home: Path, runs: int) -> None:
+    options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache")}
+    for rows in (100_000, 1_000_000, 3_000_000, 10_000_000):
+        table = str(make_table(home, rows, 4, 1))
+        for facts in (100_000, 2_000_000, 20_000_000):
+            df = facts_of(spark, facts, rows)
+            times = alternate(
+                {
+                    strategy: lambda s=strategy, df=df, table=table: write(
+                        lookup_join(df, table, {"k": "id"}, columns=COLUMNS, strategy=s, **options)
+                    )
+                    for strategy in ("cache", "broadcast")
+                },
+                1,
+                runs,
+            )
+            cells = {name: statistics.median(found) for name, found in times.items()}
+            print(
+                f"| {rows:,} | {facts:,} | {cells['cache']:.2f} | {cells['broadcast']:.2f} | "
+                f"{cells['cache'] / cells['broadcast']:.2f} |",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()) / "lookupcache-bench")
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", choices=["stream", "bulk", "crossover"])
+    given = parser.parse_args()
+    given.dir.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("ignore")
+    spark = session(2, {"spark.driver.memory": "8g", "spark.sql.streaming.numRecentProgressUpdates": "200"})
+    try:
+        if given.only in (None, "stream"):
+            bench_stream(spark, given.dir, given.rows, given.rounds)
+        if given.only in (None, "bulk"):
+            for batch in (None, "65536"):
+                bench_bulk(spark, given.dir, 20_000_000, 1_000_000, given.runs, batch)
+        if given.only in (None, "crossover"):
+            print("\n## Batch queries by size of the table and of the facts\n")
+            print("| table rows | fact rows | cache s | broadcast s | ratio |\n|---|---|---|---|---|")
+            bench_crossover(spark, given.dir, given.runs)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
