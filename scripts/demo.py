@@ -1,10 +1,14 @@
-"""A year of flights joined to lookup tables, one of which is replaced between two runs.
+"""A year of flights joined to lookup tables, one of which is replaced between two runs, and while a stream runs.
 
-Started by scripts/demo. Says what each run asked of the store, and exits with 1 if a claim does not hold.
+Started by scripts/demo. Says what each run asked of the store, draws the stream's micro-batches, and exits with 1 if a
+claim does not hold.
 """
 
+import argparse
+import functools
 import importlib.metadata
 import os
+import statistics
 import tempfile
 import zipfile
 from pathlib import Path
@@ -13,13 +17,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
+from demo_stream import RENAMED_IN, plot, run_stream
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import LookupTable
+from pyspark_lookup import LookupTable, lookup_join, register_lookup
 
 CALLS = {"list": "ufsListCount", "head": "ufsHeadCount", "get": "ufsGetCount", "bytes": "ufsGetBytes"}
 RENAMED = "United Airlines (new name)"
+RENAMED_AGAIN = "United Airlines (renamed while the stream ran)"
 QUIET = """rootLogger = error, console
 appender.console.type = Console
 appender.console.name = console
@@ -109,8 +115,15 @@ def check(claim: str, holds: bool) -> None:
         raise SystemExit(1)
 
 
-def main(home: Path) -> None:
-    """Three runs of the same two queries and a SQL statement, each with its claims checked."""
+def rename_united(airlines: Path, name: str) -> None:
+    """Replace the table of airlines by one in which United has another name."""
+    old = pq.read_table(airlines)
+    names = pc.if_else(pc.equal(old["carrier"], "UA"), name, old["name"])
+    write(pa.table({"carrier": old["carrier"], "name": names}), airlines)
+
+
+def main(home: Path, picture: Path) -> None:
+    """Three runs of the same two queries, SQL statements and a stream, each with its claims checked."""
     print("Writing the tables and starting Spark", flush=True)
     paths = {"airlines": home / "airlines.parquet", "airports": home / "airports.parquet", "planes": home / "planes"}
     paths["planes"].mkdir()  # a table is a file or a directory of files
@@ -129,9 +142,7 @@ def main(home: Path) -> None:
     show("Run 2: the same DataFrames, nothing changed", *queries)
     check("no data was fetched", all(calls["get"] == calls["bytes"] == 0 for calls in meter.spent().values()))
 
-    old = pq.read_table(paths["airlines"])
-    names_now = pc.if_else(pc.equal(old["carrier"], "UA"), RENAMED, old["name"])
-    write(pa.table({"carrier": old["carrier"], "name": names_now}), paths["airlines"])
+    rename_united(paths["airlines"], RENAMED)
     names_after = show("Run 3: the same DataFrames, after airlines.parquet was replaced", *queries)
     spent = meter.spent()
     check("the new name is seen", RENAMED in names_after and RENAMED not in names)
@@ -142,9 +153,30 @@ def main(home: Path) -> None:
     found = spark.sql("SELECT name FROM airlines WHERE carrier = 'UA'").collect()[0].name
     print(f"    SELECT name FROM airlines WHERE carrier = 'UA'  ->  {found}")
     check("current, and no data was fetched", found == RENAMED and meter.spent()["airlines"]["bytes"] == 0)
+
+    print("\nAs a function: SELECT airline(carrier).name, count(*) FROM flights GROUP BY 1")
+    register_lookup(spark, "airline", str(paths["airlines"]), key="carrier")
+    flights.createOrReplaceTempView("flights")
+    counts = dict(spark.sql("SELECT airline(carrier).name, count(*) FROM flights GROUP BY 1").collect())
+    joined = lookup_join(flights, str(paths["airlines"]), on="carrier").groupBy("name").count().collect()
+    check("lookup_join counts the same", counts == {row.name: row["count"] for row in joined} and RENAMED in counts)
+
+    print("\nA stream of flights, in which an airline is renamed", flush=True)
+    rename = functools.partial(rename_united, paths["airlines"], RENAMED_AGAIN)
+    batches = run_stream(spark, read_csv("flights").slice(0, 24_000), paths["airlines"], home, rename)
+    before, after = batches[:RENAMED_IN], batches[RENAMED_IN + 1 :]
+    check("each micro-batch saw one version", all(len(batch.names) == 1 for batch in batches))
+    check("earlier flights have the old name", {name for batch in before for name in batch.names} == {RENAMED})
+    check("later flights have the new one", {name for batch in after for name in batch.names} == {RENAMED_AGAIN})
+    check("no flight was lost", sum(batch.flights for batch in batches) == 24_000)
+    plot(batches, picture)
+    print(f"    median {statistics.median(batch.ms for batch in batches):.0f} ms a micro-batch; drawn in {picture}")
     spark.stop()
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plot", type=Path, default=Path("demo-stream.png"), help="where to draw the stream (a PNG)")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lookupcache-demo-") as directory:
-        main(Path(directory))
+        main(Path(directory), given.plot)

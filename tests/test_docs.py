@@ -60,13 +60,13 @@ def test_readme_examples_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_demo_claims_hold() -> None:
-    """The demo runs, and everything it claims about what was fetched holds."""
-    ran = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "demo.py"], capture_output=True, text=True, check=False, timeout=250
-    )
+def test_demo_claims_hold(tmp_path: Path) -> None:
+    """The demo runs, everything it claims about what was fetched and seen holds, and it draws its stream."""
+    command = [sys.executable, ROOT / "scripts" / "demo.py", "--plot", tmp_path / "stream.png"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.count("    yes: ") == 5
+    assert ran.stdout.count("    yes: ") == 10
+    assert (tmp_path / "stream.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_spark_defaults_are_the_recommended_ones() -> None:

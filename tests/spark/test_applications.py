@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.spark.test_source import put
+
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 _HIVE = """
@@ -95,3 +97,64 @@ spark.stop()
     assert "TABLE ['c', 'd']" in output
     assert "NAMED 2" in output
     assert "ERROR True" in output
+
+
+def test_lookups_over_spark_connect(tmp_path: Path) -> None:
+    """Over Spark Connect: the join, its explanation, a stream, SQL functions and errors work as in a classic session."""
+    path = put(tmp_path / "dim.parquet", 1)
+    script = """
+import os, shutil
+from pyspark_lookup import explain_lookup, lookup_join, register_lookup
+from pyspark_lookup.errors import PysparkLookupError
+facts = spark.range(20)
+for strategy in ("cache", "broadcast", "auto"):
+    for how in ("left", "inner"):
+        joined = lookup_join(facts, path, "id", how, prefix="p_", strategy=strategy)
+        print("JOIN", strategy, how, joined.columns, joined.count(), joined.filter("p_version = 1").count())
+joined = lookup_join(lookup_join(facts, path, "id", strategy="cache"), path, "id", prefix="b_", strategy="cache")
+print("EXPLAINED", explain_lookup(joined).count("strategy: cache (asked for)"))
+register_lookup(spark, "dim", path, "id")
+print("SQL", spark.sql("SELECT sum(dim(id).version), sum(dim(id + 1).version) FROM range(20)").collect()[0])
+print("ROWS", spark.sql("SELECT * FROM dim_rows(3)").collect())
+facts.write.parquet("events")
+stream = lookup_join(spark.readStream.schema("id long").parquet("events"), path, "id")
+query = stream.writeStream.format("memory").queryName("seen").start()
+query.processAllAvailable()
+print("BEFORE", spark.sql("SELECT sum(version) FROM seen").collect()[0][0], joined.count())
+os.replace(replacement, path)
+facts.write.mode("append").parquet("events")
+query.processAllAvailable()
+print("AFTER", spark.sql("SELECT sum(version) FROM seen").collect()[0][0], joined.agg({"b_version": "sum"}).collect()[0][0])
+(observed,) = query.lastProgress["observedMetrics"].values()
+print("OBSERVED", len(observed["values"][0]), observed["values"][1] == path)  # as Connect has it
+query.stop()
+spark.createDataFrame([("a",)], "id string").createOrReplaceTempView("texts")
+for arguments in ({"how": "outer"}, {"columns": ["nothing"]}, {"on": {"id": "version"}, "columns": ["id"]}):
+    try:
+        lookup_join(facts, path, **{"on": "id", **arguments})
+    except PysparkLookupError as problem:
+        print("ERROR", type(problem).__name__)
+try:
+    lookup_join(spark.table("texts"), path, "id")
+except PysparkLookupError as problem:
+    print("ERROR", problem)
+"""
+    replacement = put(tmp_path / "replacement.parquet", 10)
+    said = run(tmp_path, _CONNECT + script, path, replacement).splitlines()
+    lines = [line for line in said if line.split(" ")[0].isupper()]
+    columns = "['id', 'p_version']"
+    assert lines[:6] == [
+        f"JOIN {strategy} {how} {columns} {20 if how == 'left' else 10} 10"
+        for strategy in ("cache", "broadcast", "auto")
+        for how in ("left", "inner")
+    ]
+    assert lines[6:12] == [
+        "EXPLAINED 2",
+        "SQL Row(sum(dim(id).version)=10, sum(dim((id + 1)).version)=9)",
+        "ROWS [Row(id=3, version=1)]",
+        "BEFORE 10 20",
+        "AFTER 110 100",
+        "OBSERVED 32 True",
+    ]
+    assert lines[12:15] == ["ERROR OptionError", "ERROR SchemaError", "ERROR OptionError"]
+    assert "'id' is string, the table's 'id' is bigint" in lines[15]

@@ -1,0 +1,519 @@
+"""Versions told to the tasks of an execution: what announcing one costs and secures, and who can answer from it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import csv
+
+from pyspark_lookup import planner
+from pyspark_lookup import table as tables
+from pyspark_lookup.announcing import Announcement, announce, told_version
+from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
+from pyspark_lookup.metadata import Execution, Resolution
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.table import Kind, TableVersion
+from tests.fakes import FakeClock, Later, make_host
+from tests.test_full_cache import publish
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+ONE, TWO = Execution("app", "1"), Execution("app", "2")
+PARTIAL = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
+SERVED = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 min"}
+FAIL = {"lookup.on-version-gone": "FAIL"}
+BOUND_S = 30.0  # far above what any of this takes
+
+
+class Process:
+    """A process over one table and one cache directory. Processes that share a directory are of one host."""
+
+    def __init__(
+        self,
+        path: Path,
+        cache_dir: Path | None,
+        options: Mapping[str, str] = NOTHING,
+        clock: FakeClock | None = None,
+        **more: object,
+    ) -> None:
+        self.host = make_host(str(path), cache_dir, clock, **more)  # type: ignore[arg-type]
+        self.options = LookupOptions.parse({"path": str(path), **options})
+        self.known: tables.Table | None = None
+
+    def announce(self, execution: Execution | None = ONE) -> Announcement:
+        """Announce, knowing what the path was the last time, as an engine does."""
+        self.known, version = announce(self.host.reader, self.options, execution, self.known)
+        return Announcement.of(self.known, version)
+
+    def told(
+        self, announcement: Announcement, execution: Execution | None = ONE
+    ) -> tuple[tables.Table, TableVersion]:
+        """The announced version as a task of this process takes it, from the bytes it was told."""
+        told = Announcement.of_bytes(announcement.to_bytes())
+        return told_version(self.host.reader, self.options, told, execution)
+
+    def rows(self, announcement: Announcement, execution: Execution | None = ONE) -> pa.Table:
+        """All rows of a version that was announced."""
+        reader = self.host.reader
+        table, version = self.told(announcement, execution)
+        found = planner.Found(table, version, *reader.schema(table, version))
+        columns = planner.table_columns(found, self.options)
+        plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
+        batches = reader.read_files(plan, execution, Resolution(version, False))
+        return pa.Table.from_batches(list(batches), columns)
+
+    def states(self, announcement: Announcement) -> set[int]:
+        """What the rows of an announced version say theirs is."""
+        return set(self.rows(announcement).column("version").to_pylist())
+
+    def calls(self) -> list[str]:
+        """The kinds of the store calls since the last time."""
+        kinds = self.host.store.kinds()
+        self.host.store.calls.clear()
+        return kinds
+
+    def metadata_calls(self) -> list[str]:
+        return [kind for kind in self.calls() if kind != "get"]
+
+    def count(self, name: str) -> int:
+        return self.host.metrics.snapshot()[name]
+
+
+def put(path: Path, version: int, *numbers: int) -> Path:
+    """Files of a table in this version."""
+    for number in numbers:
+        publish(path, number, version)
+    return path
+
+
+def age(path: Path) -> None:
+    """Have the files of a table be some time older than what comes next."""
+    for file in path.glob("*.parquet"):
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 100))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A table of three files in version 1."""
+    return put(tmp_path / "dim", 1, 0, 1, 2)
+
+
+@pytest.fixture
+def other_dir(tmp_path: Path) -> Path:
+    """The cache directory of another host."""
+    return tmp_path / "other-cache"
+
+
+# --- what travels -------------------------------------------------------------------------------------
+
+digests = st.binary(min_size=16, max_size=16).map(bytes.hex)
+
+
+@given(st.builds(Announcement, st.sampled_from(Kind), digests, st.floats(allow_nan=False)))
+def test_an_announcement_comes_back_as_it_went(told: Announcement) -> None:
+    """25 bytes, whatever the kind, the digest and the time."""
+    data = told.to_bytes()
+    assert len(data) == 25
+    assert Announcement.of_bytes(data) == told
+
+
+@given(st.binary(max_size=60).filter(lambda data: len(data) != 25 or data[:1] not in (b"F", b"D", b"G")))
+def test_other_bytes_announce_nothing(data: bytes) -> None:
+    """Bytes of another length or of no kind there is are an error that shows them."""
+    with pytest.raises(ValueError, match="announces no version"):
+        Announcement.of_bytes(data)
+
+
+def test_an_announcement_tells_the_newest_files_time(directory: Path, cache_dir: Path) -> None:
+    """What is announced is the version's digest, and when the newest of its files was modified."""
+    age(directory)
+    put(directory, 1, 1)
+    process = Process(directory, cache_dir)
+    told = process.announce()
+    assert (told.kind, told.newest_s) == (Kind.DIRECTORY, (directory / "1.parquet").stat().st_mtime)
+    assert told.digest == process.told(told)[1].digest
+
+
+# --- announcing: what it costs ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "later"),
+    [("0.parquet", "status", "head"), (".", "status", "list"), ("*.parquet", "list", "list")],
+    ids=["file", "directory", "glob"],
+)
+def test_announcing_costs_one_metadata_call(what: str, first: str, later: str, directory: Path, cache_dir: Path) -> None:
+    """One to find out what a path is, one (of the cheaper sort) when that is known; no data once it is here."""
+    process = Process(directory / what, cache_dir)
+    told = process.announce(ONE)
+    assert process.metadata_calls() == [first]
+    assert process.announce(TWO) == told
+    assert process.calls() == [later]
+    assert process.announce(None) == told
+    assert process.calls() == [later]
+
+
+def test_an_execution_is_told_once(directory: Path, cache_dir: Path) -> None:
+    """Who announces again for an execution tells the version on its record, without asking the store."""
+    first, second = Process(directory, cache_dir), Process(directory, cache_dir)
+    told = first.announce(ONE)
+    put(directory, 2, 0)
+    first.calls()
+    second.known = first.known
+    assert first.announce(ONE) == told
+    assert second.announce(ONE) == told
+    assert first.calls() == second.calls() == []
+    assert second.announce(TWO) != told
+
+
+def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> None:
+    """A file that is a directory at the next announcement is announced as one; and the other way round."""
+    put(tmp_path, 1, 7)
+    path = tmp_path / "dim.parquet"
+    shutil.copy(tmp_path / "7.parquet", path)
+    process = Process(path, cache_dir)
+    assert process.announce(Execution("app", "1")).kind is Kind.FILE
+    path.unlink()
+    put(path, 2, 0, 1)
+    told = process.announce(Execution("app", "2"))
+    assert told.kind is Kind.DIRECTORY
+    assert process.states(told) == {2}
+    shutil.rmtree(path)
+    os.replace(tmp_path / "7.parquet", path)
+    told = process.announce(Execution("app", "3"))
+    assert told.kind is Kind.FILE
+    assert process.states(told) == {1}
+
+
+def test_nothing_there_is_the_stores_error(directory: Path, cache_dir: Path) -> None:
+    """A path without anything at it cannot be announced, whether it ever could or not."""
+    process = Process(directory, cache_dir)
+    process.announce(ONE)
+    shutil.rmtree(directory)
+    for known in (process, Process(directory, cache_dir)):
+        with pytest.raises(UfsNotFoundError, match="dim"):
+            known.announce(TWO)
+
+
+# --- announcing: what it secures ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [NOTHING, PARTIAL], ids=["NONE", "PARTIAL"])
+def test_a_small_tables_bytes_are_here_when_it_is_announced(
+    options: Mapping[str, str], directory: Path, cache_dir: Path
+) -> None:
+    """All of them: whatever happens to the files, tasks of this host answer from the announced version."""
+    told = Process(directory, cache_dir, options).announce()
+    put(directory, 2, 0, 1)
+    (directory / "2.parquet").unlink()
+    task = Process(directory, cache_dir, options)
+    rows = task.rows(told)
+    assert (rows.num_rows, set(rows.column("version").to_pylist())) == (1500, {1})
+    assert task.calls() == []
+
+
+def test_a_format_without_columns_is_secured_as_well(tmp_path: Path, cache_dir: Path) -> None:
+    """A CSV file, too, is answered from the cache once it is announced."""
+    path = tmp_path / "dim.csv"
+    csv.write_csv(pa.table({"id": [1, 2], "version": [1, 1]}), path)
+    told = Process(path, cache_dir).announce()
+    path.unlink()
+    task = Process(path, cache_dir)
+    assert task.rows(told).to_pylist() == [{"id": 1, "version": 1}, {"id": 2, "version": 1}]
+    assert task.calls() == []
+
+
+def test_a_large_table_is_not_fetched(tmp_path: Path, cache_dir: Path) -> None:
+    """A table of more bytes than a task reads is announced for one metadata call, and no data."""
+    path = tmp_path / "dim"
+    noise = pa.array([os.urandom(1100) for _ in range(1000)])
+    publish(path, 0, 1, rows=1000, columns={"noise": noise})
+    assert (path / "0.parquet").stat().st_size > 2**20
+    process = Process(path, cache_dir, {"lookup.scan.split-size": "1 MiB"})
+    process.announce()
+    assert process.calls() == ["status"]
+
+
+@pytest.mark.xfail(strict=True, reason="TableReader.secure skips a digest that it secured for other columns")
+def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path) -> None:
+    """References with other columns share a reader; each one's columns are here when it has announced."""
+    noise = {name: pa.array([os.urandom(400) for _ in range(500)]) for name in ("a", "b")}
+    path = publish(tmp_path / "dim", 0, 1, columns=noise)
+    process = Process(path, cache_dir, {"lookup.columns": "version,a"})
+    process.announce(ONE)
+    process.options = LookupOptions.parse({"path": str(path), "lookup.columns": "version,b"})
+    told = process.announce(TWO)
+    publish(path, 0, 2, columns=noise)
+    process.calls()
+    assert process.states(told) == {1}
+    assert process.calls() == []
+
+
+@pytest.mark.xfail(strict=True, reason="TableReader.secure takes bytes that were too new to keep for secured")
+def test_bytes_that_were_too_new_to_keep_are_secured_later(directory: Path, cache_dir: Path) -> None:
+    """A version that was announced while its files were new is secured by the next announcement that can keep it."""
+    clock = FakeClock((directory / "2.parquet").stat().st_ctime)
+    process = Process(directory, cache_dir, clock=clock)
+    process.announce(ONE)
+    clock.tick(60)
+    told = process.announce(TWO)
+    put(directory, 2, 0, 1, 2)
+    process.calls()
+    assert process.states(told) == {1}
+    assert process.calls() == []
+
+
+@pytest.mark.parametrize("options", [NOTHING, PARTIAL, FULL], ids=["NONE", "PARTIAL", "FULL"])
+def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
+    options: Mapping[str, str], directory: Path, cache_dir: Path
+) -> None:
+    """A file replaced while it is being secured: the newer version is announced, and is the execution's."""
+    process = Process(directory, cache_dir, options)
+    table, before = process.host.metadata.discover(process.options)
+
+    def replace(kind: str, subject: object) -> None:
+        if kind == "get":
+            process.host.store.before = lambda kind, subject: None
+            put(directory, 2, 0, 1, 2)
+
+    process.host.store.before = replace
+    told = process.announce(ONE)
+    assert told.digest != before.digest
+    assert process.count("versionGoneCount") == 1
+    other = Process(directory, cache_dir, options)
+    assert other.states(told) == {2}
+    assert other.host.metadata.resolve(table, other.options, ONE).version.digest == told.digest
+    assert other.calls() == []
+
+
+@pytest.mark.parametrize("options", [NOTHING, FULL], ids=["NONE", "FULL"])
+def test_a_table_that_never_rests_is_an_error(options: Mapping[str, str], directory: Path, cache_dir: Path) -> None:
+    """One that changes whenever it is read is given up after some attempts, by its name."""
+    process = Process(directory, cache_dir, options)
+    states = iter(range(2, 10_000))
+
+    def replace(kind: str, subject: object) -> None:
+        if kind == "get":
+            url = str(subject[0])  # type: ignore[index]
+            with contextlib.suppress(FileNotFoundError):  # two threads may use the same temporary name
+                put(directory, next(states), int(Path(url).stem))
+
+    process.host.store.before = replace
+    with pytest.raises(VersionGoneError, match=r"dim changed under 5 attempts .* lookup\.settle"):
+        process.announce(ONE)
+
+
+# --- announcing with a full cache ---------------------------------------------------------------------
+
+
+def snapshot_is_here(process: Process, told: Announcement) -> bool:
+    """Whether the version is in this host's full cache, by what lies there."""
+    table, version = process.told(told)
+    full = process.host.reader.full(table, process.options)
+    return full is not None and full.find(version) is not None
+
+
+def test_a_snapshot_is_built_before_it_is_announced(directory: Path, cache_dir: Path) -> None:
+    """FULL: when tasks are told, any process of the host finds the version's snapshot, and asks the store nothing."""
+    told = Process(directory, cache_dir, FULL).announce()
+    task = Process(directory, cache_dir, FULL)
+    assert snapshot_is_here(task, told)
+    assert task.calls() == []
+
+
+def test_a_snapshot_waits_for_a_table_that_is_too_new(directory: Path, cache_dir: Path) -> None:
+    """FULL: files that cannot be told from their next state yet are waited for; then the snapshot is built."""
+    clock = FakeClock(max(file.stat().st_ctime for file in directory.iterdir()))
+    process = Process(directory, cache_dir, FULL, clock)
+    told = process.announce()
+    assert clock.slept
+    assert snapshot_is_here(process, told)
+
+
+@pytest.mark.xfail(strict=True, reason="announce does not settle the version that replaces one which vanished")
+def test_a_snapshot_waits_for_a_replacement_as_well(directory: Path, cache_dir: Path) -> None:
+    """FULL: a table that is replaced while its snapshot is built is announced with the snapshot of its new state."""
+    clock = FakeClock(max(file.stat().st_ctime for file in directory.iterdir()) + 1)
+    process = Process(directory, cache_dir, FULL, clock)
+
+    def replace(kind: str, subject: object) -> None:
+        if kind == "get":
+            process.host.store.before = lambda kind, subject: None
+            put(directory, 2, 0, 1, 2)
+            clock.wall_s = max(file.stat().st_ctime for file in directory.iterdir())
+
+    process.host.store.before = replace
+    told = process.announce()
+    assert process.states(told) == {2}
+    assert snapshot_is_here(process, told)
+
+
+def test_a_version_that_is_served_is_announced_without_a_call(directory: Path, cache_dir: Path) -> None:
+    """FULL in CACHE mode: after its first load a host announces what it serves, whatever the store has."""
+    first = Process(directory, cache_dir, SERVED, start=Later())
+    told = first.announce(ONE)
+    put(directory, 2, 0)
+    first.calls()
+    second = Process(directory, cache_dir, SERVED, start=Later())
+    assert first.announce(TWO).digest == told.digest
+    assert second.announce(Execution("app", "3")).digest == told.digest
+    assert snapshot_is_here(second, told)
+    assert first.calls() == second.calls() == []
+
+
+@pytest.mark.xfail(strict=True, reason="the version of a snapshot does not say when its files were modified")
+def test_a_version_that_is_served_is_found_by_other_hosts(directory: Path, cache_dir: Path, other_dir: Path) -> None:
+    """FULL in CACHE mode: a host that learns of the table after files were added finds the announced version."""
+    age(directory)
+    told = Process(directory, cache_dir, SERVED, start=Later()).announce(ONE)
+    put(directory, 1, 3)
+    other = Process(directory, other_dir, SERVED, start=Later())
+    assert other.told(told)[1].digest == told.digest
+
+
+@pytest.mark.xfail(strict=True, reason="what is served of lookup.partition is announced as if it were the whole table")
+def test_a_version_of_partitions_is_found_by_other_hosts(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
+    """FULL in CACHE mode with lookup.partition: an unchanged table's version is no other one on another host."""
+    path = tmp_path / "dim"
+    put(path / "day=1", 1, 0)
+    put(path / "day=2", 1, 1)
+    options = {**SERVED, **FAIL, "lookup.partition": "max_pt()"}
+    told = Process(path, cache_dir, options, start=Later()).announce(ONE)
+    other = Process(path, other_dir, options, start=Later())
+    assert other.told(told)[1].digest == told.digest
+
+
+# --- being told ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["0.parquet", ".", "*.parquet"], ids=["file", "directory", "glob"])
+def test_another_process_of_the_host_asks_nothing(what: str, directory: Path, cache_dir: Path) -> None:
+    """The files of an announced version are on record where it was announced."""
+    process = Process(directory / what, cache_dir)
+    told = process.announce()
+    expected = process.told(told)
+    task = Process(directory / what, cache_dir)
+    assert task.told(told) == expected
+    assert task.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("what", "call"), [("0.parquet", "head"), (".", "list"), ("*.parquet", "list")], ids=["file", "directory", "glob"]
+)
+def test_another_host_asks_once(what: str, call: str, directory: Path, cache_dir: Path, other_dir: Path) -> None:
+    """A host that lacks the files lists once, however many of its tasks start together, and finds the same version."""
+    told = Process(directory / what, cache_dir).announce()
+    tasks = [Process(directory / what, other_dir) for _ in range(4)]
+    start, found = threading.Barrier(len(tasks)), []
+
+    def run(task: Process) -> None:
+        start.wait(BOUND_S)
+        found.append(task.told(told)[1].digest)
+
+    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert found == [told.digest] * len(tasks)
+    assert [kind for task in tasks for kind in task.calls()] == [call]
+    assert sum(task.count("versionGoneCount") for task in tasks) == 0
+
+
+def test_another_host_finds_the_version_below_what_was_added(
+    directory: Path, cache_dir: Path, other_dir: Path
+) -> None:
+    """Files added since do not hide the version that was announced: its rows are those of the older files."""
+    age(directory)
+    told = Process(directory, cache_dir).announce()
+    put(directory, 1, 3)
+    put(directory / "more", 1, 4)
+    task = Process(directory, other_dir, FAIL)
+    assert task.told(told)[1].digest == told.digest
+    assert task.metadata_calls() == ["list"]
+    assert task.rows(told).num_rows == 1500
+    assert task.metadata_calls() == []
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "replaced": lambda path: put(path, 2, 1),
+    "removed": lambda path: (path / "1.parquet").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_host_takes_what_replaced_the_version(
+    change: str, directory: Path, cache_dir: Path, other_dir: Path
+) -> None:
+    """NEWER: a version that is gone is replaced by the current one, for all tasks of the execution on that host."""
+    told = Process(directory, cache_dir).announce()
+    CHANGES[change](directory)
+    first = Process(directory, other_dir)
+    _, version = first.told(told)
+    assert {file.url: file.identity for file in version.files} == {
+        file.url: file.identity for file in first.host.metadata.discover(first.options)[1].files
+    }
+    assert (version.digest != told.digest, first.count("versionGoneCount")) == (True, 1)
+    put(directory, 3, 0)
+    assert Process(directory, other_dir).told(told)[1].digest == version.digest
+    assert Process(directory, other_dir).told(told, TWO)[1].digest != version.digest
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_host_fails_where_it_shall(change: str, directory: Path, cache_dir: Path, other_dir: Path) -> None:
+    """FAIL: a version that is gone is an error that names the table and the version; where its bytes are, it is not gone."""
+    announcer = Process(directory, cache_dir, FAIL)
+    told = announcer.announce()
+    CHANGES[change](directory)
+    with pytest.raises(VersionGoneError, match=f"version {told.digest} of .*/dim, .* run the query again"):
+        Process(directory, other_dir, FAIL).told(told)
+    assert Process(directory, cache_dir, FAIL).states(told) == {1}
+
+
+def test_another_host_without_the_file(directory: Path, cache_dir: Path, other_dir: Path) -> None:
+    """A file that is gone altogether is gone by FAIL, and not found by NEWER, for there is nothing newer."""
+    path = directory / "0.parquet"
+    told = Process(path, cache_dir).announce()
+    path.unlink()
+    with pytest.raises(VersionGoneError, match=r"0\.parquet"):
+        Process(path, other_dir, FAIL).told(told)
+    with pytest.raises(UfsNotFoundError, match=r"0\.parquet"):
+        Process(path, other_dir).told(told)
+
+
+@pytest.mark.xfail(strict=True, reason="told_version lets TableEmptyError pass where the version is gone")
+def test_another_host_with_an_empty_directory(directory: Path, cache_dir: Path, other_dir: Path) -> None:
+    """FAIL: a version is gone when all of its files are, too."""
+    told = Process(directory, cache_dir).announce()
+    for file in directory.iterdir():
+        file.unlink()
+    with pytest.raises(VersionGoneError, match="dim"):
+        Process(directory, other_dir, FAIL).told(told)
+
+
+@pytest.mark.parametrize("options", [NOTHING, PARTIAL, FULL], ids=["NONE", "PARTIAL", "FULL"])
+def test_without_a_cache_directory(options: Mapping[str, str], directory: Path) -> None:
+    """A host that can keep nothing announces, and is told, by a listing each; what is gone is gone here as well."""
+    age(directory)
+    process = Process(directory, None, options)
+    told = process.announce()
+    assert process.metadata_calls() == ["status"]
+    put(directory, 1, 3)
+    assert process.told(told)[1].digest == told.digest
+    assert process.calls() == ["list"]
+    put(directory, 2, 0)
+    assert process.told(told)[1].digest != told.digest
+    process.options = dataclasses.replace(process.options, on_version_gone=LookupOptions.parse({"path": "x", **FAIL}).on_version_gone)  # fmt: skip
+    with pytest.raises(VersionGoneError, match="dim"):
+        process.told(told)
