@@ -45,7 +45,7 @@ def run_stream(
 
     def write(batch: DataFrame, number: int) -> None:
         if number == RENAMED_IN:
-            rename()  # this batch has not begun to read; the next one would do as well
+            rename()  # the version of this batch was resolved when it began: the next one sees it
         united = batch.groupBy(sf.when(sf.col("carrier") == "UA", sf.col("name")).alias("name")).count().collect()
         batches[number].names = {row.name for row in united if row.name is not None}
         batches[number].flights = sum(row["count"] for row in united)

@@ -17,6 +17,7 @@ from pyspark_lookup.spark.session import RECOMMENDED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "joins.md").read_text(encoding="utf-8")
 CONF = ROOT / "conf" / "lookupcache.conf"
 KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(), re.MULTILINE)
 
@@ -30,7 +31,7 @@ def test_readme_options_table() -> None:
 
 def test_readme_names_known_options() -> None:
     """Every option that the README or the changelog mentions exists."""
-    text = README + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    text = README + GUIDE + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", text))
     prefixes = ("lookup.storage", "lookup.provider.")
     assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
@@ -47,15 +48,29 @@ def test_readme_starts_with_what_it_is() -> None:
 @pytest.mark.spark
 def test_readme_examples_run(tmp_path: Path) -> None:
     """The README's Python blocks run as pasted into an activated environment, and show the new row."""
+    assert re.findall(r"\|\s*2\|\s*(\w+)\|", pasted(README, tmp_path)) == ["NULL", "Bergen", "Bergen"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_guide_examples_run(tmp_path: Path) -> None:
+    """So do those of the guide to joins."""
+    shown = pasted(GUIDE, tmp_path)
+    assert "strategy: broadcast (a batch, and 2 rows" in shown
+    assert shown.count("Kennedy") >= 3
+
+
+def pasted(text: str, tmp_path: Path) -> str:
+    """What the Python blocks of a text print, run as one program in an activated environment."""
     script = tmp_path / "example.py"
-    script.write_text("\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL)), encoding="utf-8")
+    script.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), encoding="utf-8")
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_")}
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])
     ran = subprocess.run(
         [sys.executable, script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
     )
     assert ran.returncode == 0, ran.stderr
-    assert re.findall(r"\|\s*2\|\s*(\w+)\|", ran.stdout) == ["NULL", "Bergen"]
+    return ran.stdout
 
 
 @pytest.mark.slow
