@@ -103,7 +103,8 @@ def test_lookups_over_spark_connect(tmp_path: Path) -> None:
     """Over Spark Connect: the join, its explanation, a stream, SQL functions and errors work as in a classic session."""
     path = put(tmp_path / "dim.parquet", 1)
     script = """
-import os, shutil
+import os
+from pyspark.sql import functions as sf
 from pyspark_lookup import explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.errors import PysparkLookupError
 facts = spark.range(20)
@@ -129,6 +130,20 @@ print("AFTER", spark.sql("SELECT sum(version) FROM seen").collect()[0][0], joine
 print("OBSERVED", len(observed["values"][0]), observed["values"][1] == path)  # as Connect has it
 query.stop()
 spark.createDataFrame([("a",)], "id string").createOrReplaceTempView("texts")
+tables = {"g": "CAST(id % 40 AS STRING)", "d": "date_add(DATE'2020-01-01', CAST(id % 30 AS INT))", "n": "CAST(id % 50 AS DECIMAL(9, 2))"}
+spark.range(200).selectExpr("IF(id % 9 = 0, NULL, id % 60) AS k", *(f"{v} AS {c}" for c, v in tables.items())).write.parquet("many")
+left = spark.range(300).selectExpr("IF(id % 7 = 0, NULL, id % 90) AS k", *(f"{v} AS {c}" for c, v in tables.items()), "id")
+modes = {"NONE": {}, "FULL": {}, "PARTIAL": {"lookup.partial-cache.max-rows": "1000"}}
+for on, how in ((["k"], "left"), (["g", "d"], "inner")):
+    own = spark.read.parquet("many").selectExpr(*(f"{c} AS r_{c}" for c in ("k", *tables)))
+    condition = " AND ".join(f"{c} = r_{c}" for c in on)
+    expected = left.join(own, sf.expr(condition), how).drop(*(f"r_{c}" for c in on)).filter("id % 3 < 2")
+    for mode, bounds in modes.items():
+        options = {"lookup.cache": mode, **bounds}
+        ours = lookup_join(left, os.path.abspath("many"), on, how, prefix="r_", strategy="cache", **options)
+        found = ours.filter("id % 3 < 2").select(expected.columns).collect()
+        same = sorted(map(str, found)) == sorted(map(str, expected.collect()))
+        print("SAME" if same and len(found) > 100 else "OTHER", on, how, mode, len(found))
 for arguments in ({"how": "outer"}, {"columns": ["nothing"]}, {"on": {"id": "version"}, "columns": ["id"]}):
     try:
         lookup_join(facts, path, **{"on": "id", **arguments})
@@ -156,5 +171,8 @@ except PysparkLookupError as problem:
         "AFTER 110 100",
         "OBSERVED 32 True",
     ]
+    same = [line for line in lines if line.startswith(("SAME", "OTHER"))]
+    assert [line.split()[0] for line in same] == ["SAME"] * 6, same
+    lines = [line for line in lines if line not in same]
     assert lines[12:15] == ["ERROR OptionError", "ERROR SchemaError", "ERROR OptionError"]
     assert "'id' is string, the table's 'id' is bigint" in lines[15]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join
 from tests.spark.test_source import load, put
@@ -181,6 +182,34 @@ def test_a_running_stream_sees_changes(spark: SparkSession, tmp_path: Path) -> N
     assert metrics["announcedVersion"].detail == table.version
     known = {row.digest: row for row in load(spark, path, {"lookup.view": "versions"}).collect()}
     assert known[table.version].announced_at is not None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_micro_batch_has_the_rows_of_a_batch_join(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    """Several rows for a key, none, nulls, two keys and filters on both sides: a stream's rows are those of Spark's own batch join."""
+    events(tmp_path / "events", 1, range(300))
+    rows = [(key % 90, f"g{key % 4}" if key % 11 else None, key) for key in range(400)]
+    dim = spark.createDataFrame(rows, "id long, g string, value long")
+    dim.coalesce(1).write.parquet(str(tmp_path / "dim"))
+    keyed = {"g": "CASE WHEN event % 13 > 0 THEN concat('g', event % 4) END"}
+
+    def filtered(joined: DataFrame) -> DataFrame:
+        return joined.filter("event % 5 < 4 AND (value IS NULL OR value % 3 < 2)")
+
+    options: dict[str, Any] = MODES[mode]
+    for how in ("left", "inner"):
+        stream = stream_of(spark, tmp_path / "events").withColumns({c: sf.expr(e) for c, e in keyed.items()})
+        joined = lookup_join(stream, str(tmp_path / "dim"), ["id", "g"], how, **options)
+        query = in_memory(filtered(joined), f"rows_{mode}_{how}")
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        facts = spark.read.parquet(str(tmp_path / "events")).withColumns({c: sf.expr(e) for c, e in keyed.items()})
+        expected = filtered(facts.join(dim, ["id", "g"], how)).select("event", "value").collect()
+        found = spark.table(f"rows_{mode}_{how}").select("event", "value").collect()
+        assert sorted(found, key=str) == sorted(expected, key=str)
+        assert len(found) > 90
 
 
 def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> None:
