@@ -13,13 +13,14 @@ import functools
 import struct
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import NotATableError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, OnVersionGone
-from pyspark_lookup.reader import TableReader
+from pyspark_lookup.planner import Found
+from pyspark_lookup.reader import TableReader, restless
 from pyspark_lookup.table import Kind, Table, TableVersion
 
-__all__ = ["Announcement", "announce", "told_version"]
+__all__ = ["Announcement", "announce", "told_table", "told_version"]
 
 _STARTS = 5
 _BYTES = struct.Struct(">c16sd")  # kind, digest, when the newest file was modified
@@ -67,13 +68,12 @@ def announce(
         try:
             _secure(reader, table, options, version)
         except SourceChangedError:
-            version = reader.metadata.resolve_again(table, options, execution, version.digest)
+            by_query = _is_built_by_queries(options)
+            version = reader.metadata.resolve_again(table, options, execution, version.digest, by_query)
         else:
+            reader.metadata.remember(table, version)
             return table, version
-    raise VersionGoneError(
-        f"{redact('path', table.url)} changed under {_STARTS} attempts to read it in a row: write new files and keep the "
-        "old ones a while, or set lookup.settle"
-    )
+    raise restless(table, _STARTS)
 
 
 def _resolved(
@@ -108,9 +108,12 @@ def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableV
 def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
     if version is None:
         version = reader.metadata.resolve(table, options, None).version
-    # A snapshot can only be made of files that can be told from their next state.
-    by_query = options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
-    return reader.metadata.settled(table, version) if by_query else version
+    return reader.metadata.settled(table, version) if _is_built_by_queries(options) else version
+
+
+def _is_built_by_queries(options: LookupOptions) -> bool:
+    """Whether a version is to have a snapshot, which can only be made of files that can be told from their next state."""
+    return options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
 
 
 def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
@@ -132,14 +135,34 @@ def told_version(
     table = metadata.table_of(options, told.kind)
     version = metadata.version_of(table, told.digest)
     if version is None:
-        with contextlib.suppress(UfsNotFoundError):
-            version = metadata.find(table, told.digest, told.newest_s)
-    if version is None and options.on_version_gone is OnVersionGone.FAIL:
-        raise VersionGoneError(
-            f"version {told.digest} of {redact('path', table.url)}, which this query resolved on another host, was replaced "
-            "before this host learned of it: run the query again; to change a table under running queries, write new file "
-            "names and keep the old files a while"
-        )
+        with contextlib.suppress(UfsNotFoundError, NotATableError):
+            version = metadata.find(table, options, told.digest, told.newest_s)
     if version is None:
-        version = metadata.resolve_again(table, options, execution, told.digest)
+        version = _replacement(reader, table, options, told.digest, execution)
     return metadata.table_of(options, told.kind, version), version
+
+
+def told_table(reader: TableReader, options: LookupOptions, told: Announcement, execution: Execution | None) -> Found:
+    """The same with its columns. Raises as `told_version`, and what reading a schema raises."""
+    table, version = told_version(reader, options, told, execution)
+    for _ in range(_STARTS):
+        try:
+            data, partitions = reader.schema(table, version)
+        except SourceChangedError:
+            version = _replacement(reader, table, options, version.digest, execution)
+        else:
+            return Found(table, version, data, partitions)
+    raise restless(table, _STARTS)
+
+
+def _replacement(
+    reader: TableReader, table: Table, options: LookupOptions, gone: str, execution: Execution | None
+) -> TableVersion:
+    if options.on_version_gone is OnVersionGone.FAIL:
+        reader.metrics.inc("versionGoneCount")
+        raise VersionGoneError(
+            f"version {gone} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
+            "read it: run the query again; to change a table under running queries, write new file names and keep the old "
+            "files a while"
+        )
+    return reader.metadata.resolve_again(table, options, execution, gone)

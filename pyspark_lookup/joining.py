@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup import planner
-from pyspark_lookup.announcing import Announcement, announce, told_version
+from pyspark_lookup.announcing import Announcement, announce, told_table
 from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import (
@@ -36,7 +37,6 @@ from pyspark_lookup.keys import Numbers, as_indices, bits_of, one_array
 from pyspark_lookup.lookup import get_many_at, held_many_at
 from pyspark_lookup.metadata import Execution, Resolution
 from pyspark_lookup.options import LookupOptions, MetadataSource, OnError
-from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import ReadPlan
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.scan import all_columns
@@ -73,7 +73,7 @@ class LookupSpec:
 
     def to_text(self) -> str:
         """The spec as it travels; the same for equal specs."""
-        schema = base64.b64encode(self.columns.serialize().to_pybytes()).decode()
+        schema = base64.b64encode(self.columns.remove_metadata().serialize().to_pybytes()).decode()
         fields = [dict(self.options), self.keys, schema, self.names, self.many, self.marked]
         return json.dumps(fields, sort_keys=True)
 
@@ -100,7 +100,7 @@ def announced(options: LookupOptions, execution: Execution | None) -> bytes:
     except _CAUGHT as problem:
         if options.on_error is OnError.FAIL:
             raise
-        return _FAILED + _message(problem).encode()[:_MESSAGE_BYTES]
+        return _FAILED + _message(problem).encode(errors="replace")[:_MESSAGE_BYTES]
     finally:
         engine.publish_metrics()
 
@@ -169,7 +169,9 @@ class Lookup:
         at: _At | None = None
         try:
             at = self._at(told, execution)
-            found = get_many_at(self._engine.reader, at.plan, table, at.names, execution, at.resolution, at.snapshot)
+            reader = self._engine.reader
+            found, resolution = get_many_at(reader, at.plan, table, at.names, execution, at.resolution, at.snapshot)
+            self._follow(at, resolution)
         except _CAUGHT as problem:
             if self._options.on_error is OnError.FAIL:
                 raise
@@ -181,9 +183,16 @@ class Lookup:
 
     def _held(self, at: _At | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
         """What can be answered without the store."""
-        if at is None:
-            return self._nothing(), np.zeros(table.num_rows, np.bool_)
-        return held_many_at(self._engine.reader, at.plan, table, at.names, at.resolution.version)
+        with contextlib.suppress(*_CAUGHT):  # it may be asked for the bounds of a version's files
+            if at is not None:
+                return held_many_at(self._engine.reader, at.plan, table, at.names, at.resolution.version)
+        return self._nothing(), np.zeros(table.num_rows, np.bool_)
+
+    def _follow(self, at: _At, resolution: Resolution) -> None:
+        """Go on with the version that took the place of one that is gone: what is cached of that is not to be mixed in."""
+        if resolution.version.digest != at.resolution.version.digest:
+            with self._lock:
+                at.resolution = dataclasses.replace(resolution, decided_here=False)
 
     def _at(self, told: bytes, execution: Execution | None) -> _At:
         with self._lock:
@@ -192,29 +201,27 @@ class Lookup:
                 at = self._versions[told] = self._opened(told, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
-            elif at.snapshot is None:
-                at.snapshot = self._snapshot(at.plan, at.resolution)
+            elif at.snapshot is None:  # the first batch has waited for it
+                at.snapshot = self._snapshot(at.plan, at.resolution, wait_s=0.0)
             return at
 
     def _opened(self, told: bytes, execution: Execution | None) -> _At:
         reader = self._engine.reader
-        table, version = told_version(reader, self._options, Announcement.of_bytes(told), execution)
-        data, partitions = reader.schema(table, version)
-        everything = all_columns((data, partitions))
+        found = told_table(reader, self._options, Announcement.of_bytes(told), execution)
+        everything = all_columns((found.data, found.partitions))
         names = resolve_names(self._options.keys or (), everything, "lookup.keys")
-        found = Found(table, version, data, partitions)
         plan = planner.plan_read(found, self._options, self._spec.columns, runtime().clock)
-        resolution = Resolution(version, decided_here=False)
+        resolution = Resolution(found.version, decided_here=False)
         return _At(plan, names, resolution, self._snapshot(plan, resolution))
 
-    def _snapshot(self, plan: ReadPlan, resolution: Resolution) -> Snapshot | None:
+    def _snapshot(self, plan: ReadPlan, resolution: Resolution, wait_s: float | None = None) -> Snapshot | None:
         reader = self._engine.reader
         full = reader.full(plan.table, self._options)
         if full is None:
             return None
         if self._options.metadata_source is MetadataSource.CACHE and full.find(resolution.version) is None:
             full.current()  # the first load of a host that did not resolve
-        return reader.covering(plan, reader.snapshot_of(plan.table, self._options, resolution.version))
+        return reader.covering(plan, reader.snapshot_of(plan.table, self._options, resolution.version, wait_s))
 
     # --- the answer's form ------------------------------------------------------------------------
 

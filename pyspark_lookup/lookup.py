@@ -24,7 +24,7 @@ from pyspark_lookup.options import CacheMode, OnVersionGone
 from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_at, rows_for
 from pyspark_lookup.planner import keys_of
 from pyspark_lookup.predicate import Among, And, Predicate, columns_of, evaluate
-from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
+from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader, restless
 from pyspark_lookup.scan import all_columns, coalesced
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.layers import Snapshot
@@ -51,7 +51,7 @@ def get_many(
     what reading raises.
     """
     resolution, snapshot = reader.resolve(plan, execution, version)
-    return get_many_at(reader, plan, keys, names, execution, resolution, snapshot)
+    return get_many_at(reader, plan, keys, names, execution, resolution, snapshot)[0]
 
 
 def get_many_at(
@@ -62,46 +62,64 @@ def get_many_at(
     execution: Execution | None,
     resolution: Resolution,
     snapshot: Snapshot | None,
-) -> pa.Table:
-    """The same of a version that is resolved already; from its snapshot if there is one."""
+) -> tuple[pa.Table, Resolution]:
+    """The same of a version that is resolved already, from its snapshot if there is one; and the version it became.
+
+    That is another one if a file was gone, and `lookup.on-version-gone` lets a newer one take its place.
+    """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
     if plan.options.on_version_gone is OnVersionGone.FAIL:  # others may have been told of this version
         resolution = dataclasses.replace(resolution, decided_here=False)
     fields = _key_fields(plan, names)
-    arrays = cast_keys(keys, fields)
-    probed = Keys(arrays)
-    valid = probed.rows if probed.valid is None else int(np.count_nonzero(probed.valid))
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     if snapshot is not None:
-        reader.metrics.inc("hitCount", valid)
+        reader.metrics.inc("hitCount", _known(Keys(cast_keys(keys, fields))))
         batches = [
             batch
-            for start in range(0, max(probed.rows, 1), BATCH_ROWS)
+            for start in range(0, max(keys.num_rows, 1), BATCH_ROWS)
             for batch in _from_snapshot(plan, snapshot, keys.slice(start, BATCH_ROWS), fields, start, schema)
         ]
-        return pa.Table.from_batches(batches, schema)
+        return pa.Table.from_batches(batches, schema), resolution
+    for _ in range(_STARTS):
+        try:
+            return _from_store(reader, plan, keys, fields, schema, resolution.version), resolution
+        except SourceChangedError as change:
+            resolution = reader.replaced(plan, resolution, execution, change)
+    raise restless(plan.table, _STARTS)
+
+
+def _from_store(
+    reader: TableReader,
+    plan: ReadPlan,
+    keys: pa.Table,
+    fields: Sequence[pa.Field],
+    schema: pa.Schema,
+    version: TableVersion,
+) -> pa.Table:
+    """The answer without a snapshot. Raises SourceChangedError if a file is no longer in the version."""
     if plan.options.cache is CacheMode.PARTIAL:
-        for _ in range(_STARTS):
-            try:
-                found = _from_partial(reader, plan, keys, fields, resolution.version, schema)
-            except SourceChangedError as change:
-                resolution = reader.replaced(plan, resolution, execution, change)
-            else:
-                if found is not None:
-                    return found
-                break
+        found = _from_partial(reader, plan, keys, fields, version, schema)
+        if found is not None:
+            return found
+    arrays = cast_keys(keys, fields)
+    valid = _known(Keys(arrays))
     if plan.options.cache is not CacheMode.NONE:
         reader.metrics.inc("missCount", valid)
     if plan.options.cache is not CacheMode.PARTIAL:
-        return _uncached(reader, plan, arrays, fields, schema, execution, resolution)
+        return _uncached(reader, plan, arrays, fields, schema, version)
     try:
-        rows = _uncached(reader, plan, arrays, fields, schema, execution, resolution)
+        rows = _uncached(reader, plan, arrays, fields, schema, version)
     except BaseException:
         reader.metrics.inc("numLoadFailures", valid)
         raise
     reader.metrics.inc("loadCount", valid)
     return rows
+
+
+def _known(keys: Keys) -> int:
+    """How many keys have no null."""
+    return keys.rows if keys.valid is None else int(np.count_nonzero(keys.valid))
 
 
 def _key_fields(plan: ReadPlan, names: Sequence[str]) -> list[pa.Field]:
@@ -235,8 +253,7 @@ def _uncached(
     arrays: Sequence[pa.Array],
     fields: Sequence[pa.Field],
     schema: pa.Schema,
-    execution: Execution | None,
-    resolution: Resolution,
+    version: TableVersion,
 ) -> pa.Table:
     """The answer from the files, or of a provider, which is asked once for each key."""
     probed = Keys(arrays)
@@ -247,7 +264,7 @@ def _uncached(
         planned = plan.projection.columns
         columns = pa.schema([*planned, *(field for field in fields if field.name not in planned.names)])
         projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
-        read = reader.read_files(dataclasses.replace(plan, projection=projection), execution, resolution)
+        read = reader.read_files(dataclasses.replace(plan, projection=projection), version)
         return _joined(pa.Table.from_batches(list(read), columns), names, probed, schema)
     given = _given(fields, arrays)
     kept = pa.schema([plan.projection.data.field(name) for name in _needed(plan) if name not in given])

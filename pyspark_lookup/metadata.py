@@ -18,12 +18,12 @@ from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
-from pyspark_lookup.errors import NotATableError, TableBusyError, UfsNotFoundError
+from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, UfsNotFoundError
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
-from pyspark_lookup.table import Kind, Table, TableVersion, data_files, is_glob
+from pyspark_lookup.table import Kind, Table, TableVersion, data_files, is_glob, select_partitions
 from pyspark_lookup.ufs import FileVersion, Listing, Ufs
 
 __all__ = ["Execution", "Metadata", "Resolution"]
@@ -160,9 +160,12 @@ class Metadata:
                 lock.release()
 
     def resolve_again(
-        self, table: Table, options: LookupOptions, execution: Execution | None, gone: str
+        self, table: Table, options: LookupOptions, execution: Execution | None, gone: str, settled: bool = False
     ) -> TableVersion:
-        """The version that replaces the one of digest `gone`, asked from the store; the execution's record follows it."""
+        """The version that replaces the one of digest `gone`, asked from the store; the execution's record follows it.
+
+        `settled`: wait until its files can be told from their next state, unless they keep changing.
+        """
         self._metrics.inc("versionGoneCount")
         _log.warning("version %s of %s is gone; resolving again", gone, redact("path", table.url))
         if execution is not None and self._disk is not None:
@@ -170,11 +173,15 @@ class Metadata:
             recorded = self._recorded(table, key)
             if recorded is not None and recorded.digest != gone:
                 return recorded  # another task noticed first
-            version = self._ask(table, self._clock.steady_s())
+            version = self._replacement(table, settled)
             self._try(lambda disk: self._remember_files(table, version))
             self._try(lambda disk: disk.replace_record("execution", key, version.digest))
             return version
-        return self._ask(table, self._clock.steady_s())
+        return self._replacement(table, settled)
+
+    def _replacement(self, table: Table, settled: bool) -> TableVersion:
+        version = self._ask(table, self._clock.steady_s())
+        return self.settled(table, version) if settled else version
 
     def _recorded(self, table: Table, key: str) -> TableVersion | None:
         digest = self._disk.get_record("execution", key) if self._disk else None
@@ -188,10 +195,11 @@ class Metadata:
         """The version of that digest, if this host has its files on record. No store call."""
         return self._files(table, digest)
 
-    def find(self, table: Table, digest: str, newest_s: float) -> TableVersion | None:
+    def find(self, table: Table, options: LookupOptions, digest: str, newest_s: float) -> TableVersion | None:
         """The version of that digest, from one listing if this host does not know it; None if the store has moved on.
 
-        `newest_s`: when its newest file was modified. A table to which only files were added since is found by that.
+        `newest_s`: when its newest file was modified. A table to which only files were added since is found by that. A full
+        cache in CACHE mode knows the files of `lookup.partition` only.
         """
         known = self._files(table, digest)
         if known is not None:
@@ -202,7 +210,13 @@ class Metadata:
                 return known
             version = self._ask(table, self._clock.steady_s())
             older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest_s)
-            found = next((v for v in (version, TableVersion(table.id, older)) if v.digest == digest), None)
+            states = [version, TableVersion(table.id, older)]
+            if options.partition is not None:
+                for state in states[:]:
+                    with contextlib.suppress(OptionError):  # there may have been none yet
+                        chosen = select_partitions(table, state.files, options)
+                        states.append(TableVersion(table.id, chosen))
+            found = next((state for state in states if state.digest == digest), None)
             if found is not None:
                 version = found
                 self._try(lambda disk: self._remember_files(table, version))
@@ -394,6 +408,10 @@ class Metadata:
 
         self._try(remember)
         return version
+
+    def remember(self, table: Table, version: TableVersion) -> None:
+        """Put a version's files on record, for whoever is told of its digest."""
+        self._try(lambda disk: self._remember_files(table, version))
 
     def count_announcement(self, table: Table, version: TableVersion) -> None:
         """Remember when a version was last announced to the tasks of a query, for `known_versions`."""

@@ -8,6 +8,7 @@ its bytes are secured, so it can start over with a newer version without mixing 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -43,10 +44,12 @@ from pyspark_lookup.table import Table, TableVersion, select_partitions
 from pyspark_lookup.ufs import FileVersion
 from pyspark_lookup.where import parse_where
 
-__all__ = ["ReadPlan", "ReadTask", "TableReader"]
+__all__ = ["ReadPlan", "ReadTask", "TableReader", "restless"]
 
 _log = logging.getLogger("pyspark_lookup.reader")
 _STARTS = 5  # a table that changes under this many reads in a row is an error
+_SECURED_AT_MOST = 15
+_SCHEMAS_AT_MOST = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +76,14 @@ class ReadTask:
     digest: str | None = None
 
 
+def restless(table: Table, times: int) -> VersionGoneError:
+    """The error of a table that was another one at each of so many attempts to read it."""
+    return VersionGoneError(
+        f"{redact('path', table.url)} changed under {times} reads in a row: write new files and keep the old ones a while, "
+        "or set lookup.settle"
+    )
+
+
 class TableReader:
     """Reads of one table reference in this process, on this host."""
 
@@ -95,7 +106,8 @@ class TableReader:
         self._fulls: dict[str, FullCache] = {}
         self._fulls_lock = threading.Lock()
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
-        self._secured: str | None = None  # the digest of the version that this process brought here last
+        self._schemas: dict[str, tuple[pa.Schema, pa.Schema]] = {}
+        self._secured: set[str] = set()  # what this process brought here last
         self._disk = disk
         self._clock = clock
         self.provided = provided
@@ -112,21 +124,27 @@ class TableReader:
         self.partials = PartialTables(disk, metrics, clock, rng, start, own)
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories) of a version; kept on this host by digest."""
-        if self.provided is not None:
+        """(columns in the files, columns in the directories) of a version; kept in this process and on this host by digest."""
+        if self.provided is not None or not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
-        settled = all(file.cacheable for file in version.files)
-        record = self._disk.get_record("schema", key) if self._disk and settled else None
+        found = self._schemas.pop(key, None) or self._kept_schema(table, version, key)
+        self._schemas[key] = found  # the latest used last
+        if len(self._schemas) > _SCHEMAS_AT_MOST:
+            with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread did
+                del self._schemas[next(iter(self._schemas))]
+        return found
+
+    def _kept_schema(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
+        record = self._disk.get_record("schema", key) if self._disk else None
         if isinstance(record, list):
             data, partitions = (pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in record)
             return data, partitions
         found = self._scan.schema(table, version.files)
-        if self._disk and settled:
+        if self._disk:
             try:
-                self._disk.replace_record(
-                    "schema", key, [base64.b64encode(schema.serialize()).decode() for schema in found]
-                )
+                texts = [base64.b64encode(schema.serialize()).decode() for schema in found]
+                self._disk.replace_record("schema", key, texts)
             except OSError:
                 self.metrics.inc("cacheFailureCount")
         return found
@@ -206,8 +224,13 @@ class TableReader:
         )
         return resolution, self._snapshot(plan, resolution.version)
 
-    def snapshot_of(self, table: Table, options: LookupOptions, version: TableVersion) -> Snapshot | None:
-        """The snapshot of a version, built now if a query may wait for that; None without one."""
+    def snapshot_of(
+        self, table: Table, options: LookupOptions, version: TableVersion, wait_s: float | None = None
+    ) -> Snapshot | None:
+        """The snapshot of a version, built now if a query may wait for that; None without one.
+
+        `wait_s`: how long it may (None: `lookup.full-cache.build-wait`).
+        """
         full = self.full(table, options)
         if full is None:
             return None
@@ -216,7 +239,7 @@ class TableReader:
             chosen = TableVersion(table.id, select_partitions(table, version.files, options))
         if options.metadata_source is MetadataSource.CACHE:
             return full.find(chosen)
-        return full.build(chosen, options.build_wait_s)
+        return full.build(chosen, options.build_wait_s if wait_s is None else wait_s)
 
     def _snapshot(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
         if self.full(plan.table, plan.options) is None:
@@ -268,14 +291,16 @@ class TableReader:
 
         Raises SourceChangedError if a file is no longer in its version.
         """
-        if self._secured == version.digest:
+        place = key_of(version.digest, options.columns, options.where, options.partition)
+        if place in self._secured:
             return
         layout = self.layout(table, options, version)
         files = select_partitions(table, version.files, options)
         complete = len(files) == len(version.files)
         whole = functools.partial(self._data_schema, table, version)
         self._scan.prepare(table, slices_of(files), layout.projection, complete, whole)
-        self._secured = version.digest
+        if all(file.cacheable for file in files):  # else nothing was kept
+            self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
 
     def bounds_of(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
         """Between which values the rows of each file lie, for each key column."""
@@ -316,12 +341,12 @@ class TableReader:
             return self._from_snapshot(plan, found, resolution.version, pieces if task.count > 1 else None)
         return self._from_files(plan, task, execution, resolution, files, pieces)
 
-    def read_files(
-        self, plan: ReadPlan, execution: Execution | None, resolution: Resolution
-    ) -> Iterator[pa.RecordBatch]:
-        """All rows of a resolved version from the files themselves. Raises as `read` does."""
-        files = select_partitions(plan.table, resolution.version.files, plan.options)
-        return self._from_files(plan, ReadTask(0, 1), execution, resolution, files, slices_of(files))
+    def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
+        """All rows of exactly this version from the files themselves. Raises SourceChangedError if one is no longer in it."""
+        files = select_partitions(plan.table, version.files, plan.options)
+        whole = functools.partial(self._data_schema, plan.table, version)
+        complete = len(files) == len(version.files)
+        return self._scan.prepare(plan.table, slices_of(files), plan.projection, complete, whole).batches()
 
     def _from_files(
         self,
@@ -386,10 +411,7 @@ class TableReader:
                 )
             except SourceChangedError:
                 continue
-        raise VersionGoneError(
-            f"{redact('path', plan.table.url)} changed under {_STARTS + 1} reads in a row: write new files and keep the old "
-            "ones a while, or set lookup.settle"
-        )
+        raise restless(plan.table, _STARTS + 1)
 
     def _newer_files(
         self,

@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import planner
-from pyspark_lookup import table as tables
 from pyspark_lookup.announcing import Announcement, announce, told_version
 from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
-from pyspark_lookup.metadata import Execution, Resolution
+from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.table import Kind, TableVersion
+from pyspark_lookup.table import Kind, Table, TableVersion
 from tests.fakes import FakeClock, Later, make_host
 from tests.test_full_cache import publish
 
@@ -47,14 +46,14 @@ class Process:
     ) -> None:
         self.host = make_host(str(path), cache_dir, clock, **more)  # type: ignore[arg-type]
         self.options = LookupOptions.parse({"path": str(path), **options})
-        self.known: tables.Table | None = None
+        self.known: Table | None = None
 
     def announce(self, execution: Execution | None = ONE) -> Announcement:
         """Announce, knowing what the path was the last time, as an engine does."""
         self.known, version = announce(self.host.reader, self.options, execution, self.known)
         return Announcement.of(self.known, version)
 
-    def told(self, announcement: Announcement, execution: Execution | None = ONE) -> tuple[tables.Table, TableVersion]:
+    def told(self, announcement: Announcement, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
         """The announced version as a task of this process takes it, from the bytes it was told."""
         return told_version(self.host.reader, self.options, Announcement.of_bytes(announcement.to_bytes()), execution)
 
@@ -65,7 +64,7 @@ class Process:
         found = planner.Found(table, version, *reader.schema(table, version))
         columns = planner.table_columns(found, self.options)
         plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
-        batches = reader.read_files(plan, execution, Resolution(version, False))
+        batches = reader.read_files(plan, version)
         return pa.Table.from_batches(list(batches), columns)
 
     def states(self, announcement: Announcement) -> set[int]:
@@ -211,7 +210,6 @@ def test_a_large_table_is_not_fetched(tmp_path: Path, cache_dir: Path) -> None:
     assert process.calls() == ["status"]
 
 
-@pytest.mark.xfail(strict=True, reason="TableReader.secure skips a digest that it secured for other columns")
 def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path) -> None:
     """References with other columns share a reader; each one's columns are here when it has announced."""
     noise = {name: pa.array([os.urandom(400) for _ in range(500)]) for name in ("a", "b")}
@@ -226,7 +224,6 @@ def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_d
     assert process.calls() == []
 
 
-@pytest.mark.xfail(strict=True, reason="TableReader.secure takes bytes that were too new to keep for secured")
 def test_bytes_that_were_too_new_to_keep_are_secured_later(directory: Path, cache_dir: Path) -> None:
     """A version that was announced while its files were new is secured by the next announcement that can keep it."""
     clock = FakeClock((directory / "2.parquet").stat().st_ctime)
@@ -274,7 +271,7 @@ def test_a_table_that_never_rests_is_an_error(options: Mapping[str, str], tmp_pa
             put(tmp_path / "dim", next(states), 0)
 
     process.host.store.before = replace
-    with pytest.raises(VersionGoneError, match=r"dim changed under 5 attempts .* lookup\.settle"):
+    with pytest.raises(VersionGoneError, match=r"dim changed under 5 reads .* lookup\.settle"):
         process.announce(ONE)
 
 
@@ -296,7 +293,6 @@ def test_a_snapshot_is_built_before_it_is_announced(age_s: float, directory: Pat
     assert task.calls() == []
 
 
-@pytest.mark.xfail(strict=True, reason="announce does not settle the version that replaces one which vanished")
 def test_a_snapshot_waits_for_a_replacement_as_well(directory: Path, cache_dir: Path) -> None:
     """FULL: a table that is replaced while its snapshot is built is announced with the snapshot of its new state."""
     clock = FakeClock(max(file.stat().st_ctime for file in directory.iterdir()) + 1)
@@ -327,7 +323,6 @@ def test_a_version_that_is_served_is_announced_without_a_call(directory: Path, c
     assert first.calls() == second.calls() == []
 
 
-@pytest.mark.xfail(strict=True, reason="the version of a snapshot does not say when its files were modified")
 def test_a_version_that_is_served_is_found_by_other_hosts(directory: Path, cache_dir: Path, other_dir: Path) -> None:
     """FULL in CACHE mode: a host that learns of the table after files were added finds the announced version."""
     age(directory)
@@ -337,7 +332,6 @@ def test_a_version_that_is_served_is_found_by_other_hosts(directory: Path, cache
     assert other.told(told)[1].digest == told.digest
 
 
-@pytest.mark.xfail(strict=True, reason="what is served of lookup.partition is announced as if it were the whole table")
 def test_a_version_of_partitions_is_found_by_other_hosts(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
     """FULL in CACHE mode with lookup.partition: an unchanged table's version is no other one on another host."""
     path = tmp_path / "dim"
@@ -422,7 +416,7 @@ def test_another_host_fails_where_it_shall(change: str, directory: Path, cache_d
     "what",
     [
         "0.parquet",
-        pytest.param(".", marks=pytest.mark.xfail(strict=True, reason="told_version lets TableEmptyError pass")),
+        ".",
     ],
 )
 def test_another_host_without_any_file(what: str, directory: Path, cache_dir: Path, other_dir: Path) -> None:

@@ -92,7 +92,7 @@ RANKS = {
     "provided": 22,
     "reader": 24,
     "planner": 25,
-    "announcing": 25,
+    "announcing": 26,
     "lookup": 26,
     "runtime": 26,
     "joining": 27,

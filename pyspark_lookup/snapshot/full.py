@@ -170,7 +170,7 @@ class FullCache:
 
     def _version_in(self, snapshot: Snapshot) -> TableVersion:
         files = [
-            FileVersion(file.url, file.size, file.identity)
+            FileVersion(file.url, file.size, file.identity, file.modified_at_s)
             for layer in snapshot.layers
             for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
             if rank >= 0

@@ -218,7 +218,8 @@ class SnapshotLoader:
         name = f"{self._rng.getrandbits(64):016x}"
         meta = builder.meta
         meta["files"] = [
-            [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n]] for n, f in enumerate(files)
+            [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
+            for n, f in enumerate(files)
         ]
         try:
             writer.finish(meta)

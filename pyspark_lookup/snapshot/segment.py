@@ -32,6 +32,7 @@ class SegmentFile:
     identity: str
     rows: int
     units: tuple[tuple[int, int], ...]
+    modified_at_s: float | None = None
 
 
 class Segment:
@@ -45,8 +46,8 @@ class Segment:
         self.keys: tuple[str, ...] = tuple(meta["keys"])
         self.seed = Seed(*meta["seed"])
         self.files = [
-            SegmentFile(url, size, identity, rows, tuple((middle, count) for middle, count in units))
-            for url, size, identity, rows, units in meta["files"]
+            SegmentFile(url, size, identity, rows, tuple((middle, count) for middle, count in units), *modified)
+            for url, size, identity, rows, units, *modified in meta["files"]
         ]
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries: Mapping[str, int] = meta["dictionaries"]

@@ -23,7 +23,7 @@ from pyspark_lookup.spark.planning import table_options
 
 __all__ = ["LookedUp", "TableArgument", "cache_given", "looked_up", "quoted", "with_cache"]
 
-TableArgument = str | LookupTable | None
+TableArgument = str | os.PathLike[str] | LookupTable | None
 _FORMAT = "lookupcache"
 # What says which columns and rows a read shows; a lookup says that by its own arguments.
 _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
@@ -170,6 +170,8 @@ def _table(
         if "lookup.provider" in {key.lower() for key in given}:
             return {}, None
         raise OptionError("argument table is None: give a path, a catalog table's name or a LookupTable")
+    if isinstance(table, os.PathLike):
+        return {"path": os.fspath(table)}, None
     if not isinstance(table, str):
         raise OptionError(f"argument table = {table!r}: give a path, a catalog table's name or a LookupTable")
     if "/" in table or "\\" in table:
