@@ -113,6 +113,8 @@ class _At:
     names: list[str]
     resolution: Resolution
     snapshot: Snapshot | None
+    execution: Execution | None
+    told: bool = True  # False: another version in place of the one that was told, for this execution only
 
 
 class Lookup:
@@ -135,7 +137,7 @@ class Lookup:
     def answers(self, keys: Sequence[pa.Array], told: pa.Array, execution: Execution | None) -> pa.Array:
         """For each key a list of its rows (or its row, or null), as structs; a key with a null has none.
 
-        `told`: the version each row is to be answered from, as `Resolver.announce` gave it. Raises NonUniqueKeyError for
+        `told`: the version each row is to be answered from, as `announced` gave it. Raises NonUniqueKeyError for
         a second row where there may be one, and what looking up raises, but with `lookup.on-error=NULL`.
         """
         different = told.dictionary_encode()
@@ -171,7 +173,7 @@ class Lookup:
             at = self._at(told, execution)
             reader = self._engine.reader
             found, resolution = get_many_at(reader, at.plan, table, at.names, execution, at.resolution, at.snapshot)
-            self._follow(at, resolution)
+            self._follow(at, resolution, execution)
         except _CAUGHT as problem:
             if self._options.on_error is OnError.FAIL:
                 raise
@@ -188,16 +190,17 @@ class Lookup:
                 return held_many_at(self._engine.reader, at.plan, table, at.names, at.resolution.version)
         return self._nothing(), np.zeros(table.num_rows, np.bool_)
 
-    def _follow(self, at: _At, resolution: Resolution) -> None:
+    def _follow(self, at: _At, resolution: Resolution, execution: Execution | None) -> None:
         """Go on with the version that took the place of one that is gone: what is cached of that is not to be mixed in."""
         if resolution.version.digest != at.resolution.version.digest:
             with self._lock:
                 at.resolution = dataclasses.replace(resolution, decided_here=False)
+                at.told, at.execution = False, execution
 
     def _at(self, told: bytes, execution: Execution | None) -> _At:
         with self._lock:
             at = self._versions.get(told)
-            if at is None:
+            if at is None or (not at.told and at.execution != execution):
                 at = self._versions[told] = self._opened(told, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
@@ -207,12 +210,14 @@ class Lookup:
 
     def _opened(self, told: bytes, execution: Execution | None) -> _At:
         reader = self._engine.reader
-        found = told_table(reader, self._options, Announcement.of_bytes(told), execution)
+        announcement = Announcement.of_bytes(told)
+        found = told_table(reader, self._options, announcement, execution)
         everything = all_columns((found.data, found.partitions))
         names = resolve_names(self._options.keys or (), everything, "lookup.keys")
         plan = planner.plan_read(found, self._options, self._spec.columns, runtime().clock)
         resolution = Resolution(found.version, decided_here=False)
-        return _At(plan, names, resolution, self._snapshot(plan, resolution))
+        as_told = found.version.digest == announcement.digest
+        return _At(plan, names, resolution, self._snapshot(plan, resolution), execution, as_told)
 
     def _snapshot(self, plan: ReadPlan, resolution: Resolution, wait_s: float | None = None) -> Snapshot | None:
         reader = self._engine.reader

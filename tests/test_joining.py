@@ -292,6 +292,23 @@ def test_newer_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -
     assert host.get(spec, ids(2), told) == [V2]
 
 
+def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
+    """What took the place of a version that was gone is forgotten with its execution: a table that went back is answered as it is."""
+    dim, aside = tmp_path / "dim", tmp_path / "aside"
+    aside.mkdir()
+    named(dim / "one", "v1")
+    named(aside / "two", "v2")
+    spec = host.spec(dim, many=False)
+    told = host.told(spec)
+    (dim / "one").rename(aside / "one")  # which leaves the files' times as they are
+    (aside / "two").rename(dim / "two")
+    assert host.get(spec, ids(1), told) == [V2]
+    (dim / "two").rename(aside / "two")
+    (aside / "one").rename(dim / "one")
+    assert host.get(spec, ids(1), told) == [V2]
+    assert host.get(spec, ids(1), told, TWO) == [V1]
+
+
 @pytest.mark.parametrize("seen", [True, False])
 def test_no_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
     """FAIL: then it is an error that names the table, or the reason in each row's place."""
