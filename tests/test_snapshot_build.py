@@ -400,7 +400,7 @@ INDEXED: list[tuple[list[str], set[str]]] = [
 
 
 @in_every_way
-@pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=str)
+@pytest.mark.parametrize(("keys", "regions"), INDEXED, ids=lambda part: " ".join(sorted(map(str, part))))
 def test_the_index_suits_the_keys(workshop: Workshop, way: str, keys: list[str], regions: set[str]) -> None:
     """Dense whole numbers have slots wherever they begin, nulls or not; wide keys have hashes; only duplicates have `first`."""
     dense = [10**12 + n % 150 if n % 10 else None for n in range(400)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import logging
 import re
@@ -119,7 +120,7 @@ def _pairs(on: Any) -> list[tuple[str, str]]:
         pairs = [(on, on)]
     elif isinstance(on, Mapping):
         pairs = list(on.items())
-    elif isinstance(on, Iterable):
+    elif isinstance(on, Sequence):
         pairs = [(name, name) for name in on]
     else:
         pairs = []
@@ -294,7 +295,9 @@ class _Join:
         if df.isStreaming and "lookup.version-at" not in table.options:
             # A table of several tasks would stay as it was when the stream began.
             table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
-        own = [f"_lookup_key_{number}" for number in range(len(self.keys))]
+        taken = {name.casefold() for name in (*df.columns, *self.names)}
+        free = (name for number in itertools.count() if (name := f"_lookup_key_{number}") not in taken)
+        own = list(itertools.islice(free, len(self.keys)))
         wanted = [field.name for field in table.chosen]
         read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
         renamed = [*zip(table.keys, own, strict=True), *zip(wanted, self.names, strict=True)]
