@@ -1,0 +1,448 @@
+"""`lookup_join` gives the rows and the schema of Spark's own join, for every key, value, query and cache mode.
+
+Each query is written once, against a function that joins a table: it runs with `lookup_join` and with
+`df.join(spark.read.parquet(path), …)`.
+"""
+
+from __future__ import annotations
+
+import collections
+import decimal
+import functools
+import itertools
+import math
+import operator
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as sf
+from pyspark.sql.types import LongType, StringType
+
+from pyspark_lookup import LookupTable, lookup_join
+from pyspark_lookup.errors import OptionError, SchemaError
+from tests.fakes import wait_until_settled
+from tests.spark.test_same_rows import FOREIGN, NESTED, PRIMITIVES, SEED, Column, arrow_table, drawn
+from tests.spark.test_source import Calls
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+Look = Callable[..., "DataFrame"]
+FULL = {"lookup.cache": "FULL"}
+WAYS: dict[str, dict[str, str]] = {
+    "none": {"strategy": "cache", "lookup.cache": "NONE"},
+    "partial": {"strategy": "cache", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
+    "full": {"strategy": "cache", **FULL},
+    "broadcast": {"strategy": "broadcast"},
+}
+_views = itertools.count()
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def by_lookup(way: str) -> Look:
+    return functools.partial(lookup_join, **WAYS[way])
+
+
+def by_spark(df: DataFrame, table: str, on: Any, how: str = "left", columns: Any = None, prefix: str = "") -> DataFrame:
+    """What `lookup_join` promises, in Spark's own words."""
+    side = df.sparkSession.read.parquet(table)
+    spelled = {name.casefold(): name for name in side.columns}
+    pairs = dict(on) if isinstance(on, Mapping) else {name: name for name in ([on] if isinstance(on, str) else on)}
+    keys = [spelled[name.casefold()] for name in pairs.values()]
+    chosen = [spelled[name.casefold()] for name in columns] if columns is not None else None
+    shown = [name for name in side.columns if name not in keys] if chosen is None else chosen
+    own = [f"own key {number}" for number in range(len(keys))]
+    right = side.select(
+        *(sf.col(quoted(key)).alias(alias) for key, alias in zip(keys, own, strict=True)),
+        *(sf.col(quoted(name)).alias(prefix + name) for name in shown),
+    )
+    equal = [sf.col(quoted(left)) == sf.col(quoted(alias)) for left, alias in zip(pairs, own, strict=True)]
+    return df.join(right, functools.reduce(operator.and_, equal), how).drop(*own)
+
+
+def rows_of(df: DataFrame) -> collections.Counter[str]:
+    """The multiset of rows, told apart by type and by the sign of zero."""
+    return collections.Counter(repr(tuple(row)) for row in df.collect())
+
+
+def columns_of(df: DataFrame) -> list[tuple[str, Any]]:
+    return [(field.name, field.dataType) for field in df.schema]
+
+
+def difference(mine: collections.Counter[str], theirs: collections.Counter[str]) -> str:
+    return f"too many: {list((mine - theirs).items())[:5]}, missing: {list((theirs - mine).items())[:5]}"
+
+
+def saved(path: Path, table: pa.Table) -> str:
+    pq.write_table(table, path, row_group_size=16)
+    wait_until_settled(path)
+    return str(path)
+
+
+# --- keys of every type ---------------------------------------------------------------------------
+
+
+def same(column: Column, *extra: Any) -> tuple[pa.DataType, list[Any], pa.DataType, list[Any]]:
+    """Both sides of one type, with values in common, the first among them, and values of their own."""
+    shared, *values = [*drawn(column.values, 12, f"keys of {column.name}"), *extra]
+    third = len(values) // 3
+    return column.type, [shared, *values[third:]], column.type, [shared, *values[: 2 * third + 1], *extra]
+
+
+_EXTRA: dict[str, tuple[Any, ...]] = {
+    "single": (math.nan, 0.0, -0.0, math.inf, -math.inf, 2.0**-149),
+    "double": (math.nan, 0.0, -0.0, math.inf, -math.inf, 5e-324),
+    "name": ("", "é", "e\u0301", "x" * 3000, "x" * 2999 + "y", " x"),
+    "bytes": (b"", b"\0", b"\0\0", b"\xff" * 2000),
+}
+_D = decimal.Decimal
+_MOST = 2**31 - 1
+_ONE_TYPE = {column.name: same(column, *_EXTRA.get(column.name, ())) for column in PRIMITIVES} | {
+    "whole": (pa.decimal128(38, 0), [_D(10**38 - 1), _D(0), _D(-7)], pa.decimal128(38, 0), [_D(10**38 - 1), _D(-7)]),
+    "cents": (pa.decimal128(10, 2), [_D("1.10"), _D("0.00")], pa.decimal128(10, 2), [_D("1.10"), _D("-0.01")]),
+}
+_TWO_TYPES: dict[str, tuple[pa.DataType, list[Any], pa.DataType, list[Any]]] = {
+    "int in long": (pa.int32(), [1, -5, _MOST], pa.int64(), [1, -5, _MOST, _MOST + 1, 2**32 + 1]),
+    "byte in short": (pa.int8(), [1, -128, 127], pa.int16(), [1, -128, 128, 257]),
+    "long in int": (pa.int64(), [1, -5, 2**32 + 1, -(2**63), 2**63 - 1, _MOST], pa.int32(), [1, -5, -1, 0, _MOST]),
+    "long in byte": (pa.int64(), [1, 257, -129, 127], pa.int8(), [1, 127, -128]),
+    "finer decimal": (pa.decimal128(12, 4), [_D("1.1000"), _D("1.1001"), _D("99999999.9999")], pa.decimal128(10, 2), [_D("1.10"), _D("99999999.99")]),
+    "coarser decimal": (pa.decimal128(5, 1), [_D("1.1"), _D("-0.5")], pa.decimal128(10, 2), [_D("1.10"), _D("-0.55")]),
+    "wider decimal": (pa.decimal128(30, 2), [_D("1.10"), _D(10**25)], pa.decimal128(10, 2), [_D("1.10"), _D("7.00")]),
+    "int in decimal": (pa.int32(), [1, 2, _MOST], pa.decimal128(10, 2), [_D("1.00"), _D("2.01"), _D("99999999.99")]),
+    "long in whole": (pa.int64(), [1, -(2**63)], pa.decimal128(38, 0), [_D(1), _D(-(2**63)), _D(10**37)]),
+    "decimal in int": (pa.decimal128(10, 2), [_D("1.00"), _D("1.50"), _D("2.00")], pa.int32(), [1, 2]),
+    "whole in long": (pa.decimal128(38, 0), [_D(-3), _D(10**37), _D(2**63)], pa.int64(), [-3, 2**63 - 1]),
+    "float in double": (pa.float32(), [0.5, 0.1, math.nan, -0.0], pa.float64(), [0.5, 0.1, math.nan, 0.0]),
+    "double in float": (pa.float64(), [0.5, 0.1, math.nan, -0.0, 1e300, math.inf], pa.float32(), [0.5, 0.1, math.nan, 0.0, math.inf]),
+    "int in double": (pa.int32(), [3, 0, _MOST], pa.float64(), [3.0, -0.0, 3.5, float(_MOST)]),
+}  # fmt: skip
+KEYS = _ONE_TYPE | _TWO_TYPES
+ON = {f"my {name}": name for name in KEYS}
+
+
+def varied(side: int) -> pa.Table:
+    """For each key column, rows in which it has each of its values, null too, and all other columns their first one."""
+    first = {name: kinds[2 * side + 1][0] for name, kinds in KEYS.items()}
+    rows = [first | {name: value} for name, kinds in KEYS.items() for value in [*kinds[2 * side + 1], None, None]]
+    columns = {name: pa.array([row[name] for row in rows], kinds[2 * side]) for name, kinds in KEYS.items()}
+    return pa.table({("fact", "row_id")[side]: pa.array(range(len(rows))), **columns})
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(a file of facts, the table's): both with a column of every key type."""
+    home, facts = tmp_path_factory.mktemp("keys"), varied(0)
+    return saved(home / "facts.parquet", facts.rename_columns(["fact", *ON])), saved(home / "dim.parquet", varied(1))
+
+
+def by_all_keys(spark: SparkSession, sides: tuple[str, str], look: Look, how: str) -> DataFrame:
+    """Joined by all key columns at once, with those of the table."""
+    return look(spark.read.parquet(sides[0]), sides[1], ON, how, ["row_id", *KEYS], "of table ")
+
+
+@pytest.fixture(scope="module")
+def expected_of_all_keys(spark: SparkSession, sides: tuple[str, str]) -> dict[str, collections.Counter[str]]:
+    expected = {how: rows_of(by_all_keys(spark, sides, by_spark, how)) for how in ("left", "inner")}
+    assert expected["left"] != expected["inner"]
+    assert expected["inner"].total() > len(KEYS) ** 2
+    return expected
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("way", WAYS)
+def test_keys_of_every_type_together(
+    spark: SparkSession, sides: tuple[str, str], expected_of_all_keys: Any, way: str, how: str
+) -> None:
+    """A key of many columns, of every type and of two types, in which one differs, is null or repeated, finds the same."""
+    mine = by_all_keys(spark, sides, by_lookup(way), how)
+    assert columns_of(mine) == columns_of(by_all_keys(spark, sides, by_spark, how))
+    assert (found := rows_of(mine)) == expected_of_all_keys[how], difference(found, expected_of_all_keys[how])
+
+
+def test_keys_of_every_type_alone(spark: SparkSession, sides: tuple[str, str]) -> None:
+    """Each type as the only key finds the same rows; types and kinds of join take turns with the modes."""
+    facts, start = spark.read.parquet(sides[0]), 0
+    ours: list[DataFrame] = []
+    theirs: list[DataFrame] = []
+    turns = itertools.product(("full", "none", "partial"), ("left", "inner"))
+    for (own, name), (way, how) in zip(ON.items(), itertools.cycle(turns)):
+        end = start + len(KEYS[name][1]) + 2
+        varying = facts.select("fact", quoted(own)).filter(f"fact >= {start} and fact < {end}")
+        for look, parts in ((by_lookup(way), ours), (by_spark, theirs)):
+            found = look(varying, sides[1], {own: name}, how, ["row_id"])
+            parts.append(found.select("fact", "row_id", sf.lit(f"{name} {way} {how}")))
+        start = end
+    mine, wanted = (rows_of(functools.reduce(lambda one, other: one.union(other), parts)) for parts in (ours, theirs))
+    assert mine == wanted, f"seed {SEED}: {difference(mine, wanted)}"
+
+
+# --- values of every type -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A table with a column of every type, nested ones and ones that Spark does not write among them."""
+    table, _ = arrow_table([*PRIMITIVES, *NESTED, *FOREIGN], random.Random(SEED))
+    doubled = pa.concat_tables([table, table.slice(0, 40)])
+    return saved(tmp_path_factory.mktemp("values") / "dim.parquet", doubled)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_values_of_every_type(spark: SparkSession, values: str, way: str) -> None:
+    """Columns of any type, nested ones too, arrive with the table's values, nulls and Spark type."""
+    df = spark.range(-5, 300, 1, 3).withColumnRenamed("id", "row_id")
+    mine, theirs = (look(df, values, "row_id") for look in (by_lookup(way), by_spark))
+    assert columns_of(mine) == columns_of(theirs)
+    assert (found := rows_of(mine)) == (wanted := rows_of(theirs)), f"seed {SEED}: {difference(found, wanted)}"
+
+
+# --- queries of every shape -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Paths of the facts and of the tables."""
+    home, rng = tmp_path_factory.mktemp("shapes"), random.Random(SEED)
+
+    def some(values: Sequence[Any], count: int, kind: pa.DataType | None = None) -> pa.Array:
+        return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind or pa.int64())
+
+    codes, text = ["de", "fr", "", "ö", "xx"], pa.string()
+    facts = {"n": list(range(60)), "id": some(range(20), 60), "code": some(codes, 60, text), "qty": some(range(5), 60)}
+    score = some([0.5, math.nan, -0.0], 40, pa.float64())
+    city = {"Id": some(range(15), 40), "name": some(["x", "y", "é", ""], 40, text), "score": score}
+    tables = {
+        "facts": pa.table({**facts, "x.y": some(range(9), 60)}),
+        "city": pa.table({**city, "code": some(codes[:4], 40, text)}),
+        "country": pa.table({"code": codes[:3] * 2, "Land": ["D", "F", None, "D2", None, "?"]}),
+        "odd": pa.table({name: some(range(4), 12) for name in ("k.1 ü`", "a.b", "c d", "e`f", "größe", "x,y")}),
+        "empty": pa.table(city).slice(0, 0),
+        "many": pa.table({"id": [n % 5000 for n in range(15_000)], "v": list(range(15_000))}),
+    }
+    return SimpleNamespace(**{name: saved(home / f"{name}.parquet", table) for name, table in tables.items()})
+
+
+def viewed(df: DataFrame, query: str) -> DataFrame:
+    """The answer of SQL over a view of a DataFrame, which is `{v}` in the query."""
+    name = f"view_of_joined_{next(_views)}"
+    df.createOrReplaceTempView(name)
+    return df.sparkSession.sql(query.format(v=name))
+
+
+plus_one = sf.udf(lambda number: None if number is None else number + 1, LongType())
+
+
+@sf.arrow_udf(LongType())
+def doubled(numbers: pa.Array) -> pa.Array:
+    return pc.multiply(numbers, 2)
+
+
+@sf.pandas_udf(StringType())
+def louder(texts: pd.Series) -> pd.Series:
+    return texts.str.upper() + "!"
+
+
+def with_itself(df: DataFrame) -> DataFrame:
+    return df.alias("l").join(df.alias("r"), "n").select("n", "l.name", "r.score")
+
+
+def three_times(df: DataFrame) -> DataFrame:
+    return df.union(df).unionByName(df)
+
+
+def without_x(df: DataFrame) -> DataFrame:
+    return df.exceptAll(df.filter("name = 'x'"))
+
+
+SHAPES: dict[str, Callable[[DataFrame, Look, SimpleNamespace], DataFrame]] = {
+    "one column": lambda df, look, t: look(df, t.city, "id", "left", ["name", "score"]),
+    "a list": lambda df, look, t: look(df, t.city, ["code", "id"], "inner"),
+    "a dict": lambda df, look, t: look(df, t.city, {"qty": "Id"}, "leftouter", prefix="c_"),
+    "letter case": lambda df, look, t: look(df, t.city, {"ID": "iD", "CODE": "Code"}, "INNER", ["NAME", "sCore"]),
+    "one df column for two": lambda df, look, t: look(df, t.many, {"id": "id", "ID": "v"}, "left", []),
+    "a dotted key": lambda df, look, t: look(df, t.city, {"x.y": "id"}, "left", ["name"]),
+    "odd names": lambda df, look, t: look(df, t.odd, {"qty": "k.1 ü`"}, "left", ["x,y", "e`f", "größe", "a.b", "C D"]),
+    "odd names, all": lambda df, look, t: look(df, t.odd, {"x.y": "K.1 Ü`"}, "inner", prefix="ü.`").filter("`ü.``a.b` > 0"),
+    "the key as a column": lambda df, look, t: look(df, t.city, "id", "inner", ["code", "Id"], "c_"),
+    "no columns": lambda df, look, t: look(df, t.city, "id", "left", []),
+    "no columns, inner": lambda df, look, t: look(df, t.city, "id", "inner", []),
+    "empty df": lambda df, look, t: look(df.filter("n < 0"), t.city, "id", "left", ["name"]),
+    "empty partitions": lambda df, look, t: look(df.sparkSession.range(0, 3, 1, 8), t.city, "id", "left"),
+    "empty table": lambda df, look, t: look(df, t.empty, "id", "left", ["name"]),
+    "empty table, inner": lambda df, look, t: look(df, t.empty, "id", "inner", ["name"]),
+    "no match": lambda df, look, t: look(df.withColumn("m", sf.col("n") + 99), t.city, {"m": "id"}, "left", ["name"]),
+    "a constant": lambda df, look, t: look(df.withColumn("k", sf.lit(3)), t.city, {"k": "id"}, "left", ["name"]),
+    "constants only": lambda df, look, t: look(df.withColumns({"k": sf.lit(3), "m": sf.lit("de")}), t.city, {"k": "id", "m": "code"}, "inner", ["name"]),
+    "a null": lambda df, look, t: look(df.withColumn("k", sf.lit(None)), t.city, {"k": "id"}, "left", ["name"]),
+    "an expression": lambda df, look, t: look(df.withColumn("k", sf.expr("n % 7 + 1")), t.city, {"k": "id"}, "left", ["name"]),
+    "a case": lambda df, look, t: look(df.withColumn("k", sf.expr("CASE WHEN qty > 2 THEN id END")), t.city, {"k": "id"}, "inner", ["name"]),
+    "filter before": lambda df, look, t: look(df.filter("id > 5 and code <> ''"), t.city, "id", "left", ["name"]),
+    "filter of df after": lambda df, look, t: look(df, t.city, "id", "left", ["name"]).filter("id > 5 or qty is null"),
+    "filter of table after": lambda df, look, t: look(df, t.city, "id", "left", ["name"]).filter("name = 'x'"),
+    "filter of both": lambda df, look, t: look(df, t.city, "id", "inner", ["name", "score"]).filter("name <> code or n + score > 3"),
+    "filter on the key": lambda df, look, t: look(df, t.city, "id", "inner", ["name"]).filter("id = 3 and id = qty"),
+    "filter by df's column": lambda df, look, t: look(df, t.city, "id", "left", ["name"]).filter(df["id"] > 3).drop(df["code"]),
+    "aggregation": lambda df, look, t: look(df, t.city, "id", "left", ["name", "score"]).groupBy("name").agg(sf.count("*"), sf.sum("n"), sf.max("score")),
+    "count": lambda df, look, t: look(df, t.city, "id", "left", ["name"]).agg(sf.count("*")),
+    "count, inner": lambda df, look, t: look(df, t.city, "id", "inner", ["name"]).agg(sf.count("*")),
+    "df's columns only": lambda df, look, t: look(df, t.city, "id", "left", ["name", "score"]).select("n", "qty"),
+    "one table twice": lambda df, look, t: look(look(df, t.city, "id", "left", None, "a_"), t.city, {"qty": "id"}, "left", None, "b_"),
+    "twice by one key": lambda df, look, t: look(look(df, t.city, "id", "inner", ["name"]), t.city, "id", "left", ["score"]),
+    "two tables": lambda df, look, t: look(look(df, t.city, "id", "left", ["name"]), t.country, "code", "inner"),
+    "by what was found": lambda df, look, t: look(look(df.drop("code"), t.city, "id", "left", ["code"]).filter("qty > 0"), t.country, "code", "left"),
+    "joined to itself": lambda df, look, t: with_itself(look(df, t.city, "id", "left", ["name", "score"])),
+    "joined to df": lambda df, look, t: look(df, t.city, "id", "left", ["name"]).join(df.select("n", sf.col("qty").alias("q")), "n"),
+    "union with itself": lambda df, look, t: three_times(look(df, t.city, "id", "inner", ["name"])),
+    "except": lambda df, look, t: without_x(look(df, t.city, "id", "left", ["name"])),
+    "udf as the key": lambda df, look, t: look(df.withColumn("k", plus_one("id")), t.city, {"k": "id"}, "left", ["name"]),
+    "arrow udf as the key": lambda df, look, t: look(df.withColumn("k", doubled("qty")), t.city, {"k": "id"}, "inner", ["name"]),
+    "udfs of what was found": lambda df, look, t: look(df, t.city, "id", "left", ["name", "Id"], "c_").select("n", louder("c_name"), plus_one("c_Id"), doubled("c_Id"), doubled("n")),
+    "udfs around": lambda df, look, t: look(df.withColumn("k", doubled(plus_one("qty"))), t.city, {"k": "id"}, "left", ["name", "Id"], "c_").withColumn("m", plus_one("c_Id")).filter(plus_one("n") > 5).filter(louder("c_name") == "X!"),
+    "an alias": lambda df, look, t: look(df.alias("a"), t.city, "id", "left", ["name"]).select(sf.col("a.id"), "a.qty", "name"),
+    "repartitioned": lambda df, look, t: look(df.repartition(3, "code"), t.city, "id", "left", ["name"]).repartition("name"),
+    "sorted": lambda df, look, t: look(df.sort("n"), t.city, "id", "left", []).sort("n").limit(25),
+    "sql": lambda df, look, t: viewed(look(df, t.city, "id", "left", ["name"]),"SELECT name, count(*) c FROM {v} WHERE n IN (SELECT n FROM {v} WHERE qty > 1) GROUP BY ALL HAVING c > 1"),
+    "two columns of one name": lambda df, look, t: look(df.select("*", sf.col("qty").alias("n")), t.city, "id", "left", ["name"]),
+    "many rows": lambda df, look, t: look(df.sparkSession.range(0, 40_000, 1, 2).selectExpr("id % 6000 id"), t.many, "id", "left").agg(sf.count("*"), sf.count("v"), sf.sum("v"), sf.sum(sf.xxhash64("id", "v") % 1000)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_queries(spark: SparkSession, files: SimpleNamespace, shape: str) -> None:
+    """A query around a lookup join has the rows and the schema that it has around Spark's; the other ways take turns."""
+    df = spark.read.parquet(files.facts)
+    theirs = SHAPES[shape](df, by_spark, files)
+    wanted = rows_of(theirs)
+    for way in ("full", ("none", "partial", "broadcast")[list(SHAPES).index(shape) % 3]):
+        mine = SHAPES[shape](df, by_lookup(way), files)
+        assert columns_of(mine) == columns_of(theirs)
+        assert (found := rows_of(mine)) == wanted, f"{way}, {difference(found, wanted)}"
+
+
+def test_tables_given_otherwise(spark: SparkSession, files: SimpleNamespace) -> None:
+    """A catalog table's name and a LookupTable mean the table whose path they have."""
+    df = spark.read.parquet(files.facts)
+    theirs = by_spark(df, files.city, "id", "left", ["name", "score"])
+    spark.sql(f"CREATE TABLE city_of_join USING lookupcache OPTIONS (path '{files.city}')")
+    try:
+        for table in ("city_of_join", "default.CITY_of_join", LookupTable(files.city, {"lookup.keys": "Id"})):
+            mine = lookup_join(df, table, "id", "left", ["name", "score"], strategy="cache", **FULL)
+            assert columns_of(mine) == columns_of(theirs)
+            assert rows_of(mine) == rows_of(theirs)
+    finally:
+        spark.sql("DROP TABLE city_of_join")
+
+
+# --- plans and costs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_plans(spark: SparkSession, files: SimpleNamespace, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lookup is evaluated once; a filter on the DataFrame's column reaches its files, one on the table's is above."""
+    df = lookup_join(spark.read.parquet(files.facts), files.city, "id", how, ["name"], strategy="cache", **FULL)
+    capsys.readouterr()
+    df.filter("name = 'x' and id > 5").explain()
+    lines = capsys.readouterr().out.splitlines()
+    [evaluated] = [number for number, line in enumerate(lines) if "ArrowEvalPython" in line]
+    [scan] = [number for number, line in enumerate(lines) if "FileScan parquet" in line]
+    named = [number for number, line in enumerate(lines) if "Filter" in line and "= x" in line]
+    assert named
+    assert max(named) < evaluated < scan
+    assert "GreaterThan(id,5)" in lines[scan].partition("PushedFilters")[2]
+
+
+def test_calls(spark: SparkSession, files: SimpleNamespace) -> None:
+    """A join of an unchanged table costs one HEAD and no GET; so do two of the same table and options in one query."""
+    df = spark.read.parquet(files.facts)
+    one = by_lookup("full")(df, files.city, "id", "left", ["name"])
+    two = by_lookup("full")(one, files.city, {"qty": "Id"}, "inner", ["score"], "b_")
+    two.collect()
+    for query in (one, two):
+        calls = Calls(files.city, {"lookup.keys": "Id"})
+        query.select("*").collect()  # another DataFrame: one that is collected again keeps what it broadcast
+        assert calls.calls() == (1, 0, 0)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
+    "no key": (OptionError, {"on": []}, "argument on"),
+    "a number as a key": (OptionError, {"on": 3}, "argument on"),
+    "a number in a dict": (OptionError, {"on": {"id": 3}}, "argument on"),
+    "one key twice": (OptionError, {"on": {"id": "id", "n": "ID"}}, "given twice"),
+    "unknown key of df": (SchemaError, {"on": {"idd": "id"}}, "no column 'idd'"),
+    "ambiguous key of df": (SchemaError, {"df": "*, n AS ID"}, "several columns 'id'"),
+    "a field as a key": (SchemaError, {"df": "named_struct('id', n) AS s", "on": {"s.id": "Id"}}, "no column 's.id'"),
+    "unknown key of table": (SchemaError, {"on": {"id": "nr"}}, "no column 'nr'"),
+    "unknown column": (SchemaError, {"columns": ["name", "nam"]}, "no column 'nam'"),
+    "one column twice": (SchemaError, {"columns": ["name", "NAME"]}, "given twice"),
+    "a name taken": (OptionError, {"columns": ["code"]}, "'code'.*prefix="),
+    "a name taken, in capitals": (OptionError, {"df": "id, n AS NAME"}, "'name'.*prefix="),
+    "a name taken with a prefix": (OptionError, {"df": "id, n AS c_name", "prefix": "c_"}, "'c_name'"),
+    "full": (OptionError, {"how": "full"}, "argument how = 'full'.*'left' or 'inner'"),
+    "unknown strategy": (OptionError, {"strategy": "hash"}, "argument strategy = 'hash'"),
+    "unknown option": (OptionError, {"lookup.cach": "FULL"}, "lookup.cach"),
+    "keys as an option": (OptionError, {"lookup.keys": "id"}, "lookup.keys.*`on`"),
+    "columns as an option": (OptionError, {"lookup.columns": "name"}, "lookup.columns"),
+    "null on error, broadcast": (OptionError, {"strategy": "broadcast", "lookup.on-error": "NULL"}, "on-error.*cache"),
+    "no such table": (OptionError, {"table": "no_city"}, r"'no_city'.*no such table.*\./no_city"),
+    "no table": (OptionError, {"table": None}, "table is None"),
+    "a number as a table": (OptionError, {"table": 7}, "argument table = 7"),
+    "a reserved name": (OptionError, {"df": "*, 1 AS _lookup_version", "columns": ["name"]}, "_lookup_version"),
+    "the error's column": (OptionError, {"df": "id, 1 AS lookup_error", "lookup.on-error": "NULL"}, "lookup_error"),
+    "text for a number": (SchemaError, {"df": "code AS id"}, "string.*bigint"),
+    "a number for text": (SchemaError, {"on": {"n": "name"}}, "bigint.*string"),
+    "a double for a number": (SchemaError, {"df": "CAST(id AS DOUBLE) AS id"}, "double.*bigint"),
+    "a list": (SchemaError, {"df": "array(id) AS id"}, "array<bigint>.*bigint"),
+    "a variant": (SchemaError, {"df": "parse_json('3') AS id"}, "variant.*bigint"),
+    "a reserved name in capitals": (OptionError, {"df": "*, 1 AS _LOOKUP_Found", "columns": ["name"]}, "_lookup_found"),
+    "a collation": (SchemaError, {"df": "code COLLATE UTF8_LCASE AS name", "on": "name", "columns": ["score"]}, "UTF8_LCASE"),
+    "a date for an instant": (SchemaError, {"table": "values", "df": "current_date() AS at"}, "date.*timestamp"),
+    "an instant for a date": (SchemaError, {"table": "values", "df": "now() AS day"}, "timestamp.*date"),
+    "an instant for a wall clock": (SchemaError, {"table": "values", "df": "now() AS `wall.clock`"}, "timestamp.*timestamp_ntz"),
+    "lists": (SchemaError, {"table": "values", "df": "array(1L) AS list"}, "array<bigint>.*array<bigint>"),
+    "structs": (SchemaError, {"table": "values", "df": "named_struct('x', 1, 'y', '') AS pair"}, "struct.*struct"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(spark: SparkSession, files: SimpleNamespace, values: str, mistake: str) -> None:
+    """What cannot be joined is said when it is asked for, with the argument's, column's or types' names."""
+    error, given, message = MISTAKES[mistake]
+    df = viewed(spark.read.parquet(files.facts), f"SELECT {given.get('df', '*')} FROM {{v}}")
+    table = {"values": values, "city": files.city}.get(str(given.get("table", "city")), given.get("table"))
+    on = given.get("on", df.columns[0] if given.get("table") == "values" else "id")
+    rest = {name: value for name, value in given.items() if name not in ("df", "table", "on")}
+    columns = rest.pop("columns", ["name"] if table == files.city else [])
+    with pytest.raises(error, match=f"(?s){message}"):
+        lookup_join(df, table, on, columns=columns, **rest)
+
+
+def test_a_column_object_as_the_key(spark: SparkSession, files: SimpleNamespace) -> None:
+    """A Column, which only Spark's own join takes, is refused with what to do."""
+    df = spark.read.parquet(files.facts)
+    for on in (sf.col("id"), df["id"] == sf.col("Id"), [sf.col("id")]):
+        with pytest.raises(OptionError, match="argument on"):
+            lookup_join(df, files.city, on, columns=["name"])  # type: ignore[arg-type]
+
+
+def test_columns_named_as_those_of_a_broadcast(spark: SparkSession, files: SimpleNamespace) -> None:
+    """A DataFrame may have a column of any name but the reserved ones: it arrives as it was."""
+    df = spark.range(4).withColumn("_lookup_key_0", sf.lit(7))
+    mine, theirs = (look(df, files.city, "id", "left", ["name"]) for look in (by_lookup("broadcast"), by_spark))
+    assert mine.columns == theirs.columns
+    assert rows_of(mine) == rows_of(theirs)
