@@ -11,11 +11,12 @@ from the query's own progress. Bulk: 20M rows against 1M. Crossover: batch queri
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -146,26 +147,36 @@ def bench_bulk(spark: SparkSession, home: Path, facts: int, rows: int, runs: int
 
 def bench_crossover(spark: SparkSession, home: Path, runs: int) -> None:
     options = {"lookup.cache": "FULL", "lookup.cache.dir": str(home / "cache")}
+    each = 1
     for rows in (100_000, 1_000_000, 3_000_000, 10_000_000):
-        table = str(make_table(home, rows, 4, 1))
-        for facts in (100_000, 2_000_000, 20_000_000):
-            df = facts_of(spark, facts, rows)
-            times = alternate(
-                {
-                    strategy: lambda s=strategy, df=df, table=table: write(
-                        lookup_join(df, table, {"k": "id"}, columns=COLUMNS, strategy=s, **options)
-                    )
-                    for strategy in ("cache", "broadcast")
-                },
-                1,
-                runs,
-            )
-            cells = {name: statistics.median(found) for name, found in times.items()}
-            print(
-                f"| {rows:,} | {facts:,} | {cells['cache']:.2f} | {cells['broadcast']:.2f} | "
-                f"{cells['cache'] / cells['broadcast']:.2f} |",
-                flush=True,
-            )
+        crossover(spark, str(make_table(home, rows, 4, 1)), rows, each, options, runs)
+    each = 4  # rows for a key
+    for rows in (1_000_000, 4_000_000):
+        table = home / f"repeated-{rows}-{each}.parquet"
+        if not table.exists():
+            ids = np.arange(rows) % (rows // each)
+            columns = {"id": ids, "name": [f"n{n}" for n in ids % 1000], "segment": ids % 7, "score": ids * 0.5}
+            pq.write_table(pa.table(columns), table)
+        crossover(spark, str(table), rows, each, options, runs)
+
+
+def crossover(spark: SparkSession, table: str, rows: int, each: int, options: Mapping[str, str], runs: int) -> None:
+    """A line for each number of facts: seconds by lookups and by a broadcast of the same table."""
+    for facts in (100_000, 2_000_000, 20_000_000)[: 3 if each == 1 else 2]:
+        df = facts_of(spark, facts, rows // each)
+        contenders = {
+            strategy: functools.partial(written, df, table, strategy, options) for strategy in ("cache", "broadcast")
+        }
+        times = {name: statistics.median(found) for name, found in alternate(contenders, 1, runs).items()}
+        ratio = times["cache"] / times["broadcast"]
+        print(
+            f"| {rows:,} | {each} | {facts:,} | {times['cache']:.2f} | {times['broadcast']:.2f} | {ratio:.2f} |",
+            flush=True,
+        )
+
+
+def written(df: DataFrame, table: str, strategy: str, options: Mapping[str, str]) -> None:
+    write(lookup_join(df, table, {"k": "id"}, columns=COLUMNS, strategy=strategy, **options))
 
 
 def main() -> None:
@@ -187,7 +198,7 @@ def main() -> None:
                 bench_bulk(spark, given.dir, 20_000_000, 1_000_000, given.runs, batch)
         if given.only in (None, "crossover"):
             print("\n## Batch queries by size of the table and of the facts\n")
-            print("| table rows | fact rows | cache s | broadcast s | ratio |\n|---|---|---|---|---|")
+            print("| table rows | for a key | fact rows | cache s | broadcast s | ratio |\n|---|---|---|---|---|---|")
             bench_crossover(spark, given.dir, given.runs)
     finally:
         spark.stop()

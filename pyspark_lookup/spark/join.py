@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
 import logging
+import operator
 import re
 import threading
 import warnings
@@ -43,7 +45,11 @@ _log = logging.getLogger("pyspark_lookup.join")
 _HOW = {"left": "left", "leftouter": "left", "left_outer": "left", "inner": "inner"}
 _VERSION_COLUMN = "_lookup_version"
 _BROADCAST_ROWS = 2_000_000
-"""Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py)."""
+_BROADCAST_REPEATED_ROWS = 3_000_000
+"""Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py).
+
+More where keys are known to repeat: lookups hand their rows over in lists.
+"""
 _explained: dict[str, str] = {}
 _explained_lock = threading.Lock()
 _versions: weakref.WeakKeyDictionary[SparkSession, dict[tuple[str, bool], DataFrame]] = weakref.WeakKeyDictionary()
@@ -196,13 +202,12 @@ def _strategy(df: DataFrame, table: LookedUp, wanted: str) -> tuple[str, LookedU
         return "broadcast", table, "asked for"
     facts = None
     given = cache_given(table.options)
+    # In CACHE mode a full cache would need a trigger, which nobody named.
+    by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
+    cached = with_cache(table, CacheMode.FULL) if by_query and not given else table
     if table.parsed.provider is None and not (given and (wanted == "cache" or df.isStreaming)):
-        facts = table.view(View.SUMMARY).collect()[0]
-    cached = table
-    if facts is not None and not given and facts.bytes <= table.parsed.split_size:
-        # In CACHE mode it would need a trigger, which nobody named.
-        by_query = table.parsed.metadata_source is MetadataSource.UFS
-        cached = with_cache(table, CacheMode.FULL) if by_query else table
+        facts = cached.view(View.SUMMARY).collect()[0]
+        cached = cached if facts.bytes <= table.parsed.split_size else table
     if wanted == "cache":
         return "cache", cached, "asked for"
     if df.isStreaming:
@@ -217,9 +222,10 @@ def _strategy(df: DataFrame, table: LookedUp, wanted: str) -> tuple[str, LookedU
         return "cache", cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size"
     if facts.rows is None:
         return "cache", cached, "how many rows it has is not known before they are read"
-    if facts.rows > _BROADCAST_ROWS:
-        return "cache", cached, f"{facts.rows:,} rows are more than {_BROADCAST_ROWS:,}"
-    return "broadcast", table, f"a batch, and {facts.rows:,} rows are no more than {_BROADCAST_ROWS:,}"
+    bound, keys = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
+    if facts.rows > bound:
+        return "cache", cached, f"{facts.rows:,} rows are more than {bound:,}"
+    return "broadcast", table, f"a batch, and {facts.rows:,} {keys}rows are no more than {bound:,}"
 
 
 def _cache_of(table: LookedUp) -> str:
@@ -296,14 +302,12 @@ class _Join:
             # A table of several tasks would stay as it was when the stream began.
             table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
         taken = {name.casefold() for name in (*df.columns, *self.names)}
-        free = (name for number in itertools.count() if (name := f"_lookup_key_{number}") not in taken)
+        free = (key for number in itertools.count() if (key := f"_lookup_key_{number}") not in taken)
         own = list(itertools.islice(free, len(self.keys)))
         wanted = [field.name for field in table.chosen]
         read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
         renamed = [*zip(table.keys, own, strict=True), *zip(wanted, self.names, strict=True)]
         shown = [sf.col(quoted(column)).alias(alias) for column, alias in renamed]
         side = sf.broadcast(read.select(*shown).alias(name))
-        condition = sf.lit(True)
-        for key, alias in zip(self.keys, own, strict=True):
-            condition = condition & (key == sf.col(alias))
-        return df.join(side, condition, self.how).drop(*own)
+        pairs = [key == sf.col(alias) for key, alias in zip(self.keys, own, strict=True)]
+        return df.join(side, functools.reduce(operator.and_, pairs), self.how).drop(*own)
