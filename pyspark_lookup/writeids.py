@@ -1,0 +1,240 @@
+"""`ValidWriteIdList`: which of a table's writes a reader may see (HIVE-21637).
+
+A table's writes are numbered from 1. A list says up to which number a reader knows of writes (the high
+watermark) and which of those are not committed: still open, or aborted. Everything else up to the
+watermark is valid, nothing above it. Lists are values; they are compared as the sets of writes that they
+let through, never by an order of their own (Hive's order was wrong for one history in seven, HIVE-24975).
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote, unquote
+
+__all__ = ["NO_OPEN_WRITE_ID", "RangeResponse", "ValidWriteIdList"]
+
+NO_OPEN_WRITE_ID = 2**63 - 1
+"""Stands in the text of a list without an open write id, as in Hive."""
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_UNESCAPED = re.compile(r"[^:,$]+")
+
+
+class RangeResponse(enum.Enum):
+    """How many of a range of write ids something holds for."""
+
+    NONE = "NONE"
+    SOME = "SOME"
+    ALL = "ALL"
+
+
+class ValidWriteIdList:
+    """The writes of `table` that a reader may see: those up to `high_watermark` that are neither `open` nor `aborted`.
+
+    Raises ValueError for an empty name, a negative watermark, and ids that are below 1, above the watermark, or in both lists.
+    """
+
+    __slots__ = ("_aborted", "_exceptions", "_open", "high_watermark", "table")
+
+    def __init__(self, table: str, high_watermark: int, open: Iterable[int] = (), aborted: Iterable[int] = ()) -> None:
+        if not table:
+            raise ValueError("a list of write ids needs the name of its table")
+        if not 0 <= high_watermark < NO_OPEN_WRITE_ID:
+            raise ValueError(f"high watermark {high_watermark} of {table}: give a number from 0 to 2**63 - 2")
+        self.table = table
+        self.high_watermark = high_watermark
+        self._open = _sorted(open)
+        self._aborted = _sorted(aborted)
+        self._exceptions = tuple(sorted((*self._open, *self._aborted)))
+        outside = [id_ for id_ in self._exceptions if not 1 <= id_ <= high_watermark]
+        if outside:
+            raise ValueError(f"write id {outside[0]} of {table}: ids go from 1 to the high watermark, {high_watermark}")
+        both = set(self._open) & set(self._aborted)
+        if both:
+            raise ValueError(f"write id {min(both)} of {table} cannot be open and aborted")
+
+    @classmethod
+    def parse(cls, text: str) -> ValidWriteIdList:
+        """The list that `str()` wrote, `table:highWatermark:minOpen:open,…:aborted,…`, as Hive writes it.
+
+        Raises ValueError for anything else: an empty text is no list that lets everything through, and one that was cut off
+        is none without aborted ids.
+        """
+        parts = text.split(":")
+        if len(parts) != 5:
+            raise _damaged(text, "five parts, separated by ':'")
+        name, watermark, least, opened, aborted = parts
+        if not _UNESCAPED.fullmatch(name):
+            raise _damaged(text, "a table's name first")
+        found = cls(unquote(name), _number(text, watermark), _numbers(text, opened), _numbers(text, aborted))
+        lowest = _number(text, least)
+        # Hive takes it from its caller: one of the open ids, not always the least.
+        if lowest != NO_OPEN_WRITE_ID if not found.open_ids else lowest not in found.open_ids:
+            raise _damaged(text, f"an open id in third place, or {NO_OPEN_WRITE_ID} where none is open")
+        return found
+
+    def __str__(self) -> str:
+        """Hive's form, `t1:5:2:2,4:`; a name's `:`, `,`, `$` and `%` are percent-encoded."""
+        least = self.min_open if self._open else NO_OPEN_WRITE_ID
+        name = "".join(quote(char) if char in ":,$%" else char for char in self.table)
+        return f"{name}:{self.high_watermark}:{least}:{_text(self._open)}:{_text(self._aborted)}"
+
+    def __repr__(self) -> str:
+        return f"ValidWriteIdList({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ValidWriteIdList):
+            return NotImplemented
+        return self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def __reduce__(self) -> tuple[type[ValidWriteIdList], tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
+        return ValidWriteIdList, self._parts()
+
+    def _parts(self) -> tuple[str, int, tuple[int, ...], tuple[int, ...]]:
+        return self.table, self.high_watermark, self._open, self._aborted
+
+    @property
+    def open_ids(self) -> tuple[int, ...]:
+        """Write ids up to the watermark whose writes have not ended, ascending."""
+        return self._open
+
+    @property
+    def aborted_ids(self) -> tuple[int, ...]:
+        """Write ids whose writes will never be seen, ascending."""
+        return self._aborted
+
+    @property
+    def min_open(self) -> int | None:
+        """The least open write id; None without any."""
+        return self._open[0] if self._open else None
+
+    # --- questions --------------------------------------------------------------------------------
+
+    def is_valid(self, id_: int) -> bool:
+        """Whether the write's rows may be seen. Raises ValueError for an id below 1."""
+        return self._checked(id_) <= self.high_watermark and not _contains(self._exceptions, id_)
+
+    def is_aborted(self, id_: int) -> bool:
+        """Whether the write is known to have been aborted. Raises ValueError for an id below 1."""
+        return _contains(self._aborted, self._checked(id_))
+
+    def is_range_valid(self, low: int, high: int) -> RangeResponse:
+        """How many of the ids from `low` to `high` are valid. Raises ValueError for an empty range.
+
+        Ids above the watermark are not. (Hive says ALL if no exception lies below `high`, even above the watermark.)
+        """
+        above = max(high - max(low - 1, self.high_watermark), 0)
+        return self._response(low, high, high - low + 1 - above - _count(self._exceptions, low, high))
+
+    def is_range_aborted(self, low: int, high: int) -> RangeResponse:
+        """How many of the ids from `low` to `high` are aborted. Raises ValueError for an empty range."""
+        return self._response(low, high, _count(self._aborted, low, high))
+
+    def _response(self, low: int, high: int, count: int) -> RangeResponse:
+        if not 1 <= low <= high:
+            raise ValueError(f"write ids {low} to {high} of {self.table}: give a range of ids from 1 on")
+        if not count:
+            return RangeResponse.NONE
+        return RangeResponse.ALL if count == high - low + 1 else RangeResponse.SOME
+
+    def covers(self, other: ValidWriteIdList) -> bool:
+        """Whether every write that `other` lets through is let through here as well.
+
+        Raises ValueError for the list of another table, about which there is nothing to say.
+        """
+        self._check_same(other)
+        mine, theirs = self._exceptions, set(other._exceptions)
+        beyond = max(other.high_watermark - self.high_watermark, 0)
+        if beyond and _count(other._exceptions, self.high_watermark + 1, other.high_watermark) != beyond:
+            return False
+        return all(id_ in theirs for id_ in mine if id_ <= other.high_watermark)
+
+    def equivalent(self, other: ValidWriteIdList) -> bool:
+        """Whether the two let the same writes through, whatever they know of others (`t:12:8:8:12` and `t:11:8:8:` do)."""
+        return self.covers(other) and other.covers(self)
+
+    # --- new values -------------------------------------------------------------------------------
+
+    def open(self, id_: int) -> ValidWriteIdList:
+        """The list once `id_` was allocated; ids between the watermark and it are open, too.
+
+        Raises ValueError for an id that is committed or aborted.
+        """
+        if id_ <= self.high_watermark and not _contains(self._open, self._checked(id_)):
+            raise ValueError(f"write id {id_} of {self.table} has ended: it cannot be opened")
+        return self._with(id_, self._open, self._aborted, (id_,))
+
+    def commit(self, id_: int) -> ValidWriteIdList:
+        """The list in which `id_` is valid. Ids between the watermark and it are open. Raises ValueError for an aborted id."""
+        if _contains(self._aborted, self._checked(id_)):
+            raise ValueError(f"write id {id_} of {self.table} was aborted: it cannot be committed")
+        return self._with(id_, _without(self._open, id_), self._aborted)
+
+    def abort(self, id_: int) -> ValidWriteIdList:
+        """The list in which `id_` is aborted. Ids between the watermark and it are open. Raises ValueError for a committed id."""
+        if id_ <= self.high_watermark and self.is_valid(id_):
+            raise ValueError(f"write id {id_} of {self.table} was committed: it cannot be aborted")
+        return self._with(id_, _without(self._open, id_), {*self._aborted, self._checked(id_)})
+
+    def _with(
+        self, id_: int, opened: Iterable[int], aborted: Iterable[int], also: Iterable[int] = ()
+    ) -> ValidWriteIdList:
+        between = range(self.high_watermark + 1, id_)
+        return ValidWriteIdList(self.table, max(self.high_watermark, id_), {*opened, *between, *also}, aborted)
+
+    def _checked(self, id_: int) -> int:
+        if id_ < 1:
+            raise ValueError(f"write id {id_} of {self.table}: ids begin at 1")
+        return id_
+
+    def _check_same(self, other: ValidWriteIdList) -> None:
+        if other.table != self.table:
+            raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
+
+
+def _sorted(ids: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(ids)))
+
+
+def _contains(ids: Sequence[int], id_: int) -> bool:
+    place = bisect.bisect_left(ids, id_)
+    return place < len(ids) and ids[place] == id_
+
+
+def _count(ids: Sequence[int], low: int, high: int) -> int:
+    """How many of the ascending ids lie from `low` to `high`."""
+    return max(bisect.bisect_right(ids, high) - bisect.bisect_left(ids, low), 0)
+
+
+def _without(ids: Iterable[int], id_: int) -> list[int]:
+    return [other for other in ids if other != id_]
+
+
+def _text(ids: Iterable[int]) -> str:
+    return ",".join(map(str, ids))
+
+
+def _numbers(text: str, part: str) -> list[int]:
+    numbers = [_number(text, number) for number in part.split(",")] if part else []
+    if len(set(numbers)) != len(numbers):
+        raise _damaged(text, "no id twice")
+    return numbers
+
+
+def _number(text: str, part: str) -> int:
+    if not _NUMBER.fullmatch(part):
+        raise _damaged(text, "whole numbers without signs or leading zeros")
+    return int(part)
+
+
+def _damaged(text: str, expected: str) -> ValueError:
+    return ValueError(
+        f"{text!r} is no list of valid write ids, such as 't1:5:2:2,4:' (table, high watermark, least open id, open ids, "
+        f"aborted ids): expected {expected}"
+    )
