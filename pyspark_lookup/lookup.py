@@ -21,7 +21,9 @@ from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.keys import Keys, Numbers, as_indices, cast_keys, one_array
 from pyspark_lookup.metadata import Execution, Resolution
 from pyspark_lookup.options import CacheMode, OnVersionGone
+from pyspark_lookup.partial.caching import PartialCache
 from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_at, rows_for
+from pyspark_lookup.partial.shared import Freshness
 from pyspark_lookup.planner import keys_of
 from pyspark_lookup.predicate import Among, And, Predicate, columns_of, evaluate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader, restless
@@ -216,11 +218,13 @@ def _from_partial(
         rows = reader.rows_where(plan, asked.layout, version, asked.version.files, _wanted(names, wanted))
         return rows_at(rows, match_rows(rows, names, Keys(wanted)), asked.kept)
 
+    cache, fresh = _partial_cache(reader, plan, asked)
+    return _partial_answer(plan, asked, cache.lookup(asked.arrays, fresh, load), schema)
+
+
+def _partial_cache(reader: TableReader, plan: ReadPlan, asked: _Asked) -> tuple[PartialCache, Freshness]:
     bounds_of = functools.partial(reader.bounds_of, plan.table, asked.layout)
-    rows = reader.partials.lookup(
-        asked.space, plan.options, asked.keys, asked.kept, asked.version, asked.arrays, load, bounds_of
-    )
-    return _partial_answer(plan, asked, rows, schema)
+    return reader.partials.of(asked.space, plan.options, asked.keys, asked.kept, asked.version, bounds_of)
 
 
 def _partial_answer(plan: ReadPlan, asked: _Asked, rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -240,10 +244,8 @@ def held_many_at(
     asked = _asked(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
     if asked is None:
         return schema.empty_table(), np.zeros(keys.num_rows, np.bool_)
-    bounds_of = functools.partial(reader.bounds_of, plan.table, asked.layout)
-    rows, present = reader.partials.held(
-        asked.space, plan.options, asked.keys, asked.kept, asked.version, asked.arrays, bounds_of
-    )
+    cache, fresh = _partial_cache(reader, plan, asked)
+    rows, present = cache.held(asked.arrays, fresh)
     return _partial_answer(plan, asked, rows, schema), present
 
 

@@ -2964,16 +2964,10 @@ class Tables:
 
     def lookup(self, *keys: int, version: str = "v1", space: str = "s") -> list[int]:
         files = TableVersion("t", (FileVersion("file:///dim/a", 1, version),))
-        rows = self.tables.lookup(
-            space,
-            self.options,
-            KEYS,
-            ROWS,
-            files,
-            [pa.array(keys, pa.int64())],
-            self.source.load(version),
-            lambda files: [[stats(0, 5)] for _ in files],
+        cache, fresh = self.tables.of(
+            space, self.options, KEYS, ROWS, files, lambda files: [[stats(0, 5)] for _ in files]
         )
+        rows = cache.lookup([pa.array(keys, pa.int64())], fresh, self.source.load(version))
         values: list[int] = rows.column("v").to_pylist()
         return values
 

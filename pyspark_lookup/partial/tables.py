@@ -15,7 +15,7 @@ from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.partial.caching import Load, PartialCache
+from pyspark_lookup.partial.caching import PartialCache
 from pyspark_lookup.partial.changes import Changes, FileBounds
 from pyspark_lookup.partial.flight import Flights
 from pyspark_lookup.partial.shared import Bounds, Freshness, SharedCache
@@ -54,39 +54,7 @@ class PartialTables:
         self._lock = threading.Lock()
         self._caches: dict[str, tuple[PartialCache, Changes]] = {}
 
-    def lookup(
-        self,
-        space: str,
-        options: LookupOptions,
-        keys: pa.Schema,
-        columns: pa.Schema,
-        version: TableVersion,
-        asked: Sequence[pa.Array],
-        load: Load,
-        bounds_of: FileBounds,
-    ) -> pa.Table:
-        """The rows of `asked` (of the types of `keys`) with `columns`, by `KEY_INDEX`.
-
-        `space`: names the table, its keys and its columns. Raises what `load` raises.
-        """
-        cache, fresh = self._fresh(space, options, keys, columns, version, bounds_of)
-        return cache.lookup(asked, fresh, load)
-
-    def held(
-        self,
-        space: str,
-        options: LookupOptions,
-        keys: pa.Schema,
-        columns: pa.Schema,
-        version: TableVersion,
-        asked: Sequence[pa.Array],
-        bounds_of: FileBounds,
-    ) -> tuple[pa.Table, Numbers]:
-        """What is held of such rows, without a load; and of which of `asked` (one bool each)."""
-        cache, fresh = self._fresh(space, options, keys, columns, version, bounds_of)
-        return cache.held(asked, fresh)
-
-    def _fresh(
+    def of(
         self,
         space: str,
         options: LookupOptions,
@@ -95,6 +63,10 @@ class PartialTables:
         version: TableVersion,
         bounds_of: FileBounds,
     ) -> tuple[PartialCache, Freshness]:
+        """The cache of rows with `columns` by `keys`, and what it is to answer for: this version of the table.
+
+        `space`: names the table, its keys and its columns.
+        """
         cache, changes = self._cache(space, options, keys)
         changes.remember(version, bounds_of)
         may_differ = functools.partial(_may_differ, changes, version.digest)
