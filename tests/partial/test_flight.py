@@ -1,0 +1,307 @@
+"""The partial cache: single flight."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.errors import UfsUnavailableError
+from pyspark_lookup.keys import Keys, Numbers
+from pyspark_lookup.partial import shared
+from pyspark_lookup.partial.shared import Bounds
+from tests.fakes import FakeClock
+from tests.partial.common import BOUND_S, BOUNDED, SEED, SPACE, Source, Worker, new_directory
+from tests.test_claims import HereClock, run_all
+from tests.test_disk import Opened
+from tests.test_keys import examples
+
+HERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
+
+
+def two_workers(cache_dir: Path, source: Source, where: str) -> tuple[Worker, Worker]:
+    """Two callers at once: threads of one process, that shares or does not, or processes."""
+    root = None if where == "no directory" else cache_dir
+    one = Worker(root, source, host=HostClock())
+    return one, one if where != "two processes" else Worker(root, source, host=HostClock())
+
+
+@HERE
+def test_keys_that_two_lack_are_loaded_once(cache_dir: Path, source: Source, where: str) -> None:
+    """Who comes while the keys are being loaded waits, and has hits; of overlapping sets each key is loaded once."""
+    one, other = two_workers(cache_dir, source, where)
+    loading = threading.Event()
+
+    def meet(keys: list[int]) -> None:
+        if 1 in keys:
+            loading.set()
+            assert other.metrics.waits.wait(BOUND_S)
+
+    source.before = meet
+    answers: dict[str, Any] = {}
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        answers["other"] = other.lookup(2, 4, 1, 2)
+
+    run_all(lambda: answers.update(one=one.lookup(1, 2, 3)), second)
+    assert answers == {"one": [[10], [20, 21], []], "other": [[20, 21], [40], [10], [20, 21]]}
+    assert source.loaded() == [1, 2, 3, 4]
+    assert other.count("loadWaitCount") == 2
+    if where == "two processes":
+        assert one.told() == (0, 3, 3, 0)
+        assert other.told() == (3, 1, 1, 0)
+    else:
+        assert one.told() == (3, 4, 4, 0)
+
+
+@HERE
+def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where: str) -> None:
+    """Who waited for a load that failed loads for itself; the error is for the one whose load it was."""
+    one, other = two_workers(cache_dir, source, where)
+    loading = threading.Event()
+
+    def fail_once(keys: list[int]) -> None:
+        if not loading.is_set():
+            loading.set()
+            assert other.metrics.waits.wait(BOUND_S)
+            raise UfsUnavailableError("injected")
+
+    source.before = fail_once
+
+    def first() -> None:
+        with pytest.raises(UfsUnavailableError):
+            one.lookup(1, 2)
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        assert other.lookup(2, 1) == [[20, 21], [10]]
+
+    run_all(first, second)
+    assert [sorted(keys) for keys in source.loads] == [[1, 2], [1, 2]]
+    assert tuple(map(sum, zip(*{id(w): w.told() for w in (one, other)}.values(), strict=True))) == (0, 4, 2, 2)
+
+
+def load_forever(root: Path, loading: Any) -> None:
+    source = Source()
+
+    def hang(keys: list[int]) -> None:
+        loading.set()
+        threading.Event().wait(2 * BOUND_S)
+
+    source.before = hang
+    Worker(root, source).lookup(1, 2)
+
+
+def test_when_the_loader_is_killed_the_others_go_on(cache_dir: Path, source: Source) -> None:
+    """Keys that a process was loading when it was killed are loaded by who waited for it, at once."""
+    context = multiprocessing.get_context("spawn")
+    loading = context.Event()
+    child = context.Process(target=load_forever, args=(cache_dir, loading))
+    child.start()
+    try:
+        assert loading.wait(BOUND_S)
+
+        def kill() -> None:
+            child.kill()
+            child.join(BOUND_S)
+
+        clock = HereClock(kill)
+        worker = Worker(cache_dir, source, clock.fake, host=clock.host())
+        assert worker.lookup(2, 4, 1) == [[20, 21], [40], [10]]
+        assert len(clock.fake.slept) == 1
+        assert source.loads == [[4], [2, 1]] or [sorted(keys) for keys in source.loads] == [[4], [1, 2]]
+        assert worker.told() == (0, 3, 3, 0)
+        assert worker.count("loadWaitCount") == 2
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """After the time one waits for another its keys are loaded all the same, and from then on at once."""
+    worker = Worker(cache_dir, source, clock, wait_s=20.0)
+    arrays = [pa.array([1, 2, 5], pa.int64())]
+    stuck = Opened(cache_dir).disk.create_claim(SPACE, "v1", np.sort(Keys(arrays).hashes(SEED)).tobytes())
+    assert worker.lookup(1, 3) == [[10], []]
+    assert 20 <= sum(clock.slept) <= 20.1
+    clock.slept.clear()
+    assert worker.lookup(2, 5, 1) == [[20, 21], [50, 51], [10]]
+    assert clock.slept == []
+    assert source.loaded() == [1, 2, 3, 5]
+    stuck.release()
+
+
+def test_a_thread_that_does_not_end_is_waited_for_once(source: Source) -> None:
+    """So in one process: who has waited for another thread as long as was said loads for itself."""
+    worker = Worker(None, source, wait_s=0.01)
+    loading, end = threading.Event(), threading.Event()
+
+    def hang(keys: list[int]) -> None:
+        if not loading.is_set():
+            loading.set()
+            end.wait(BOUND_S)
+
+    source.before = hang
+    answers: list[Any] = []
+    hanging = threading.Thread(target=worker.lookup, args=(1, 2), daemon=True)
+    other = threading.Thread(target=lambda: answers.append(worker.lookup(2)), daemon=True)
+    hanging.start()
+    assert loading.wait(BOUND_S)
+    other.start()
+    other.join(1.0)
+    found = list(answers)
+    end.set()
+    hanging.join(BOUND_S)
+    other.join(BOUND_S)
+    assert found == [[[20, 21]]]
+
+
+@pytest.mark.parametrize("broken", ["claims", "locks", "snapshots", "tmp", "all"])
+def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, broken: str) -> None:
+    """Whatever of the directory cannot be written: a process answers by itself, and counts the failures."""
+    worker = Worker(cache_dir, source)
+    root = cache_dir / "v1"
+    for name in [broken] if broken != "all" else ["claims", "locks", "snapshots", "tmp"]:
+        shutil.rmtree(root / name)
+        (root / name).touch()
+    for _ in range(2):
+        assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
+    assert source.loaded() == [1, 2, 3]
+    assert worker.told() == (3, 3, 3, 0)
+    assert worker.count("cacheFailureCount") > 0
+    worker.clock.tick(2)
+    assert worker.lookup(1) == [[10]]
+    shutil.rmtree(cache_dir)
+    assert worker.lookup(1, 4) == [[10], [40]]
+
+
+@HERE
+def test_keys_of_one_hash_cost_a_wait_and_no_more(
+    cache_dir: Path, source: Source, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all keys have one hash a lookup waits for another's, and still gets its own rows."""
+    monkeypatch.setattr(Keys, "hashes", lambda self, seed: np.zeros(self.rows, np.uint64))
+    one, other = two_workers(cache_dir, source, where)
+    loading = threading.Event()
+
+    def meet(keys: list[int]) -> None:
+        if 1 in keys:
+            loading.set()
+            assert other.metrics.waits.wait(BOUND_S)
+
+    source.before = meet
+    answers: dict[str, Any] = {}
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        answers["other"] = other.lookup(4, 5)
+
+    run_all(lambda: answers.update(one=one.lookup(1, 2)), second)
+    assert answers == {"one": [[10], [20, 21]], "other": [[40], [50, 51]]}
+    assert source.loads == [[1, 2], [4, 5]]
+    assert one.lookup(1, 5, 7, 2) == [[10], [50, 51], [70], [20, 21]]
+
+
+@HERE
+def test_crossing_lookups_end(cache_dir: Path, where: str) -> None:
+    """Two that ask for the same keys in other orders, over and over, do not wait for each other, and load each key once."""
+    source = Source(v1={n: [n] for n in range(100)})
+    one, other = two_workers(cache_dir, source, where)
+
+    def work(worker: Worker, order: int) -> None:
+        for number in range(0, 60, 3):
+            keys = [number, number + 1, number + 2][::order]
+            assert worker.lookup(*keys) == [[key] for key in keys]
+
+    run_all(lambda: work(one, 1), lambda: work(other, -1))
+    assert source.loaded() == list(range(60))
+
+
+@HERE
+def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
+    """However many ask at once, in any sets: each key is loaded once, and every answer is right."""
+    source = Source(v1={n: [n, n + 1000] for n in range(30)})
+    workers = two_workers(cache_dir, source, where)
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(15):
+            keys = [rng.randrange(30) for _ in range(rng.randrange(1, 8))]
+            assert workers[number % 2].lookup(*keys) == [[key, key + 1000] for key in keys]
+
+    run_all(*(lambda number=number: work(number) for number in range(5)))  # type: ignore[misc]
+    loaded = source.loaded()
+    assert len(loaded) == len(set(loaded))
+
+
+@examples(60)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 2), st.lists(st.none() | st.integers(0, 9), max_size=6), st.booleans()),
+            st.tuples(st.just(3), st.lists(st.integers(0, 9), max_size=2), st.just(False)),
+            st.tuples(st.just(4), st.just([5, 20]), st.booleans()),
+        ),
+        max_size=20,
+    ),
+    bounds=st.sampled_from(BOUNDED),
+)
+def test_any_lookups_are_answered_and_counted_rightly(
+    steps: list[tuple[int, list[int | None], bool]], bounds: Bounds
+) -> None:
+    """In any history of lookups, failing loads, changes and time: right rows, hits + misses = keys, loads + failures = misses."""
+    with new_directory() as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "_SEGMENTS_AT_MOST", 2)
+        clock = FakeClock()
+        tables: list[dict[int, list[int]]] = [{n: [n * 10 + i for i in range(n % 4)] for n in range(10)}]
+        source = Source(v0=tables[0])
+        workers = [Worker(root / "cache", source, clock, bounds), Worker(root / "cache", source, clock, bounds)]
+        workers.append(Worker(None, source, clock, bounds))
+
+        def may_differ(version: str, keys: Sequence[pa.Array]) -> Numbers:
+            old = tables[int(version.removeprefix("v"))]
+            return np.array([old[key] != tables[-1][key] for key in keys[0].to_pylist()], bool)
+
+        def fail(keys: list[int]) -> None:
+            raise UfsUnavailableError("injected")
+
+        for kind, keys, flag in steps:
+            if kind == 3:
+                changed = {key: [*tables[-1][key], len(tables) * 1000] for key in keys if key is not None}
+                tables.append({**tables[-1], **changed})
+                source.versions = {**source.versions, f"v{len(tables) - 1}": tables[-1]}
+                continue
+            if kind == 4:
+                clock.tick(5.0 if flag else 10.0)
+                for worker in workers:
+                    for _, run in worker.later.waiting:
+                        run()
+                    worker.later.waiting.clear()
+                continue
+            worker = workers[kind]
+            before = worker.told()
+            source.before = fail if flag else lambda keys: None
+            version = f"v{len(tables) - 1}"
+            try:
+                answer = worker.lookup(*keys, version=version, may_differ=may_differ)
+            except UfsUnavailableError:
+                assert flag
+            else:
+                assert answer == [[] if key is None else tables[-1][key] for key in keys]
+            hits, misses, loads, failures = (a - b for a, b in zip(worker.told(), before, strict=True))
+            assert hits + misses == sum(key is not None for key in keys)
+            assert loads + failures == misses <= len(set(keys) - {None})
+            assert sum(map(len, source.loads)) == misses
+            source.loads.clear()

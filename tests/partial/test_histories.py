@@ -1,0 +1,159 @@
+"""The partial cache: generated histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.keys import Numbers
+from pyspark_lookup.partial.shared import REFUSE_ABOVE, Bounds
+from tests.fakes import FakeClock
+from tests.partial.common import BOUNDED, NONE, Differ, Process, new_directory, rows_of
+from tests.test_keys import examples
+
+IDS = st.integers(0, 9)
+
+
+SOME = st.lists(IDS, min_size=1, max_size=6, unique=True)
+
+
+STEPS = [
+    st.tuples(st.just("put"), st.integers(0, 1), SOME),
+    st.tuples(st.just("put"), st.integers(0, 1), SOME),
+    st.tuples(st.just("get"), st.integers(0, 2), SOME),
+    st.tuples(st.just("get"), st.integers(0, 2), SOME),
+    st.tuples(st.just("merge"), st.integers(0, 1)),
+    st.tuples(st.just("change"), st.lists(IDS, max_size=3)),
+    st.tuples(st.just("touch"), st.integers(0, 1), SOME),
+    st.tuples(st.just("tick"), st.sampled_from([0.0, 0.5, 4.0, 9.5, 10.0])),
+]
+
+
+LATE = st.tuples(st.just("straggle"), st.integers(0, 1), SOME, st.integers(1, 3))
+
+
+class History:
+    """A table that changes from version to version, two processes that share loads of it, and what must be true of them."""
+
+    def __init__(self, root: Path, bounds: Bounds, exact: bool) -> None:
+        self.clock = FakeClock()
+        self.root, self.bounds, self.exact = root, bounds, exact
+        self.processes = [Process(root / "cache", self.clock, bounds) for _ in range(2)]
+        self.serial = 0
+        self.tables: list[dict[int, list[int]]] = [{key: self.new(key) for key in range(10)}]
+        self.shared: set[int] = set()  # keys that somebody put and that did not change since
+        self.written: dict[int, float] = {}
+        self.used: dict[int, float] = {}
+
+    def new(self, key: int) -> list[int]:
+        self.serial += 1
+        return [self.serial * 100 + n for n in range((key + self.serial) % 4)]
+
+    def may_differ(self, number: int) -> Differ:
+        def answer(version: str, keys: Sequence[pa.Array]) -> Numbers | None:
+            other = int(version.removeprefix("v"))
+            if not self.exact and (other + number) % 3 == 0:
+                return None
+            one, two = self.tables[number], self.tables[other]
+            wary = 0 if self.exact else 3  # says so of some that do not
+            return np.array([one[key] != two[key] or (wary and key % wary == 0) for key in keys[0].to_pylist()], bool)
+
+        return answer
+
+    def step(self, kind: str, *args: Any) -> None:
+        current = len(self.tables) - 1
+        if kind == "change":
+            self.tables.append({**self.tables[-1], **{key: self.new(key) for key in args[0]}})
+            self.shared -= set(args[0])
+        elif kind == "tick":
+            self.clock.tick(args[0])
+        elif kind == "merge":
+            self.processes[args[0]].merge()
+        elif kind == "touch":
+            self.processes[args[0]].touch(*args[1])
+            self.used |= dict.fromkeys(args[1], self.clock.steady_s)
+        elif kind in {"put", "straggle"}:
+            number = max(current - (args[2] if kind == "straggle" else 0), 0)
+            table = self.tables[number]
+            self.processes[args[0]].put(
+                {key: table[key] for key in args[1]},
+                f"v{number}",
+                self.may_differ(number),
+                lambda: number == len(self.tables) - 1,
+            )
+            self.written |= dict.fromkeys(args[1], self.clock.steady_s)
+            self.used |= dict.fromkeys(args[1], self.clock.steady_s)
+            self.shared |= set(args[1]) if kind == "put" else set()
+        else:
+            self.get(current, *args)
+
+    def get(self, number: int, process: int, keys: Sequence[int]) -> None:
+        reader = self.processes[process] if process < 2 else Process(self.root / "cache", self.clock, self.bounds)
+        before = reader.count("sharedCarriedOverCount")
+        held = reader.get(*keys, version=f"v{number}", may_differ=self.may_differ(number))
+        answered = [key for key in keys if held[key] is not None]
+        assert {key: held[key] for key in answered} == {key: self.tables[number][key] for key in answered}
+        assert reader.count("sharedCarriedOverCount") - before <= len(answered)
+        if self.exact:
+            assert set(answered) >= self.shared & set(keys)
+        now_s, bounds = self.clock.steady_s, self.bounds
+        for key in answered:
+            assert bounds.expire_after_write_s is None or now_s - self.written[key] < bounds.expire_after_write_s
+            assert bounds.expire_after_access_s is None or now_s - self.used[key] < bounds.expire_after_access_s
+            self.used[key] = now_s
+
+    def end(self) -> None:
+        for number in range(len(self.tables) - 1 if self.exact else 0, len(self.tables)):
+            self.get(number, 2, range(10))
+        for process in self.processes:
+            assert process.count("cacheFailureCount") == process.count("snapshotDamagedCount") == 0
+            held = process.shared.sizes()
+            assert held[0] <= self.bounds.rows * (REFUSE_ABOVE + 2)  # a load of each, not knowing of the other's
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("bounds", BOUNDED, ids=["none", "rows", "bytes", "access", "write", "some"])
+@examples(60)
+@given(steps=st.lists(st.one_of(*STEPS, LATE), min_size=8, max_size=40))
+def test_any_history_is_answered_rightly(bounds: Bounds, steps: list[tuple[Any, ...]]) -> None:
+    """Whatever was put, merged, evicted or has expired, of whichever version: an answer is what the table has, or a miss."""
+    with new_directory() as root:
+        history = History(root, bounds, exact=False)
+        for step in steps:
+            history.step(*step)
+        history.end()
+
+
+@pytest.mark.usefixtures("often")
+@examples(120)
+@given(steps=st.lists(st.one_of(*STEPS), min_size=8, max_size=40))
+def test_nothing_is_lost_without_bounds(steps: list[tuple[Any, ...]]) -> None:
+    """Without bounds and expiry what was put answers for as long as its key does not change, however it is merged."""
+    with new_directory() as root:
+        history = History(root, NONE, exact=True)
+        for step in steps:
+            history.step(*step)
+        history.end()
+
+
+@examples(60)
+@given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=20), is_text=st.booleans())
+def test_the_numbers_of_keys(counts: list[int], is_text: bool) -> None:
+    """Rows of one key have one number, below how many rows there are, which no row of another has."""
+    kind = pa.string() if is_text else pa.int64()
+    with new_directory() as root:
+        process = Process(root / "cache", keys=pa.schema([("k", kind)]))
+        keys = pa.array([n * 10**12 for n in range(len(counts))]).cast(kind)
+        process.put_rows([keys], rows_of([[n] * count for n, count in enumerate(counts)]))
+        (part,) = process.shared._refreshed()
+        numbers = part.segment.key_numbers(np.arange(part.segment.rows)).tolist()
+        (values,) = part.segment.take(["v"], np.arange(part.segment.rows))
+        assert len(set(zip(numbers, values.to_pylist(), strict=True))) == len(set(numbers)) == len(counts)
+        assert max(numbers) < part.segment.rows == len(part.used)

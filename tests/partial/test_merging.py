@@ -1,0 +1,401 @@
+"""The partial cache: merging."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import multiprocessing
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.disk import Disk
+from pyspark_lookup.keys import Numbers, Seed
+from pyspark_lookup.partial import shared
+from tests.fakes import FakeClock
+from tests.partial.common import BOUND_S, EXPIRING, NONE, ROWS, SPACE, Held, Process, differing, rows_of
+from tests.test_disk import handles_below
+
+OTHER_SEED = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def test_many_segments_become_few(cache_dir: Path, clock: FakeClock) -> None:
+    """Above eight segments a process makes them one, beside whoever put the ninth; all answer as before."""
+    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
+    expected: Held = {}
+    for number in range(9):
+        assert one.later.waiting == other.later.waiting == []
+        rows = {number: [number] * (number % 3), number + 1: [100 + number]}
+        (one if number % 2 else other).put(rows)
+        expected |= rows
+    assert [name.split("-")[1] for name, _ in other.later.waiting] == ["merge"]
+    assert len(one.names()) == 9
+    other.put({50: [50]})
+    assert other.merge() == 1
+    assert other.count("sharedMergeCount") == 1
+    assert len(one.names()) == 1
+    assert sorted(os.listdir(one.directory)) == [*one.names(), f"{one.names()[0]}.used"]
+    for process in (one, other, Process(cache_dir, clock)):
+        assert process.get(*expected, 50, 77) == {**expected, 50: [50], 77: None}
+        assert process.shared.sizes()[0] == sum(max(len(rows or []), 1) for rows in expected.values()) + 1
+    assert one.count("sharedCarriedOverCount") == other.count("sharedCarriedOverCount") == 0
+
+
+def test_a_large_segment_is_not_moved_each_time(process: Process) -> None:
+    """Small loads are merged among themselves until they are worth merging with what is large."""
+    process.put({n: [n] for n in range(1000)})
+    for number in range(8):
+        process.put({2000 + number: [1]})
+    (large, *small) = process.names()
+    assert process.merge() == 1
+    assert process.names() == [large, f"{small[-1]}+"]
+    assert process.get(999, 2000, 2007) == {999: [999], 2000: [1], 2007: [1]}
+
+
+@pytest.mark.usefixtures("often")
+def test_a_merge_keeps_what_can_answer(cache_dir: Path, clock: FakeClock) -> None:
+    """Of versions that differ in some keys a merge keeps the others, as of the version of whoever merges."""
+    process = Process(cache_dir, clock)
+    process.put({1: [1], 2: [2], 3: []}, "v1")
+    process.put({4: [4]}, "v2", differing(1))
+    process.put({5: [5]}, "v3", differing(1))
+    assert process.merge() == 1
+    assert len(process.names()) == 1
+    other = Process(cache_dir, clock)
+    assert other.get(1, 2, 3, 4, 5, version="v3") == {1: None, 2: [2], 3: [], 4: [4], 5: [5]}
+    assert other.count("sharedCarriedOverCount") == 0
+    assert other.get(2, version="v1") == {2: None}
+
+
+@pytest.mark.usefixtures("often")
+def test_a_merge_gives_up_what_nothing_is_known_of(process: Process) -> None:
+    """Of a version that cannot be compared nothing is kept."""
+    process.put({1: [1]}, "v1")
+    process.put({2: [2]}, "v2")
+    process.put({3: [3]}, "v3", lambda version, keys: None if version == "v1" else np.zeros(len(keys[0]), np.bool_))
+    assert process.merge() == 1
+    assert process.get(1, 2, 3, version="v3") == {1: None, 2: [2], 3: [3]}
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("bound", EXPIRING, ids=["write", "access"])
+def test_a_merge_drops_what_has_expired(cache_dir: Path, clock: FakeClock, bound: dict[str, float]) -> None:
+    """Expired entries go with a merge; if all have expired, no segment is left."""
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, **bound))
+    process.put({1: [1], 2: [2, 3]})
+    process.put({2: [4]})
+    clock.tick(5)
+    process.put({3: [5]})
+    clock.tick(5)
+    assert process.merge() == 1
+    assert process.shared.sizes()[0] == 1
+    assert process.get(1, 2, 3) == {1: None, 2: None, 3: [5]}
+    clock.tick(10)
+    for number in range(3):
+        process.put({number: []})
+    clock.tick(10)
+    assert process.merge() == 1
+    assert process.names() == os.listdir(process.directory) == []
+    assert process.shared.sizes() == (0, 0)
+
+
+@pytest.mark.usefixtures("often")
+def test_used_times_survive_a_merge(cache_dir: Path, clock: FakeClock) -> None:
+    """An entry that was used lives on from then, also when it has moved to another file."""
+    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
+    process = Process(cache_dir, clock, bounds)
+    rows = {n: [n] * (n % 3) for n in range(60)}
+    for start in (0, 20):
+        process.put({n: rows[n] for n in range(start, start + 20)})
+    clock.tick(4)
+    process.touch(*range(0, 40, 2))
+    clock.tick(4)
+    process.touch(*range(0, 40, 4))
+    process.put({n: rows[n] for n in range(40, 60)})
+    assert process.merge() == 1
+    assert len(process.names()) == 1
+    clock.tick(5)  # 13: used at 0, 4 or 8
+    other = Process(cache_dir, clock, bounds)
+    assert set(map(str, other.get(*range(1, 40, 2)).values())) == {"None"}
+    clock.tick(0.999)
+    assert other.get(2, 6, 38, 40) == {n: rows[n] for n in (2, 6, 38, 40)}
+    clock.tick(0.001)  # 14
+    assert other.get(10, 14, 2, 4, 59) == {10: None, 14: None, 2: rows[2], 4: rows[4], 59: rows[59]}
+    clock.tick(4)  # 18
+    assert other.get(8, 12, 41, 4, 59) == {8: None, 12: None, 41: None, 4: rows[4], 59: rows[59]}
+
+
+@pytest.mark.usefixtures("often")
+def test_only_one_merges(cache_dir: Path, clock: FakeClock) -> None:
+    """While another process merges, a second one does nothing, and says so to nobody."""
+    process = Process(cache_dir, clock)
+    for number in range(3):
+        process.put({number: [number]})
+    lock = Process(cache_dir, clock).disk.acquire("merge", SPACE, 0)
+    assert lock is not None
+    before = process.names()
+    assert process.merge() == 1
+    assert process.names() == before
+    assert process.count("sharedMergeCount") == process.count("cacheFailureCount") == 0
+    lock.release()
+    process.put({3: [3]})
+    assert process.merge() == 1
+    assert len(process.names()) == 1
+    lock = process.disk.acquire("merge", SPACE, 0)  # it was given back
+    assert lock is not None
+    lock.release()
+
+
+@pytest.mark.usefixtures("often")
+def test_a_second_merge_finds_nothing_to_do(cache_dir: Path, clock: FakeClock) -> None:
+    """Two that wanted to merge the same segments do it once after the other, and lose nothing."""
+    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
+    for number in range(3):
+        one.put({number: [number]})
+    other.put({3: [3]})
+    assert one.merge() == other.merge() == 1
+    assert one.get(0, 1, 2, 3) == other.get(0, 1, 2, 3) == {n: [n] for n in range(4)}
+    assert len(one.names()) == 1
+
+
+@pytest.mark.usefixtures("often")
+def test_a_reader_goes_on_while_segments_are_removed(cache_dir: Path, clock: FakeClock) -> None:
+    """A get that has the segments open when another process merges them away answers from them to its end."""
+    reader, writer = Process(cache_dir, clock), Process(cache_dir, clock)
+    writer.put({1: [1, 2], 2: []}, "v1")
+    writer.put({3: [3]}, "v1")
+    merged = []
+
+    def may_differ(version: str, keys: Sequence[pa.Array]) -> Numbers:
+        if not merged:
+            merged.append(True)
+            writer.put({4: [4]}, "v1")
+            assert writer.merge() == 1
+            assert len(writer.names()) == 1
+            gc.collect()
+        return np.zeros(len(keys[0]), np.bool_)
+
+    assert reader.get(1, 2, 3, 4, version="v2", may_differ=may_differ) == {1: [1, 2], 2: [], 3: [3], 4: None}
+    assert reader.get(1, 2, 3, 4) == {1: [1, 2], 2: [], 3: [3], 4: [4]}
+    assert reader.count("snapshotDamagedCount") == reader.count("cacheFailureCount") == 0
+
+
+@pytest.mark.usefixtures("often")
+def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
+    """Files that were merged away are let go of at the next look, and all of them with the cache."""
+    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
+    for number in range(12):
+        one.put({number: [number], number + 1: []})
+        assert other.get(number) == {number: [number]}
+        one.merge()
+    assert len(one.names()) <= 2
+    other.get(0)
+    one.get(0)
+    gc.collect()
+    assert handles_below(cache_dir) == 2 * 2 * len(one.names())  # each its segment and its numbers
+    assert sorted(os.listdir(one.directory)) == sorted([*one.names(), *(f"{name}.used" for name in one.names())])
+    del one, other
+    gc.collect()
+    assert handles_below(cache_dir) == 0
+
+
+@pytest.mark.usefixtures("often")
+def test_a_merge_that_is_killed_before_it_clears_up(cache_dir: Path, clock: FakeClock) -> None:
+    """Once a merged segment is there its members count no more, though they still are; answers and sizes are of it."""
+    process = Process(cache_dir, clock)
+    for number in range(3):
+        process.put({number: [number], 9: [90 + number]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "unlink_segment", lambda self, table, name: None)
+        assert process.merge() == 1
+    assert len(process.names()) == 4
+    for reader in (process, Process(cache_dir, clock)):
+        assert reader.get(0, 1, 2, 9) == {0: [0], 1: [1], 2: [2], 9: [92]}
+        assert reader.shared.sizes()[0] == 4
+    process.put({n: [n] for n in range(10, 14)})
+    assert process.shared.sizes()[0] == 8
+    assert process.merge() == 0  # two count, so there is nothing to merge
+    process.put({n: [n] for n in range(14, 18)})
+    assert process.merge() == 1
+    for reader in (process, Process(cache_dir, clock)):
+        assert reader.get(0, 1, 2, 9, 17) == {0: [0], 1: [1], 2: [2], 9: [92], 17: [17]}
+
+
+def half_merged(process: Process) -> None:
+    """What is on disk when the one who merged was killed before it removed the members."""
+    for number in range(3):
+        process.put({number: [number]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "unlink_segment", lambda self, table, name: None)
+        assert process.merge() == 1
+    assert len(process.names()) == 4
+
+
+@pytest.mark.usefixtures("often")
+def test_what_a_killed_merge_left_goes_with_the_next(process: Process) -> None:
+    """The next merge removes what the killed one had to, and nothing counts twice."""
+    half_merged(process)
+    for number in range(10, 12):
+        process.put({number * 10 + n: [n] for n in range(3)})
+    assert process.merge() == 1
+    assert process.shared.sizes()[0] == 9
+    assert len(process.names()) == 1
+
+
+@pytest.mark.usefixtures("often")
+def test_what_a_killed_merge_left_is_not_opened_each_time(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a directory that did not change opens nothing."""
+    half_merged(process)
+    assert process.get(0) == {0: [0]}
+    opened: list[str] = []
+    open_segment = Disk.open_segment
+    monkeypatch.setattr(Disk, "open_segment", lambda *args: opened.append(args[2]) or open_segment(*args))
+    assert process.get(0, 1) == {0: [0], 1: [1]}
+    assert opened == []
+
+
+@pytest.mark.usefixtures("often")
+def test_a_merge_that_is_killed_before_it_is_published(cache_dir: Path, clock: FakeClock) -> None:
+    """Without its name a merged segment is nothing, and its members answer as before."""
+    process = Process(cache_dir, clock)
+    for number in range(3):
+        process.put({number: [number]})
+
+    def fail(*args: Any, **more: Any) -> None:
+        raise OSError("killed here")
+
+    for at in ("create_segment", "open_numbers", "publish_segment"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Disk, at, fail)
+            process.merge()
+        assert len([name for name in process.names() if "+" not in name]) >= 3
+        assert Process(cache_dir, clock).get(0, 1, 2) == {n: [n] for n in range(3)}
+        process.put({5: [5]})
+    (process.directory.parents[1] / "tmp" / "1-2-3-abcd").write_bytes(b"half of a segment")
+    (process.directory / f"{process.names()[-1]}+.used").touch()
+    assert Process(cache_dir, clock).get(0, 1, 2, 5) == {**{n: [n] for n in range(3)}, 5: [5]}
+    assert process.merge() == 1
+    assert Process(cache_dir, clock).get(0, 1, 2, 5) == {**{n: [n] for n in range(3)}, 5: [5]}
+
+
+def killed_while_merging(root: Path, at: str) -> None:
+    process = Process(root)
+    process.clock.tick(100)
+    for number in range(9):
+        process.put({number: [number, number + 1], 99: [number]})
+
+    def die(*args: Any, **more: Any) -> None:
+        os.kill(os.getpid(), 9)
+
+    setattr(Disk, at, die)
+    process.merge()
+
+
+@pytest.mark.parametrize("at", ["open_numbers", "publish_segment", "unlink_segment"])
+def test_a_merging_process_that_is_killed(cache_dir: Path, at: str) -> None:
+    """Whenever the one that merges is killed, the others answer as before and can merge."""
+    child = multiprocessing.get_context("spawn").Process(target=killed_while_merging, args=(cache_dir, at))
+    child.start()
+    child.join(BOUND_S)
+    assert child.exitcode == -9
+    process = Process(cache_dir)
+    process.clock.tick(200)
+    expected = {**{n: [n, n + 1] for n in range(9)}, 99: [8]}
+    assert process.get(*expected) == expected
+    for number in range(9):
+        process.put({number: [number, number + 1]})
+    assert process.merge() == 1
+    assert process.get(*expected) == Process(cache_dir, process.clock).get(*expected) == expected
+
+
+@pytest.mark.usefixtures("often")
+def test_a_straggler_takes_nothing_away(process: Process) -> None:
+    """What an older version's reader puts late does not replace what the current version has, in a merge either."""
+    process.put({1: [1]}, "v2", differing(1))
+    process.put({1: [0]}, "v1", differing(1))
+    process.put({2: [2]}, "v2", differing(1))
+    assert process.merge() == 1
+    assert process.get(1, 2, version="v2", may_differ=differing(1)) == {1: [1], 2: [2]}
+
+
+@pytest.mark.usefixtures("often")
+def test_a_straggler_merges_nothing_away(cache_dir: Path, clock: FakeClock) -> None:
+    """Who answers from an older version does not give up what is newer."""
+    current, straggler = Process(cache_dir, clock), Process(cache_dir, clock)
+    current.put({1: [10], 2: [2]}, "v2", differing(1))
+    current.put({3: [3]}, "v2", differing(1))
+    straggler.put({1: [1]}, "v1", differing(1), lambda: False)
+    straggler.merge()
+    assert current.get(1, 2, 3, version="v2", may_differ=differing(1)) == {1: [10], 2: [2], 3: [3]}
+
+
+@pytest.mark.usefixtures("often")
+def test_a_merge_does_not_make_the_age_of_another_boot_known(cache_dir: Path, clock: FakeClock) -> None:
+    """Rows that were loaded before the host was started anew stay of unknown age, though somebody merged them."""
+    before = FakeClock()
+    before.tick(100_000)
+    Process(cache_dir, before, boot="before").put({1: [1]})
+    process = Process(cache_dir, clock, boot="after")
+    process.clock.wall_s = before.wall_s
+    process.put({2: [2]})
+    process.put({3: [3]})
+    assert process.merge() == 1
+    clock.tick(5)
+    for bound in EXPIRING:
+        expiring = Process(cache_dir, clock, dataclasses.replace(NONE, **bound), boot="after")
+        assert expiring.get(1, 2) == {1: None, 2: [2]}
+    assert process.get(1, 2) == {1: [1], 2: [2]}
+
+
+@pytest.mark.usefixtures("often")
+def test_an_unknown_age_is_no_age_since_the_boot(cache_dir: Path, clock: FakeClock) -> None:
+    """Not even where the host has not been up for as long as entries live."""
+    Process(cache_dir, clock, boot="before").put({1: [1]})
+    process = Process(cache_dir, clock, boot="after")
+    process.put({2: [2]})
+    process.put({3: [3]})
+    assert process.merge() == 1
+    bounds = dataclasses.replace(NONE, expire_after_access_s=5000.0)  # the clock is at 1000
+    assert Process(cache_dir, clock, bounds, boot="after").get(1, 2) == {1: None, 2: [2]}
+
+
+@pytest.mark.usefixtures("often")
+def test_another_seed(cache_dir: Path, clock: FakeClock) -> None:
+    """Where the record of the seed was lost and made anew, processes with both seeds share nothing, or what is right."""
+    fields = pa.schema([("k", pa.string())])
+    one, other = Process(cache_dir, clock, keys=fields), Process(cache_dir, clock, keys=fields, seed=OTHER_SEED)
+    keys = pa.array([f"key {n}" for n in range(100)])
+    for process, some in ((one, keys), (other, keys), (one, pa.array([f"new {n}" for n in range(100)]))):
+        process.put_rows([some], rows_of([[n] for n in range(100)]))
+    assert one.merge() <= 1
+    for process in (one, other):
+        found = process.get_rows([keys], ROWS)
+        assert found is None or found.rows.column("v").to_pylist() == list(range(100))
+
+
+@pytest.mark.usefixtures("often")
+def test_a_key_that_is_used_while_it_is_merged(
+    cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key whose rows lie in two batches of a merge is kept with all its rows or not at all, whenever it is used."""
+    monkeypatch.setattr(shared, "BATCH_ROWS", 2)
+    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
+    merging, reading = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
+    merging.put({1: [1, 2, 3, 4]}, "v1")
+    clock.tick(9.5)
+
+    def slow(version: str, keys: Sequence[pa.Array]) -> Numbers:
+        clock.tick(1)
+        reading.touch(1)
+        return np.zeros(len(keys[0]), np.bool_)
+
+    clock.tick(0.5)
+    for key in (2, 3):
+        merging.put({key: [key] * 4}, "v2", slow)
+    assert merging.merge() == 1
+    assert merging.get(1, version="v2", may_differ=differing())[1] in ([1, 2, 3, 4], None)

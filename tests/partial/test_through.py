@@ -1,0 +1,260 @@
+"""The partial cache: a lookup through the caches."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyspark_lookup.cache import DefaultLookupCache
+from pyspark_lookup.errors import UfsUnavailableError
+from tests.fakes import FakeClock
+from tests.partial.common import NONE, SPACE, Source, Worker, differing
+from tests.test_claims import run_all
+
+SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
+
+
+@SHARED
+def test_what_a_lookup_counts(cache_dir: Path, source: Source, is_shared: bool) -> None:
+    """Keys are counted: a hit for what is there, a miss and a load for what is not, nothing for a null."""
+    worker = Worker(cache_dir if is_shared else None, source)
+    assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
+    assert worker.told() == (0, 3, 3, 0)  # cold
+    assert worker.lookup(3, 1, 2) == [[], [10], [20, 21]]
+    assert worker.told() == (3, 3, 3, 0)  # warm
+    assert worker.lookup(4, 1, 5) == [[40], [10], [50, 51]]
+    assert worker.told() == (4, 5, 5, 0)  # partly
+    assert worker.lookup(6, 7, 6, 7, 7, 1, 1) == [[], [70], [], [70], [70], [10], [10]]
+    assert worker.told() == (9, 7, 7, 0)  # repeated keys are loaded once
+    assert worker.lookup(None, 8, None, 1) == [[], [80, 81], [], [10]]
+    assert worker.told() == (10, 8, 8, 0)
+    assert worker.lookup(None, None) == [[], []]
+    assert worker.lookup() == []
+    assert worker.told() == (10, 8, 8, 0)
+    assert worker.lookup(500, 500) == [[], []]
+    assert worker.lookup(500) == [[]]
+    assert worker.told() == (12, 9, 9, 0)  # that a key has no rows is known, too
+    assert source.loaded() == [1, 2, 3, 4, 5, 6, 7, 8, 500]
+    rows = sum(max(key % 3, 1) for key in range(1, 9)) + 1
+    assert worker.count("numCachedRecords") == rows
+    assert worker.count("numCachedBytes") > 0
+    assert worker.count("loadWaitCount") == worker.count("cacheFailureCount") == 0
+
+
+def test_what_another_process_loaded_is_a_hit(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """Rows and keys without rows are taken over from the host, once; what it lacks is loaded, and shared in turn."""
+    one, other = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
+    assert one.lookup(1, 2, 3) == [[10], [20, 21], []]
+    assert source.loaded() == [1, 2, 3]
+    assert other.lookup(4, 3, 2, 2) == [[40], [], [20, 21], [20, 21]]
+    assert source.loaded() == [4]
+    assert other.told() == (3, 1, 1, 0)
+    assert one.lookup(4, 1) == [[40], [10]]
+    assert source.loaded() == []
+    assert one.told() == (2, 3, 3, 0)
+    shutil.rmtree(cache_dir)
+    assert other.lookup(2, 3, 4) == [[20, 21], [], [40]]
+    assert source.loaded() == []
+
+
+def test_missing_keys_are_forgotten_on_request(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """Without cache-missing-key a key without rows is asked for each time."""
+    bounds = dataclasses.replace(NONE, missing_keys=False)
+    workers = [Worker(cache_dir, source, clock, bounds), Worker(None, source, clock, bounds)]
+    for worker in workers:
+        for _ in range(3):
+            assert worker.lookup(3, 3, 1) == [[], [], [10]]
+        assert worker.told() == (5, 4, 4, 0)
+        assert source.loaded() == [1, 3, 3, 3]
+
+
+@SHARED
+def test_a_load_that_fails(cache_dir: Path, source: Source, is_shared: bool) -> None:
+    """A failure is told to the caller and counted by key, with what was a hit beside it; nothing is kept of it."""
+    worker = Worker(cache_dir if is_shared else None, source)
+    worker.lookup(1, 2)
+
+    def fail(keys: list[int]) -> None:
+        raise UfsUnavailableError("injected")
+
+    source.before = fail
+    for _ in range(2):
+        with pytest.raises(UfsUnavailableError, match="injected"):
+            worker.lookup(4, 1, 5, 2, 4, None)
+    assert worker.told() == (2 * 3, 2 + 2 * 2, 2, 4)
+    assert worker.lookup(1, 2) == [[10], [20, 21]]
+    source.before = lambda keys: None
+    source.loaded()
+    assert worker.lookup(4, 5) == [[40], [50, 51]]
+    assert source.loaded() == [4, 5]
+    assert worker.told() == (8, 8, 4, 4)
+
+
+def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
+    """Also where it is no error of ours, and the keys are free for others."""
+    worker = Worker(cache_dir, source)
+
+    def interrupt(keys: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    source.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        worker.lookup(1)
+    assert worker.told() == (0, 1, 0, 1)
+    assert list((cache_dir / "v1" / "claims").glob("*/*")) == []
+
+
+@SHARED
+def test_entries_are_as_old_as_the_moment_before_their_load(
+    cache_dir: Path, clock: FakeClock, source: Source, is_shared: bool
+) -> None:
+    """What took three seconds to load is three seconds old when it comes, here and for the host; so long the load took."""
+    bounds = dataclasses.replace(NONE, expire_after_write_s=10.0)
+    root = cache_dir if is_shared else None
+    worker = Worker(root, source, clock, bounds)
+    source.before = lambda keys: clock.tick(3)
+    worker.lookup(1, 2)
+    assert worker.count("latestLoadTime") == 3000
+    source.before = lambda keys: None
+    clock.tick(6.875)
+    worker.lookup(1)
+    if is_shared:
+        other = Worker(root, source, clock, bounds)
+        assert other.lookup(1) == [[10]]
+        assert source.loaded() == [1, 2]
+        clock.tick(0.125)
+        other.lookup(1)
+        assert source.loaded() == [1]
+    else:
+        clock.tick(0.125)
+        worker.lookup(1, 2)
+        assert source.loaded() == [1, 1, 2, 2]
+        assert worker.count("latestLoadTime") == 0
+
+
+def in_use(worker: Worker) -> list[float]:
+    """When each shared key was last used, in seconds since the clock began; 0: not since its load, or no key."""
+    assert worker.disk is not None
+    found: list[float] = []
+    for path in (worker.root / "v1" / "snapshots" / SPACE).glob("*.used"):
+        found += [max(used / 1000 - 1000, 0) for used in np.frombuffer(path.read_bytes(), np.int64).tolist()]
+    return sorted(found)
+
+
+def test_the_host_is_told_what_is_in_use(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """While a process answers all by itself it says once a second at most what it uses, or others would give that up."""
+    worker = Worker(cache_dir, source, clock)
+    worker.lookup(1, 2)
+    assert in_use(worker) == [0, 0, 0]
+    for seconds, expected in ((0.5, [0, 0, 0]), (0.5, [0, 0, 1]), (0.75, [0, 0, 1]), (0.25, [0, 0, 2])):
+        clock.tick(seconds)
+        worker.lookup(2, 2, None)
+        assert in_use(worker) == expected
+    clock.tick(3)
+    worker.lookup(1, 2)
+    assert in_use(worker) == [0, 5, 5]
+    Worker(cache_dir, source, clock).lookup(1)
+    assert worker.told() == (2 + 4 * 2, 2, 2, 0)
+
+
+def test_what_one_process_uses_stays_for_all(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """A key that one process asks for all the time does not expire for the host, nor is it given up for room."""
+    bounds = dataclasses.replace(NONE, rows=40, expire_after_access_s=10.0)
+    worker, other = Worker(cache_dir, source, clock, bounds), Worker(cache_dir, source, clock, bounds)
+    worker.lookup(1, 2)
+    for _ in range(4):
+        clock.tick(5)
+        worker.lookup(1, 2)
+    clock.tick(1)
+    assert other.lookup(1, 2) == [[10], [20, 21]]
+    source.loaded()
+    for start in range(10, 100, 10):
+        clock.tick(2)
+        worker.lookup(1, 2)
+        other.lookup(*range(start, start + 10))
+        for _, run in other.later.waiting:
+            run()
+        other.later.waiting.clear()
+    assert Worker(cache_dir, source, clock, bounds).lookup(1, 2) == [[10], [20, 21]]
+    assert not {1, 2} & set(source.loaded())
+
+
+VERSIONS = {
+    "v1": {1: [10], 2: [20, 21], 3: []},
+    "v2": {1: [11], 2: [20, 21], 3: []},
+}
+
+
+def test_another_version(cache_dir: Path, clock: FakeClock) -> None:
+    """With the version the cache of this process is given up; what did not change is taken from the host, in both directions."""
+    source = Source(**VERSIONS)
+    worker = Worker(cache_dir, source, clock)
+    assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
+    source.loaded()
+    assert worker.lookup(1, 2, 3, version="v2", may_differ=differing(1)) == [[11], [20, 21], []]
+    assert source.loaded() == [1]
+    assert worker.count("sharedCarriedOverCount") == 2
+    assert worker.told() == (2, 4, 4, 0)
+    assert worker.lookup(1, 2, 3, version="v2", may_differ=differing(1)) == [[11], [20, 21], []]
+    assert worker.count("sharedCarriedOverCount") == 2
+    assert worker.lookup(1, 2, 3, may_differ=differing(1)) == [[10], [20, 21], []]
+    assert source.loaded() == []
+    assert worker.made == 3
+
+
+def test_another_version_of_what_is_not_shared(source: Source) -> None:
+    """Without a directory a new version is loaded anew."""
+    source.versions = VERSIONS
+    worker = Worker(None, source)
+    worker.lookup(1, 2)
+    assert worker.lookup(1, 2, version="v2", may_differ=differing()) == [[11], [20, 21]]
+    assert source.loaded() == [1, 1, 2, 2]
+    assert worker.lookup(1, 2, version="v2") == [[11], [20, 21]]
+    assert source.loaded() == []
+
+
+@SHARED
+@pytest.mark.parametrize("one_cache", [True, False])
+def test_who_still_answers_from_an_older_version(
+    cache_dir: Path, clock: FakeClock, is_shared: bool, one_cache: bool
+) -> None:
+    """A load that began before the version changed answers its caller, and comes into no cache of the new version."""
+    source = Source(**VERSIONS)
+    cache = DefaultLookupCache(max_rows=100, clock=clock.host().steady_s, rng=random.Random(7))
+    worker = Worker(cache_dir if is_shared else None, source, clock, make=(lambda: cache) if one_cache else None)
+    seen: list[Any] = []
+
+    def switch(keys: list[int]) -> None:
+        source.before = lambda keys: None
+        seen.append(worker.lookup(2, version="v2", may_differ=differing(1)))
+
+    source.before = switch
+    assert worker.lookup(1, 2) == [[10], [20, 21]]
+    assert seen == [[[20, 21]]]
+    assert worker.lookup(1, 2, version="v2", may_differ=differing(1)) == [[11], [20, 21]]
+    source.loaded()
+    # And a lookup that begins later finds what is there of its own version only.
+    assert worker.lookup(1, 2, may_differ=differing(1)) == [[10], [20, 21]]
+    assert source.loaded() == ([] if is_shared else [1, 2])
+    assert worker.lookup(1, version="v2", may_differ=differing(1)) == [[11]]
+
+
+def test_a_lookup_while_the_version_changes_to_and_fro(cache_dir: Path, clock: FakeClock) -> None:
+    """Threads that answer from two versions at once get the rows of theirs."""
+    source = Source(v1={n: [n] for n in range(50)}, v2={n: [n + 1000] for n in range(50)})
+    one_cache = DefaultLookupCache(max_rows=30, clock=clock.host().steady_s, rng=random.Random(7))
+    for worker in (Worker(cache_dir, source, clock), Worker(None, source, clock, make=lambda: one_cache)):
+
+        def work(version: str, add: int, seed: int, worker: Worker = worker) -> None:
+            rng = random.Random(seed)
+            for _ in range(40):
+                keys = [rng.randrange(50) for _ in range(5)]
+                assert worker.lookup(*keys, version=version) == [[key + add] for key in keys]
+
+        run_all(lambda work=work: work("v1", 0, 1), lambda work=work: work("v2", 1000, 2), lambda work=work: work("v2", 1000, 3))  # type: ignore[misc] # fmt: skip
