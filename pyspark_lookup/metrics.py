@@ -25,6 +25,8 @@ COUNTERS: Mapping[str, str] = {
     "ufsListCount": "listing calls",
     "ufsGetCount": "data requests",
     "ufsGetBytes": "data bytes received",
+    "ufsPutCount": "write requests",
+    "ufsPutBytes": "bytes written",
     "ufsRetryCount": "attempts after the first",
     "resolutionCount": "versions resolved at the store",
     "resolutionReuseCount": "versions taken from an execution's record",

@@ -1,4 +1,4 @@
-"""The only door to remote storage: `get_meta`, `list_status`, `read_ranges` over any fsspec URL.
+"""The only door to remote storage: `get_meta`, `list_status`, `read_ranges`, `put_if_absent` over any fsspec URL.
 
 Every attempt is counted by kind and by bytes here, transient errors are tried again, and foreign
 errors leave as ours. Nothing is cached: no listing cache is on, an answer is the store's answer now.
@@ -23,7 +23,7 @@ __all__ = ["FileVersion", "Listing", "Range", "Ufs"]
 T = TypeVar("T")
 
 _CONCURRENT_GETS = 16
-_KIND_COUNTERS = {"head": "ufsHeadCount", "list": "ufsListCount", "get": "ufsGetCount"}
+_KIND_COUNTERS = {"head": "ufsHeadCount", "list": "ufsListCount", "get": "ufsGetCount", "put": "ufsPutCount"}
 
 
 class _ShortReadError(UfsUnavailableError):
@@ -130,6 +130,33 @@ class Ufs:
         files = min(_CONCURRENT_GETS, len(jobs))
         with ThreadPoolExecutor(files) as pool:
             return list(pool.map(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs))
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Put `data` where there is no file yet: whether it is this call's that lies there now.
+
+        `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
+        lost is found by reading it back. Raises NotSupportedError for stores without an exclusive create, and a UfsError if the
+        outcome cannot be found out: the file may be there then.
+        """
+        if not data:
+            raise ValueError("an empty file says nothing of who put it there")
+        try:
+            if self._retry(self._store.put_if_absent, path, data, self._count):
+                self._metrics.inc("ufsPutBytes", len(data))
+                return True
+        except (UfsUnavailableError, UfsTimeoutError):
+            # It may have got there: what lies there tells.
+            if not self._holds(path, data):
+                raise
+            return True
+        return self._holds(path, data)
+
+    def _holds(self, path: str, data: bytes) -> bool:
+        try:
+            file = self.get_meta(path)
+            return file.size == len(data) and self.read_ranges(file, [(0, file.size)])[0] == data
+        except (UfsNotFoundError, SourceChangedError):
+            return False
 
     def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part

@@ -98,6 +98,10 @@ class FaultyStore:
         self._note("status", path)
         return self._inner.get_status(path, count)
 
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+        self._note("put", path)
+        return self._inner.put_if_absent(path, data, count)
+
     @contextlib.contextmanager
     def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         with self._inner.pinned(file) as read:

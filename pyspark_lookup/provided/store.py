@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from pyspark_lookup.disk import key_of
-from pyspark_lookup.errors import UfsNotFoundError
+from pyspark_lookup.errors import NotSupportedError, UfsNotFoundError
 from pyspark_lookup.options import CacheMode, LookupOptions
 from pyspark_lookup.provided.table import ProvidedTable
 from pyspark_lookup.stores import Count, FileVersion, Listing
@@ -49,3 +49,6 @@ class ProvidedStore:
 
     def pinned(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
         raise UfsNotFoundError(f"{self._url} has no bytes")
+
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+        raise NotSupportedError(f"{self._url}: a provider's table is not written here")

@@ -48,7 +48,8 @@ def our_error(error: BaseException, url: str) -> BaseException:
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
     text = f"{url}: {redact('path', chain[missing])}"
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
-    transient = status == 429 or (status or 0) >= 500 or names & _LOST or _error_code(error) in _TRANSIENT_CODES
+    # 409: another conditional write of this key was under way.
+    transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST or _error_code(error) in _TRANSIENT_CODES
     if status in (412, 304) or (isinstance(error, FileNotFoundError) and "FileExpired" in names):
         return SourceChangedError(f"{url} changed while it was read")
     if status in (404, 410) or (missing and not (status or timed_out or transient)):

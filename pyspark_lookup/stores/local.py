@@ -126,3 +126,31 @@ class LocalStore:
     def _check(self, descriptor: int, file: FileVersion) -> None:
         if self._version(self._path(file.url), os.fstat(descriptor)) != file:
             raise SourceChangedError(f"{file.url} changed since its version was resolved")
+
+    @translated
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+        """Put a whole file where there is none; False if there is one. It is there after a crash, too, or not at all."""
+        local = self._path(path)
+        directory = os.path.dirname(local)
+        os.makedirs(directory, exist_ok=True)
+        count("put")
+        # A file that is created by its name is empty for a moment, and for ever if its writer dies then.
+        temporary = os.path.join(directory, f".{os.path.basename(local)}.{os.urandom(8).hex()}")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(temporary, local)
+            except FileExistsError:
+                return False
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return True

@@ -22,7 +22,7 @@ __all__ = [
 Range = tuple[int, int]
 """(offset, length) in bytes."""
 Count = Callable[[str], None]
-"""Told "head", "list" or "get" before each call to the store."""
+"""Told "head", "list", "get" or "put" before each call to the store."""
 
 # An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
 # older kernel for local files, the whole seconds of HTTP and the slack of others.
@@ -73,6 +73,7 @@ class Store(Protocol):
     def list_status(self, path: str, count: Count) -> Listing: ...
     def get_status(self, path: str, count: Count) -> FileVersion | Listing: ...
     def pinned(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]: ...
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool: ...
 
 
 def is_entered(name: str) -> bool:

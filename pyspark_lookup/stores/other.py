@@ -12,7 +12,7 @@ from typing import Any, cast
 import fsspec
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError
 from pyspark_lookup.stores.failures import read_error, translated
 from pyspark_lookup.stores.model import REMOTE_GRANULE_S, Count, FileVersion, Listing, is_entered
 
@@ -121,6 +121,13 @@ class FsspecStore:
             return data[offset : offset + length] if self._web and len(data) == file.size != length else data
 
         yield read
+
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+        """Refused: what looks like an exclusive create is check-then-act in most of these filesystems."""
+        raise NotSupportedError(
+            f"{redact('path', path)}: managed tables are written to local disks and to S3; {self._protocol} has no exclusive "
+            "create that was proven"
+        )
 
 
 _STRONG = ("generation", "ETag", "etag", "Content-MD5", "md5")

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import fsspec
 
-from pyspark_lookup.errors import UfsNotFoundError
-from pyspark_lookup.stores.failures import read_error, translated
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError
+from pyspark_lookup.stores.failures import our_error, read_error, translated
 from pyspark_lookup.stores.model import Count, FileVersion, Listing, is_entered
 
 __all__ = ["S3Store"]
@@ -127,3 +127,20 @@ class S3Store:
                 raise read_error(error, file.url) from error
 
         yield read
+
+    @translated
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+        """Put an object where there is none, by If-None-Match; False if there is one.
+
+        Raises UfsUnavailableError where another writer is at it in the same moment (409).
+        """
+        bucket, key = self._bucket_key(path)
+        count("put")
+        try:
+            self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+        except Exception as error:
+            ours = our_error(error, path)
+            if isinstance(ours, SourceChangedError):  # 412
+                return False
+            raise ours from error
+        return True
