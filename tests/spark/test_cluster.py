@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -112,10 +113,10 @@ class Cluster:
     def executor(self, number: int) -> int:
         """The process of a worker's executor."""
         session = self.workers[number].pid
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
-                command = (entry / "cmdline").read_bytes()
-                if b"CoarseGrainedExecutorBackend" in command:
+        for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
+            with contextlib.suppress(OSError):  # it may end while we look
+                in_session = os.getsid(int(entry.name)) == session
+                if in_session and b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes():
                     return int(entry.name)
         raise AssertionError("no executor")
 
