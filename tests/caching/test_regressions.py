@@ -99,10 +99,11 @@ def test_reading_takes_no_memory_for_ever() -> None:
         asked = keys_of(1)
         tracemalloc.start()
         try:
-            for _ in range(3000):
+            for _ in range(20_000):
                 clock.tick(1)
                 cache.get_many(asked)
-            assert tracemalloc.get_traced_memory()[0] < 50_000
+            # A number for each time would be more; other threads of the process may have something, too.
+            assert tracemalloc.get_traced_memory()[0] < 600_000
         finally:
             tracemalloc.stop()
 
