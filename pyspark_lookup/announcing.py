@@ -15,7 +15,7 @@ import struct
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import NotATableError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.metadata import Execution
-from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, OnVersionGone
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import TableReader, restless
 from pyspark_lookup.table import Kind, Table, TableVersion
@@ -23,8 +23,8 @@ from pyspark_lookup.table import Kind, Table, TableVersion
 __all__ = ["Announcement", "announce", "told_table", "told_version"]
 
 _STARTS = 5
-_BYTES = struct.Struct(">c16sd")  # kind, digest, when the newest file was modified
-_KINDS = {b"F": Kind.FILE, b"D": Kind.DIRECTORY, b"G": Kind.GLOB}
+_BYTES = struct.Struct(">c16sd")  # kind, digest, `TableVersion.newest`
+_KINDS = {b"F": Kind.FILE, b"D": Kind.DIRECTORY, b"G": Kind.GLOB, b"M": Kind.MANAGED}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 
 
@@ -34,23 +34,22 @@ class Announcement:
 
     kind: Kind
     digest: str
-    newest_s: float
+    newest: float
 
     @classmethod
     def of(cls, table: Table, version: TableVersion) -> Announcement:
-        newest_s = max((file.modified_at_s or 0.0 for file in version.files), default=0.0)
-        return cls(table.kind, version.digest, newest_s)
+        return cls(table.kind, version.digest, version.newest)
 
     def to_bytes(self) -> bytes:
         """25 bytes."""
-        return _BYTES.pack(_LETTERS[self.kind], bytes.fromhex(self.digest), self.newest_s)
+        return _BYTES.pack(_LETTERS[self.kind], bytes.fromhex(self.digest), self.newest)
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Announcement:
         """What `to_bytes` packed. Raises ValueError for anything else."""
         try:
-            letter, digest, newest_s = _BYTES.unpack(data)
-            return cls(_KINDS[letter], digest.hex(), newest_s)
+            letter, digest, newest = _BYTES.unpack(data)
+            return cls(_KINDS[letter], digest.hex(), newest)
         except (struct.error, KeyError):
             raise ValueError(f"{data!r} announces no version") from None
 
@@ -84,7 +83,8 @@ def _resolved(
         table, found = reader.metadata.discover(options)
     else:
         form = options.format or known.format
-        table = dataclasses.replace(known, format=form, success_file=options.success_file, settle_s=options.settle_s)
+        table = reader.metadata.table_of(options, known.kind)
+        table = dataclasses.replace(table, format=form)
     try:
         served = _served(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
@@ -136,7 +136,7 @@ def told_version(
     version = metadata.version_of(table, told.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
-            version = metadata.find(table, options, told.digest, told.newest_s)
+            version = metadata.find(table, options, told.digest, told.newest)
     if version is None:
         version = _replacement(reader, table, options, told.digest, execution)
     return metadata.table_of(options, told.kind, version), version
@@ -158,7 +158,7 @@ def told_table(reader: TableReader, options: LookupOptions, told: Announcement, 
 def _replacement(
     reader: TableReader, table: Table, options: LookupOptions, gone: str, execution: Execution | None
 ) -> TableVersion:
-    if options.on_version_gone is OnVersionGone.FAIL:
+    if table.fails_when_gone(options):
         reader.metrics.inc("versionGoneCount")
         raise VersionGoneError(
             f"version {gone} of {redact('path', table.url)}, which this query resolved, was replaced before this process "

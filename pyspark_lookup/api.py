@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.lookup import get_many, read_rows
+from pyspark_lookup.notifications import WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import ReadTask
@@ -21,6 +23,7 @@ from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.table import Table
 from pyspark_lookup.where import parse_where
+from pyspark_lookup.writeids import ValidWriteIdList
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +52,7 @@ class LookupTable:
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
             )
         self._closed = False
-        self._table: Table | None = None
+        self._held: tuple[Table, LookupOptions] | None = None
 
     @classmethod
     def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
@@ -72,43 +75,47 @@ class LookupTable:
         """The options this table was made with, `path` among them: what a Spark read of it takes."""
         return dict(self._given)
 
-    def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        predicate: str | None = None,
+        valid_write_ids: ValidWriteIdList | str | None = None,
+    ) -> pa.Table:
         """The rows of the current version as one Arrow table: one metadata call, data for what changed.
 
         `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in
-        addition to it. Raises SchemaError, PredicateError, NotATableError or UfsError.
+        addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
+        `lookup.valid-write-ids`). Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
         """
-        self._check_open()
         overrides: dict[str, str] = {}
         if columns is not None:
             overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
-        engine = runtime().engine(self._options)
-        try:
-            found = self._find(engine, self._options)
-            shown = planner.table_columns(found, self._options.overridden(overrides))
+        with self._asked(valid_write_ids) as (engine, found, options):
+            shown = planner.table_columns(found, options.overridden(overrides))
             # Parsed by itself: joined as text, its parentheses could leave lookup.where.
             added = [] if predicate is None else [parse_where(predicate, all_columns((found.data, found.partitions)))]
-            plan = planner.plan_read(found, self._options, shown, runtime().clock, added)
+            plan = planner.plan_read(found, options, shown, runtime().clock, added)
             planner.plan_tasks(engine.reader, found, plan)
             batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, found.version)
             return pa.Table.from_batches(list(batches), plan.projection.columns)
-        finally:
-            engine.publish_metrics()
 
-    def get(self, key: Any) -> list[dict[str, Any]]:
+    def get(self, key: Any, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
 
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
         """
-        names = self._key_names()
-        values = [key[name] for name in names] if isinstance(key, Mapping) else list(key) if len(names) > 1 else [key]
-        if len(values) != len(names):
-            raise ValueError(f"key {key!r}: lookup.keys has {len(names)} columns: {', '.join(names)}")
-        found = self._get_many(pa.table({name: [value] for name, value in zip(names, values, strict=True)}))
-        rows: list[dict[str, Any]] = found.drop_columns([KEY_INDEX]).to_pylist()
+        with self._asked(valid_write_ids) as (engine, found, options):
+            names = _key_names(options)
+            values = (
+                [key[name] for name in names] if isinstance(key, Mapping) else list(key) if len(names) > 1 else [key]
+            )
+            if len(values) != len(names):
+                raise ValueError(f"key {key!r}: lookup.keys has {len(names)} columns: {', '.join(names)}")
+            keys = pa.table({name: [value] for name, value in zip(names, values, strict=True)})
+            rows: list[dict[str, Any]] = _get_many(engine, found, options, keys).drop_columns([KEY_INDEX]).to_pylist()
         return rows
 
-    def get_many(self, keys: pa.Table) -> pa.Table:
+    def get_many(self, keys: pa.Table, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: columns named as `lookup.keys`, or as many in that order. The answer has one row per match,
@@ -116,30 +123,50 @@ class LookupTable:
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
-        self._key_names()
-        return self._get_many(keys)
+        with self._asked(valid_write_ids) as (engine, found, options):
+            return _get_many(engine, found, options, keys)
 
-    def _get_many(self, keys: pa.Table) -> pa.Table:
+    @contextlib.contextmanager
+    def _asked(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
+        """What a question about the table's rows needs: its version, and the options as the table completes them."""
+        self._check_open()
         options = self._options
+        if valid_write_ids is not None:
+            options = options.overridden({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = runtime().engine(options)
         try:
             found = self._find(engine, options)
-            shown = planner.table_columns(found, options)
-            everything = all_columns((found.data, found.partitions))
-            names = resolve_names(self._key_names(), everything, "lookup.keys")
-            columns = pa.schema(
-                [*(everything.field(name) for name in names), *(field for field in shown if field.name not in names)]
-            )
-            plan = planner.plan_read(found, options, columns, runtime().clock)
-            return get_many(engine.reader, plan, keys, names, None, found.version)
+            yield engine, found, planner.completed(options, found)
         finally:
             engine.publish_metrics()
 
-    def _key_names(self) -> tuple[str, ...]:
+    def write(self, rows: pa.Table | pa.RecordBatchReader, mode: str = "append") -> int:
+        """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
+
+        `mode`: "append", or "overwrite" for these rows in place of all others. The first write creates the table, with
+        `lookup.keys` as its key columns. All of it is visible at once, or nothing. Raises SchemaError for rows that do not
+        fit, WriteConflictError, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other
+        files, NotSupportedError for a store without exclusive create, CommitUnknownError or another UfsError.
+        """
         self._check_open()
-        if not self._options.keys:
-            raise OptionError("option lookup.keys is missing: name the key columns, e.g. {'lookup.keys': 'id'}")
-        return self._options.keys
+        try:
+            how = WriteMode(mode.lower())
+        except ValueError:
+            raise OptionError(f"argument mode = {mode!r}: give 'append' or 'overwrite'") from None
+        engine = runtime().engine(self._options)
+        writer = engine.writer(self._options)
+        try:
+            job = writer.begin(rows.schema, how)
+            try:
+                files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")
+            except BaseException:
+                writer.abort(job, ())
+                raise
+            state = writer.commit(job, files)
+            assert state is not None
+            return state.position
+        finally:
+            engine.publish_metrics()
 
     def reload(self) -> str:
         """Load the current version into this host's snapshot now; its digest.
@@ -165,8 +192,10 @@ class LookupTable:
     def _full(self) -> FullCache:
         self._check_open()
         engine = runtime().engine(self._options)
-        table = self._table or self._find(engine, self._options).table
-        full = engine.reader.full(table, self._options)
+        if self._held is None:
+            self._find(engine, self._options)
+        assert self._held is not None
+        full = engine.reader.full(*self._held)
         if full is None:
             raise OptionError(
                 "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
@@ -214,14 +243,15 @@ class LookupTable:
         if not self._closed:
             engine = runtime().engine(self._options)
             engine.publish_metrics()
-            if self._table is not None:
-                engine.reader.let_go(self._table, self._options, self)
+            if self._held is not None:
+                engine.reader.let_go(*self._held, self)
         self._closed = True
 
     def _find(self, engine: Engine, options: LookupOptions) -> Found:
-        found = planner.find(engine.reader, options, self._table)
-        self._table = found.table
-        engine.reader.hold(found.table, self._options, self)
+        found = planner.find(engine.reader, options, self._held[0] if self._held is not None else None)
+        if options is self._options:
+            self._held = found.table, planner.completed(options, found)
+            engine.reader.hold(*self._held, self)
         return found
 
     def _check_open(self) -> None:
@@ -238,3 +268,20 @@ class LookupTable:
 def option_text(value: Any) -> str:
     """An option value as Spark passes it: `True` is "true"."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _key_names(options: LookupOptions) -> tuple[str, ...]:
+    if not options.keys:
+        raise OptionError("option lookup.keys is missing: name the key columns, e.g. {'lookup.keys': 'id'}")
+    return options.keys
+
+
+def _get_many(engine: Engine, found: Found, options: LookupOptions, keys: pa.Table) -> pa.Table:
+    shown = planner.table_columns(found, options)
+    everything = all_columns((found.data, found.partitions))
+    names = resolve_names(_key_names(options), everything, "lookup.keys")
+    columns = pa.schema(
+        [*(everything.field(name) for name in names), *(field for field in shown if field.name not in names)]
+    )
+    plan = planner.plan_read(found, options, columns, runtime().clock)
+    return get_many(engine.reader, plan, keys, names, None, found.version)

@@ -11,6 +11,7 @@ Every error is a `PysparkLookupError` and also the builtin a caller would guess:
     │   ├── TableEmptyError                   no data file (left)
     │   └── TableBusyError                    a job is writing it now
     ├── NonUniqueKeyError (ValueError)        a key with several rows, where one may be
+    ├── WriteConflictError (RuntimeError)     another write makes this one impossible; nothing was written
     ├── VersionGoneError (LookupError)        the version asked for can no longer be read
     ├── ReloadFailedError (RuntimeError)      lookup.cache=FULL may not serve what it has
     ├── LookupFunctionError (RuntimeError)    a provider of lookup.provider failed, or answered wrongly
@@ -23,6 +24,7 @@ Every error is a `PysparkLookupError` and also the builtin a caller would guess:
         ├── UfsPermissionError (PermissionError)
         ├── UfsTimeoutError (TimeoutError)
         ├── UfsUnavailableError (ConnectionError)   transient: worth another attempt
+        ├── CommitUnknownError                whether a write was committed is unknown
         └── SourceChangedError                the file is not the version that was asked for
 """
 
@@ -30,6 +32,7 @@ from __future__ import annotations
 
 __all__ = [
     "CacheDirectoryError",
+    "CommitUnknownError",
     "DamagedFileError",
     "LookupFunctionError",
     "LookupTimeoutError",
@@ -51,6 +54,7 @@ __all__ = [
     "UfsTimeoutError",
     "UfsUnavailableError",
     "VersionGoneError",
+    "WriteConflictError",
 ]
 
 
@@ -88,6 +92,10 @@ class TableBusyError(NotATableError):
 
 class NonUniqueKeyError(PysparkLookupError, ValueError):
     """A lookup that returns one row found several for a key."""
+
+
+class WriteConflictError(PysparkLookupError, RuntimeError):
+    """Another write was committed that makes this one impossible, or somebody aborted it. Nothing of it is visible."""
 
 
 class VersionGoneError(PysparkLookupError, LookupError):
@@ -136,6 +144,10 @@ class UfsTimeoutError(UfsError, TimeoutError):
 
 class UfsUnavailableError(UfsError, ConnectionError):
     """The store could not be reached or answered 5xx / slow down, in any attempt."""
+
+
+class CommitUnknownError(UfsError):
+    """The store did not say, in any attempt, whether it took an event of a managed table's log."""
 
 
 class SourceChangedError(UfsError):

@@ -20,7 +20,7 @@ from pyspark_lookup.errors import SchemaError, SourceChangedError
 from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.keys import Keys, Numbers, as_indices, cast_keys, one_array
 from pyspark_lookup.metadata import Execution, Resolution
-from pyspark_lookup.options import CacheMode, OnVersionGone
+from pyspark_lookup.options import CacheMode
 from pyspark_lookup.partial.caching import PartialCache
 from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_at, rows_for
 from pyspark_lookup.partial.shared import Freshness
@@ -71,7 +71,7 @@ def get_many_at(
     """
     if KEY_INDEX in plan.projection.columns.names:
         raise SchemaError(f"the table has a column {KEY_INDEX!r}, as the answer does: leave it out by lookup.columns")
-    if plan.options.on_version_gone is OnVersionGone.FAIL:  # others may have been told of this version
+    if plan.table.fails_when_gone(plan.options):  # others may have been told of this version
         resolution = dataclasses.replace(resolution, decided_here=False)
     fields = _key_fields(plan, names)
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
@@ -193,7 +193,7 @@ def _asked(
     # Rows are kept whatever the predicate, so that they answer under another one as well.
     columns = None if options.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.keys, columns, options.partition)
-    chosen = TableVersion(table.id, select_partitions(table, version.files, options))
+    chosen = version.of_files(select_partitions(table, version.files, options))
     return _Asked(space, typed, arrays, kept, given, layout, chosen)
 
 

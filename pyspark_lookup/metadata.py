@@ -9,21 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
-from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, UfsNotFoundError
+from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
+from pyspark_lookup.notifications import LogVersion, NotificationLog
+from pyspark_lookup.options import CacheMode, FileFormatName, LookupOptions, MetadataSource
+from pyspark_lookup.sinklog import committed_by_sink
 from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
-from pyspark_lookup.table import Kind, Table, TableVersion, data_files, is_glob, select_partitions
+from pyspark_lookup.table import (
+    Kind,
+    Table,
+    TableVersion,
+    data_files,
+    is_glob,
+    kind_of,
+    managed_version,
+    select_partitions,
+)
 from pyspark_lookup.ufs import FileVersion, Listing, Ufs
 
 __all__ = ["Execution", "Metadata", "Resolution"]
@@ -55,13 +66,21 @@ class Metadata:
     """Resolves versions of one table reference on this host. `disk` None: nothing is remembered."""
 
     def __init__(
-        self, ufs: Ufs, blocks: BlockCache, disk: Disk | None, metrics: CacheMetricGroup, clock: HostClock
+        self,
+        ufs: Ufs,
+        blocks: BlockCache,
+        disk: Disk | None,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        rng: random.Random,
     ) -> None:
         self._ufs = ufs
         self._blocks = blocks
         self._disk = disk
         self._metrics = metrics
         self._clock = clock
+        self._rng = rng
+        self._logs: dict[str, NotificationLog] = {}
 
     # --- planning: what is at this path? ----------------------------------------------------------
 
@@ -74,10 +93,17 @@ class Metadata:
         status: FileVersion | Listing | None = None
         kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
         started_s = self._clock.steady_s()
+        if kind is Kind.MANAGED:
+            probe = self.table_of(options, kind)
+            with contextlib.suppress(UfsNotFoundError):  # it may be files by now, or nothing
+                return probe, self._cached(probe, options) or self._ask(probe, started_s)
+            kind = None
         if kind is None:
             status = self._ufs.get_status(url)
-            kind = Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
+            kind = kind_of(status)
         probe = self.table_of(options, kind)
+        if probe.managed:
+            return probe, self._cached(probe, options) or self._ask(probe, started_s)
         if status is None or self._unsettled_s(probe, status) > 0 or self._shrank(probe, self._version(probe, status)):
             version = self._cached(probe, options) or self._ask(probe, started_s)
         else:
@@ -87,21 +113,30 @@ class Metadata:
     def table_of(self, options: LookupOptions, kind: Kind, version: TableVersion | None = None) -> Table:
         """The table at `options.path`, which is known to be of this kind; with its format, given a version. No store call."""
         form = options.format
+        if kind is Kind.MANAGED:
+            _check_managed(options)
+            form = FileFormatName.PARQUET
+        elif options.pinned is not None:
+            key = "lookup.version" if options.version is not None else "lookup.valid-write-ids"
+            raise OptionError(
+                f"option {key} = {str(options.pinned)!r} is for managed tables: {redact('path', options.path)} has no log"
+            )
         if form is None and version is not None and options.provider is None:
             form = format_of([file.url for file in version.files])
         url = self._ufs.url_of(options.path)
-        return Table(url, self._ufs.scope, kind, form, options.success_file, options.settle_s)
+        pinned = options.pinned
+        return Table(url, self._ufs.scope, kind, form, options.success_file, options.settle_s, pinned)
 
     def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
-        """What the path was when this host last learned of it, for CACHE mode to answer or to keep."""
-        if options.metadata_source is MetadataSource.UFS:
-            return None
+        """What the path was when this host last learned of it, for CACHE mode to answer or to keep; a log is asked itself."""
         learned: dict[float, Kind] = {}
-        for kind in (Kind.DIRECTORY, Kind.FILE):
-            record = self._last(Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s))
+        for kind in (Kind.DIRECTORY, Kind.FILE, Kind.MANAGED):
+            pinned = options.pinned if kind is Kind.MANAGED else None
+            record = self._last(Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s, pinned))
             if record is not None:
                 learned[record["wall_s"]] = kind
-        return learned[max(learned)] if learned else None
+        last = learned[max(learned)] if learned else None
+        return last if options.metadata_source is MetadataSource.CACHE or last is Kind.MANAGED else None
 
     # --- reading: which version does this execution see? ------------------------------------------
 
@@ -195,10 +230,10 @@ class Metadata:
         """The version of that digest, if this host has its files on record. No store call."""
         return self._files(table, digest)
 
-    def find(self, table: Table, options: LookupOptions, digest: str, newest_s: float) -> TableVersion | None:
+    def find(self, table: Table, options: LookupOptions, digest: str, newest: float) -> TableVersion | None:
         """The version of that digest, from one listing if this host does not know it; None if the store has moved on.
 
-        `newest_s`: when its newest file was modified. A table to which only files were added since is found by that. A full
+        `newest`: its `TableVersion.newest`. A table to which only files were added since is found by that. A full
         cache in CACHE mode knows the files of `lookup.partition` only.
         """
         known = self._files(table, digest)
@@ -209,8 +244,14 @@ class Metadata:
             if known is not None:
                 return known
             version = self._ask(table, self._clock.steady_s())
-            older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest_s)
-            states = [version, TableVersion(table.id, older)]
+            states = [version]
+            log = self.log(table.url).known() if table.managed else None
+            if log is not None and table.pinned is None:
+                with contextlib.suppress(VersionGoneError):
+                    states.append(managed_version(table, log, int(newest)))
+            if not table.managed:
+                older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest)
+                states.append(TableVersion(table.id, older))
             if options.partition is not None:
                 for state in states[:]:
                     with contextlib.suppress(OptionError):  # there may have been none yet
@@ -288,7 +329,9 @@ class Metadata:
     # --- the store --------------------------------------------------------------------------------
 
     def _ask(self, table: Table, started_s: float) -> TableVersion:
-        """The store's current version, once it is quiet: one call (more only while it settles)."""
+        """The store's current version, once it is quiet: one call (more only while it settles, and of a log)."""
+        if table.managed:
+            return self._finish(table, self._at_log(table), started_s)
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table)
             wait_s = self._unsettled_s(table, status)
@@ -301,6 +344,18 @@ class Metadata:
         raise TableBusyError(
             f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
         )
+
+    def log(self, url: str) -> NotificationLog:
+        """The log of the managed table at a canonical URL."""
+        if url not in self._logs:
+            self._logs[url] = NotificationLog(self._ufs, self._disk, self._metrics, self._clock, self._rng, url)
+        return self._logs[url]
+
+    def _at_log(self, table: Table) -> TableVersion:
+        state = self.log(table.url).latest()
+        if state is None:
+            raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
+        return managed_version(table, state)
 
     def _shrank(self, table: Table, version: TableVersion) -> bool:
         """Whether files are gone since the last known version and none came: removal, or a job that has just begun."""
@@ -342,35 +397,8 @@ class Metadata:
             return TableVersion(table.id, (status,))
         files = data_files(table.url, table.kind, status, table.success_file)
         if "_spark_metadata" in status.directories:
-            files = self._committed_by_sink(status, files)
+            files = committed_by_sink(self._blocks, status, files)
         return TableVersion(table.id, files)
-
-    def _committed_by_sink(self, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:
-        """The files that a streaming file sink's log (`_spark_metadata`) has committed.
-
-        Log files are `<batch>` or `<batch>.compact`, a version line and one JSON object per file; the
-        last compact one holds all before it.
-        """
-        prefix = f"{listing.url}/_spark_metadata/"
-        logs: dict[int, tuple[bool, FileVersion]] = {}
-        for file in listing.files:
-            name = file.url.removeprefix(prefix)
-            batch = name.removesuffix(".compact")
-            if file.url.startswith(prefix) and batch.isdigit() and file.size > 0:
-                logs[int(batch)] = max(
-                    (name.endswith(".compact"), file), logs.get(int(batch), (False, file)), key=lambda e: e[0]
-                )
-        start = max((batch for batch, (compact, _) in logs.items() if compact), default=0)
-        wanted = [logs[batch][1] for batch in sorted(logs) if batch >= start]
-        locations = [self._blocks.get_blocks_and_locations(file.url, file) for file in wanted]
-        texts = self._blocks.read([(location, [(0, location.file.size)]) for location in locations])
-        committed: set[str] = set()
-        for (data,) in texts:
-            for line in bytes(data).decode().splitlines()[1:]:
-                entry = json.loads(line)
-                name = entry["path"].rsplit("/", 1)[-1]
-                (committed.discard if entry.get("action") == "delete" else committed.add)(name)
-        return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed)
 
     # --- what this host remembers -----------------------------------------------------------------
 
@@ -383,12 +411,13 @@ class Metadata:
         if self._disk is None:
             return version
         record = self._last(table)
-        if record and record["boot"] == self._clock.boot and record["started_s"] > started_s:
+        if record and self._is_newer(record, version, started_s):
             newer = self._files(table, record["digest"])
             if newer is not None:
                 return newer
         value = {
             "digest": version.digest,
+            "log": None if version.log is None else [version.log.table_id, version.log.position],
             "started_s": started_s,
             "boot": self._clock.boot,
             "wall_s": self._clock.wall_s(),
@@ -408,6 +437,13 @@ class Metadata:
 
         self._try(remember)
         return version
+
+    def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
+        """Whether what is on record replaces `version`, whose resolution began at `started_s`: by log position, if it has one."""
+        log, known = version.log, record.get("log")
+        if log is not None and known is not None and log.table_id == known[0]:
+            return int(known[1]) > log.position
+        return bool(record["boot"] == self._clock.boot and record["started_s"] > started_s)
 
     def remember(self, table: Table, version: TableVersion) -> None:
         """Put a version's files on record, for whoever is told of its digest."""
@@ -439,6 +475,9 @@ class Metadata:
     def _remember_files(self, table: Table, version: TableVersion) -> None:
         if self._disk is None or self._disk.has_record("files", version.digest):
             return
+        if version.log is not None:  # its files follow from the log, which is on record
+            self._disk.replace_record("files", version.digest, version.log.plain())
+            return
         files = [[f.url, f.size, f.identity, f.modified_at_s] for f in version.files if f.settled]
         if len(files) == len(version.files):
             self._disk.replace_record("files", version.digest, files)
@@ -452,6 +491,8 @@ class Metadata:
         if self._disk is None:
             return None
         rows, settled = self._disk.get_record("files", digest), True
+        if table.managed:
+            return self._from_log(table, digest, rows)
         if rows is None:
             seen = self._disk.get_record("unsettled", digest)
             if seen is None:
@@ -463,6 +504,19 @@ class Metadata:
             version = version.settled()
         return version if version.digest == digest else None
 
+    def _from_log(self, table: Table, digest: str, row: Any) -> TableVersion | None:
+        """The version that a record names, if what this host knows of the log has it."""
+        state = self.log(table.url).known()
+        if row is None or state is None:
+            return None
+        log = LogVersion.of_plain(row)
+        if log.table_id != state.table_id or log.position > state.position:
+            return None
+        with contextlib.suppress(VersionGoneError):
+            version = managed_version(table, state, None if isinstance(table.pinned, str) else log.position)
+            return version if version.digest == digest else None
+        return None
+
     def _try(self, write: Callable[[Disk], None]) -> None:
         """Write to the host's cache directory; a failure costs a later call, not this one."""
         if self._disk is None:
@@ -471,3 +525,15 @@ class Metadata:
             write(self._disk)
         except OSError:
             self._metrics.inc("cacheFailureCount")
+
+
+def _check_managed(options: LookupOptions) -> None:
+    """Raise OptionError for an option about files that somebody else writes."""
+    given = {
+        "lookup.format": options.format is not None,
+        "lookup.partition": options.partition is not None,
+        "lookup.success-file": options.success_file,
+        "lookup.settle": options.settle_s is not None,
+    }
+    for key in (key for key, is_given in given.items() if is_given):
+        raise OptionError(f"option {key} has no meaning for {redact('path', options.path)}, a managed table: remove it")

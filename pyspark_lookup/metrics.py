@@ -27,6 +27,7 @@ COUNTERS: Mapping[str, str] = {
     "ufsGetBytes": "data bytes received",
     "ufsPutCount": "write requests",
     "ufsPutBytes": "bytes written",
+    "ufsDeleteCount": "files removed",
     "ufsRetryCount": "attempts after the first",
     "resolutionCount": "versions resolved at the store",
     "resolutionReuseCount": "versions taken from an execution's record",

@@ -43,6 +43,7 @@ from pyspark_lookup.parsing import (
     parse_text,
 )
 from pyspark_lookup.reload import Blackout, ScheduleMode, parse_blackout, parse_iso_time
+from pyspark_lookup.writeids import ValidWriteIdList
 
 __all__ = [
     "HOST_KEYS",
@@ -95,6 +96,10 @@ def _module_factory(text: str) -> str:
     return text.strip()
 
 
+def _write_ids(text: str) -> str:
+    return str(ValidWriteIdList.parse(text.strip()))
+
+
 def _at_least_one(text: str) -> int:
     count = parse_count(text)
     if count < 1:
@@ -142,8 +147,10 @@ class LookupOptions:
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
     sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
+    version: int | None = _option("lookup.version", "log position", _at_least_one, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
+    valid_write_ids: str | None = _option("lookup.valid-write-ids", "`table:5:2:2:4`", _write_ids, None, "Of a managed table: read what this list lets through, in Hive's form: table id, high watermark, least open id, open ids, aborted ids.")  # fmt: skip
     version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
-    on_version_gone: OnVersionGone = _option("lookup.on-version-gone", "NEWER, FAIL", choice_of(OnVersionGone), OnVersionGone.NEWER, "When a file was replaced after the version was resolved: read the newer one, or fail.")  # fmt: skip
+    on_version_gone: OnVersionGone | None = _option("lookup.on-version-gone", "NEWER, FAIL", choice_of(OnVersionGone), None, "When a file was replaced after the version was resolved: read the newer one, or fail.", "NEWER; of a managed table FAIL")  # fmt: skip
     cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; PARTIAL the rows of the keys that were asked for, on top; FULL all rows, decoded and indexed, on local disk.")  # fmt: skip
     partial_expire_after_access_s: float | None = _option("lookup.partial-cache.expire-after-access", "duration", parse_duration_s, None, "With PARTIAL: forget a key that was not asked for so long. At least one of the four bounds is needed.")  # fmt: skip
     partial_expire_after_write_s: float | None = _option("lookup.partial-cache.expire-after-write", "duration", parse_duration_s, None, "With PARTIAL: forget a key so long after it was loaded. Needed for a provider without versions.")  # fmt: skip
@@ -174,6 +181,9 @@ class LookupOptions:
     on_error: OnError = _option("lookup.on-error", "FAIL, NULL", choice_of(OnError), OnError.FAIL, "Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in its columns and the reason in the column `lookup_error`.")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
     split_size: int = _option("lookup.scan.split-size", "size", bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
+    write_unique_keys: bool = _option("lookup.write.unique-keys", "boolean", parse_boolean, False, "Of writes: fail before the commit if two rows would have one key.", "false")  # fmt: skip
+    write_merge_schema: bool = _option("lookup.write.merge-schema", "boolean", parse_boolean, False, "Of writes: add columns that the table does not have; older rows have null there.", "false")  # fmt: skip
+    write_timeout_s: float = _option("lookup.write.timeout", "duration", _positive_duration_s, 86400.0, "Of writes: one of which nothing was heard for so long may be aborted by others.", "24 h")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
@@ -233,6 +243,10 @@ class LookupOptions:
             )
         self._check_partial()
         self._check_full()
+        if self.version is not None and self.valid_write_ids is not None:
+            raise OptionError(
+                "options lookup.version and lookup.valid-write-ids both say which version to read: give one"
+            )
         cached = self.metadata_source is MetadataSource.CACHE
         if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL and self.provider is None:
             raise OptionError(
@@ -274,10 +288,6 @@ class LookupOptions:
                     f"option {given[0]}: lookup.cache is {self.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
                 )
             return
-        if not self.keys:
-            raise OptionError(
-                "option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by"
-            )
         bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
         if not self.bounded and self.provider is None:
             raise OptionError(
@@ -328,6 +338,11 @@ class LookupOptions:
                 f"option {_FULL}max-staleness = {self.max_staleness_s:g} s is less than {_FULL}periodic-reload.interval = "
                 f"{self.reload_interval_s:g} s: queries would fail between reloads"
             )
+
+    @property
+    def pinned(self) -> int | str | None:
+        """Which version of a managed table is read, if not the current one."""
+        return self.version if self.version is not None else self.valid_write_ids
 
     @property
     def bounded(self) -> bool:

@@ -25,7 +25,7 @@ from pyspark_lookup.snapshot.schedule import trigger_of
 from pyspark_lookup.table import Kind, Table, TableVersion, select_partitions
 from pyspark_lookup.where import parse_where
 
-__all__ = ["Found", "find", "keys_of", "plan_read", "plan_tasks", "table_columns"]
+__all__ = ["Found", "completed", "find", "keys_of", "plan_read", "plan_tasks", "table_columns"]
 
 _STARTS = 5
 
@@ -59,6 +59,13 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     raise VersionGoneError(f"{redact('path', table.url)} changed under {_STARTS} attempts to read its schema in a row")
 
 
+def completed(options: LookupOptions, found: Found) -> LookupOptions:
+    """The options with what a managed table's log says where they do not: its key columns."""
+    if options.keys is not None or found.version.log is None or not found.version.log.keys:
+        return options
+    return dataclasses.replace(options, keys=found.version.log.keys)
+
+
 def _served(reader: TableReader, options: LookupOptions, table: Table) -> TableVersion | None:
     """The version that a full cache in CACHE mode answers from, which may be older than the last one known."""
     if options.metadata_source is not MetadataSource.CACHE or options.partition is not None:
@@ -71,6 +78,7 @@ def _known_or_discovered(
     reader: TableReader, options: LookupOptions, known: Table | None
 ) -> tuple[Table, TableVersion]:
     if known is not None:
+        known = dataclasses.replace(known, pinned=options.pinned)
         try:
             version = reader.metadata.resolve(known, options, None).version
         except UfsNotFoundError:
@@ -91,6 +99,8 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
             f"option lookup.success-file = 'true': {found.table.url} is one file, not a directory of a job"
         )
     everything = all_columns((found.data, found.partitions))
+    if options.cache is CacheMode.PARTIAL and not options.keys:
+        raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
     if options.keys:
         keys = resolve_names(options.keys, everything, "lookup.keys")
         if options.cache is not CacheMode.NONE:

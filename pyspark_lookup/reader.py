@@ -28,7 +28,8 @@ from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionG
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.metadata import Execution, Metadata, Resolution
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, OnVersionGone
+from pyspark_lookup.notifications import schema_of_text
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.partial import PartialTables
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.provided import ProvidedScan, ProvidedTable
@@ -124,7 +125,12 @@ class TableReader:
         self.partials = PartialTables(disk, metrics, clock, rng, start, own)
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories) of a version; kept in this process and on this host by digest."""
+        """(columns in the files, columns in the directories) of a version; kept in this process and on this host by digest.
+
+        Those of a managed table are in its log.
+        """
+        if table.managed:
+            return schema_of_text(version.valid_log(table).schema), pa.schema([])
         if self.provided is not None or not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
@@ -222,6 +228,8 @@ class TableReader:
         resolution = (
             Resolution(version, True) if version is not None else self.metadata.resolve(table, options, execution)
         )
+        if table.managed:
+            resolution.version.valid_log(table)
         return resolution, self._snapshot(plan, resolution.version)
 
     def snapshot_of(
@@ -236,7 +244,7 @@ class TableReader:
             return None
         chosen = version
         if options.partition is not None:
-            chosen = TableVersion(table.id, select_partitions(table, version.files, options))
+            chosen = version.of_files(select_partitions(table, version.files, options))
         if options.metadata_source is MetadataSource.CACHE:
             return full.find(chosen)
         return full.build(chosen, options.build_wait_s if wait_s is None else wait_s)
@@ -286,6 +294,20 @@ class TableReader:
         prepared = self._scan.prepare(plan.table, slices_of(files), projection, complete, whole)
         return pa.Table.from_batches(list(prepared.batches()), layout.columns)
 
+    def columns_of(
+        self,
+        table: Table,
+        files: Sequence[FileVersion],
+        data: pa.Schema,
+        names: Sequence[str],
+        wanted: Predicate | None,
+    ) -> pa.Table:
+        """Some columns of files with the columns `data`, of the rows of which `wanted` is true. Raises as `rows_where`."""
+        columns = pa.schema([data.field(name) for name in names])
+        projection = Projection(columns, data, pa.schema([]), wanted)
+        prepared = self._scan.prepare(table, slices_of(files), projection, False, lambda: data)
+        return pa.Table.from_batches(list(prepared.batches()), columns)
+
     def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
         """Bring a version's bytes into this host's cache, where nothing that happens to its files can change them.
 
@@ -310,7 +332,7 @@ class TableReader:
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
     ) -> Resolution:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
-        if not resolution.decided_here and plan.options.on_version_gone is OnVersionGone.FAIL:
+        if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
             raise self._gone(plan, change) from change
         version = self.metadata.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
         return Resolution(version, resolution.decided_here)
@@ -370,7 +392,7 @@ class TableReader:
         except SourceChangedError as change:
             if task.count > 1:
                 prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
-            elif not resolution.decided_here and plan.options.on_version_gone is OnVersionGone.FAIL:
+            elif not resolution.decided_here and plan.table.fails_when_gone(plan.options):
                 # Others of this execution may have answered from the version that is gone.
                 raise self._gone(plan, change) from change
             else:
@@ -391,7 +413,7 @@ class TableReader:
             planned = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
             if task.count > 1:
                 return self._newer_files(plan, pieces, planned, execution, change)
-            if plan.options.on_version_gone is OnVersionGone.FAIL:
+            if plan.table.fails_when_gone(plan.options):
                 raise self._gone(plan, change) from change
             return self._start_over(plan, planned, execution)
 
@@ -426,7 +448,7 @@ class TableReader:
         A file that other tasks read parts of would be mixed, and the rows of one that vanished may be
         anywhere: both are errors even where a newer version is welcome.
         """
-        if plan.options.on_version_gone is OnVersionGone.FAIL:
+        if plan.table.fails_when_gone(plan.options):
             raise self._gone(plan, change) from change
         for _ in range(_STARTS):
             try:

@@ -6,6 +6,7 @@ before a fork (a store's connections, a lock) may be used after it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -25,8 +26,10 @@ from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.provided import ProvidedStore, ProvidedTable, with_provider
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
-from pyspark_lookup.table import Table
+from pyspark_lookup.table import Kind, Table
 from pyspark_lookup.ufs import Ufs
+from pyspark_lookup.unique import check_unique
+from pyspark_lookup.writing import TableWriter
 
 __all__ = ["Engine", "Publisher", "Runtime", "runtime"]
 
@@ -108,13 +111,31 @@ def _gauges_at_s(record: Any) -> float:
 class Engine:
     """One table reference's parts in this process."""
 
-    def __init__(self, reader: TableReader, disk: Disk | None, publisher: Publisher) -> None:
+    def __init__(
+        self,
+        reader: TableReader,
+        ufs: Ufs,
+        disk: Disk | None,
+        publisher: Publisher,
+        clock: HostClock,
+        rng: random.Random,
+    ) -> None:
         self.reader = reader
         self.disk = disk
+        self._ufs = ufs
+        self._clock = clock
+        self._rng = rng
         self.known: Table | None = None  # what its path was, as of the last announcement
         self.publish_metrics = publisher.publish
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
+
+    def writer(self, options: LookupOptions) -> TableWriter:
+        """Writes of the managed table at `options.path`, which need not be there yet."""
+        log = self.reader.metadata.log(self._ufs.url_of(options.path))
+        table = self.reader.metadata.table_of(options, Kind.MANAGED)
+        unique = functools.partial(check_unique, self.reader, table)
+        return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, unique)
 
 
 class Runtime:
@@ -180,11 +201,11 @@ class Runtime:
         if known is None:
             known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock.wall_s)
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
-        metadata = Metadata(ufs, blocks, disk, metrics, self.clock)
+        metadata = Metadata(ufs, blocks, disk, metrics, self.clock, self._rng)
         reader = TableReader(
             metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng, provided=provided
         )
-        return Engine(reader, disk, known)
+        return Engine(reader, ufs, disk, known, self.clock, self._rng)
 
     def _store(self, options: LookupOptions) -> Store:
         protocol = options.path.split("://", 1)[0] if "://" in options.path else "file"

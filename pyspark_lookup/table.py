@@ -15,15 +15,27 @@ import fnmatch
 import functools
 import re
 from collections.abc import Sequence
+from typing import cast
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import key_of
-from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
-from pyspark_lookup.options import FileFormatName, LookupOptions
+from pyspark_lookup.errors import (
+    NotATableError,
+    OptionError,
+    TableBusyError,
+    TableEmptyError,
+    TableFormatError,
+    UfsNotFoundError,
+    VersionGoneError,
+)
+from pyspark_lookup.notifications import LogVersion, TableState
+from pyspark_lookup.options import FileFormatName, LookupOptions, OnVersionGone
+from pyspark_lookup.stores import IMMUTABLE, LOG_DIRECTORY
 from pyspark_lookup.ufs import FileVersion, Listing
+from pyspark_lookup.writeids import ValidWriteIdList
 
 __all__ = [
     "Kind",
@@ -33,6 +45,8 @@ __all__ = [
     "data_files",
     "glob_root",
     "is_glob",
+    "kind_of",
+    "managed_version",
     "partition_fields",
     "partition_value",
     "partition_values",
@@ -52,13 +66,15 @@ class Kind(enum.Enum):
     FILE = "FILE"
     DIRECTORY = "DIRECTORY"
     GLOB = "GLOB"
+    MANAGED = "MANAGED"
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table of files: where it is, in which store, and how its files are read.
 
-    `url` is the canonical path; `format` is None only until the files are known.
+    `url` is the canonical path; `format` is None only until the files are known. `pinned`: of a managed table, the
+    one version that is read, by a log position or a list of write ids; None: the current one.
     """
 
     url: str
@@ -67,11 +83,26 @@ class Table:
     format: FileFormatName | None
     success_file: bool = False
     settle_s: float | None = None
+    pinned: int | str | None = None
 
     @property
     def id(self) -> str:
         """32 hex digits, equal for references that must agree on the current version."""
-        return key_of(self.scope, self.url, self.kind.value, self.success_file, self.settle_s)
+        return key_of(self.scope, self.url, self.kind.value, self.success_file, self.settle_s, *self._pin)
+
+    @property
+    def _pin(self) -> tuple[int | str, ...]:
+        return () if self.pinned is None else (self.pinned,)
+
+    @property
+    def managed(self) -> bool:
+        """Whether the table has a log, by which it was written."""
+        return self.kind is Kind.MANAGED
+
+    def fails_when_gone(self, options: LookupOptions) -> bool:
+        """Whether a version that can no longer be read is an error, or is replaced by the current one."""
+        chosen = options.on_version_gone or (OnVersionGone.FAIL if self.managed else OnVersionGone.NEWER)
+        return chosen is OnVersionGone.FAIL
 
     @property
     def root(self) -> str:
@@ -81,13 +112,19 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
-    """One state of a table: its data files' versions, by URL. `digest` (32 hex digits) names it."""
+    """One state of a table: its data files' versions, by URL. `digest` (32 hex digits) names it.
+
+    `log`: of a managed table, which version of its log this is.
+    """
 
     table_id: str
     files: tuple[FileVersion, ...]
+    log: LogVersion | None = None
 
     @functools.cached_property
     def digest(self) -> str:
+        if self.log is not None:
+            return self.log.digest
         parts = (part for file in self.files for part in (file.url, file.size, file.identity))
         return key_of(self.table_id, *parts)
 
@@ -100,7 +137,54 @@ class TableVersion:
         if all(file.settled for file in self.files):
             return self
         files = tuple(dataclasses.replace(file, settled=True) for file in self.files)
-        return TableVersion(self.table_id, files)
+        return dataclasses.replace(self, files=files)
+
+    def of_files(self, files: tuple[FileVersion, ...]) -> TableVersion:
+        """The version that has only those of the files, as `lookup.partition` leaves them."""
+        return self if files == self.files else TableVersion(self.table_id, files)
+
+    def valid_log(self, table: Table) -> LogVersion:
+        """What says which writes may be seen. Raises ValueError without that: no rows of a managed table are read so (HIVE-21637)."""
+        if self.log is None or self.table_id != table.id:
+            raise ValueError(
+                f"a version of {redact('path', table.url)}, a managed table, came without its list of write ids"
+            )
+        return self.log
+
+    @property
+    def newest(self) -> float:
+        """What helps another host to find this version: its position in the log, or when its newest file was modified."""
+        if self.log is not None:
+            return float(self.log.position)
+        return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
+
+
+def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
+    """The version of a managed table at a position of its log (None: what the table's `pinned` says, or the current one).
+
+    Raises VersionGoneError for a pinned one that the log does not have.
+    """
+    try:
+        if position is None and isinstance(table.pinned, str):
+            write_ids = ValidWriteIdList.parse(table.pinned)
+            log = state.version_of(write_ids)
+        else:
+            at = position if position is not None else cast("int | None", table.pinned)
+            log = state.version(at)
+            write_ids = ValidWriteIdList.parse(log.write_ids)
+    except ValueError as problem:
+        raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
+    files = (
+        FileVersion(f"{table.url}/{file.path}", file.size, IMMUTABLE, at_s) for file, at_s in state.files(write_ids)
+    )
+    return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), log)
+
+
+def kind_of(status: FileVersion | Listing) -> Kind:
+    """What a path is, by what the store says of it."""
+    if isinstance(status, FileVersion):
+        return Kind.FILE
+    return Kind.MANAGED if LOG_DIRECTORY in status.directories else Kind.DIRECTORY
 
 
 def is_glob(path: str) -> bool:
@@ -144,6 +228,8 @@ def data_files(table_url: str, kind: Kind, listing: Listing, success_file: bool 
 
     Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
     """
+    if LOG_DIRECTORY in listing.directories and kind is Kind.DIRECTORY:
+        raise UfsNotFoundError(f"{listing.url} became a managed table since this query was planned: plan it again")
     pattern = table_url if kind is Kind.GLOB else ""
     _refuse_table_formats(listing, pattern)
     busy = sorted(d for d in _reached(listing, pattern) if _is_job_directory(d.rsplit("/", 1)[-1]))
@@ -220,7 +306,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     (also times, and a mixture that float64 would round).
     Raises NotATableError naming two files whose directories do not agree on the columns.
     """
-    if table.kind is Kind.FILE:
+    if table.kind is Kind.FILE or table.managed:
         return pa.schema([])
     columns: dict[str, list[PartitionValue]] = {}
     first: tuple[str, ...] | None = None

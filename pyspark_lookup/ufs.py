@@ -23,7 +23,13 @@ __all__ = ["FileVersion", "Listing", "Range", "Ufs"]
 T = TypeVar("T")
 
 _CONCURRENT_GETS = 16
-_KIND_COUNTERS = {"head": "ufsHeadCount", "list": "ufsListCount", "get": "ufsGetCount", "put": "ufsPutCount"}
+_KIND_COUNTERS = {
+    "head": "ufsHeadCount",
+    "list": "ufsListCount",
+    "get": "ufsGetCount",
+    "put": "ufsPutCount",
+    "delete": "ufsDeleteCount",
+}
 
 
 class _ShortReadError(UfsUnavailableError):
@@ -113,7 +119,7 @@ class Ufs:
     def _check_unchanged(self, file: FileVersion) -> None:
         """Ask a store that cannot pin again, after the bytes: an identity never returns once it has
         changed, so equal before and after means equal in between."""
-        if self._store.pins:
+        if self._store.pins or file.immutable:
             return
         try:
             unchanged = self.get_meta(file.url) == file
@@ -130,6 +136,18 @@ class Ufs:
         files = min(_CONCURRENT_GETS, len(jobs))
         with ThreadPoolExecutor(files) as pool:
             return list(pool.map(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs))
+
+    def list_files(self, path: str, after: str = "", at_most: int | None = None) -> tuple[FileVersion, ...]:
+        """The files that lie in a directory itself and whose names come after `after`, by name (one call per page).
+
+        S3 has no directories: there files further down are among them. Raises UfsNotFoundError if nothing is there (S3:
+        returns none), another UfsError otherwise.
+        """
+        return self._retry(self._store.list_files, path, after, at_most, self._count)
+
+    def delete(self, path: str) -> None:
+        """Remove a file, if it is there (one call). Raises NotSupportedError for stores that managed tables do not lie in."""
+        self._retry(self._store.delete, path, self._count)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         """Put `data` where there is no file yet: whether it is this call's that lies there now.

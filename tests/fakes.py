@@ -154,6 +154,6 @@ def make_host(
         disk = Disk(cache_dir, max_bytes, metrics, lambda: clock.wall_s, random.Random(7))
     blocks = BlockCache(ufs, disk, metrics, wait_s)
     host = clock.host(boot)
-    metadata = Metadata(ufs, blocks, disk, metrics, host)
+    metadata = Metadata(ufs, blocks, disk, metrics, host, random.Random())
     reader = TableReader(metadata, blocks, disk, metrics, host, block_size, random.Random(7), start)
     return Host(store, ufs, disk, blocks, metadata, reader, metrics, clock)

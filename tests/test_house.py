@@ -59,7 +59,16 @@ RANKS = {
     "stores": 7,
     "ufs": 8,
     "blocks": 9,
-    "table": 9,
+    "sinklog": 10,
+    "notifications.events": 3,
+    "notifications.state": 7,
+    "notifications.log": 9,
+    "notifications": 10,
+    "writing.files": 11,
+    "writing.heartbeat": 11,
+    "writing.table": 12,
+    "writing": 13,
+    "table": 13,
     "formats.model": 9,
     "formats.names": 9,
     "formats.parquet": 10,
@@ -67,8 +76,8 @@ RANKS = {
     "formats.whole": 10,
     "formats.opening": 11,
     "formats": 12,
-    "metadata": 13,
-    "scan": 13,
+    "metadata": 14,
+    "scan": 14,
     "snapshot.build": 15,
     "snapshot.segment": 16,
     "snapshot.layers": 17,
@@ -92,6 +101,7 @@ RANKS = {
     "provided.scan": 21,
     "provided": 22,
     "reader": 24,
+    "unique": 25,
     "planner": 25,
     "announcing": 26,
     "lookup": 26,
@@ -140,7 +150,7 @@ WITHOUT_ARROW = (
     }
 )
 # The hot path: whole columns as numbers.
-NUMBERS = {"keys", "index", "columns", "lookup", "joining"} | {
+NUMBERS = {"unique", "keys", "index", "columns", "lookup", "joining"} | {
     n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")
 }
 # Other packages, and the modules that may know them.

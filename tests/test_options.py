@@ -78,6 +78,11 @@ VALID = [
     ("lookup.version-at", "auto", VersionAt.AUTO),
     ("lookup.version-at", "PLAN", VersionAt.PLAN),
     ("lookup.version-at", "read", VersionAt.READ),
+    ("lookup.version", "3", 3),
+    ("lookup.valid-write-ids", " t1:5:4:2,4: ", "t1:5:2:2,4:"),
+    ("lookup.write.unique-keys", "true", True),
+    ("lookup.write.merge-schema", "TRUE", True),
+    ("lookup.write.timeout", "2 h", 7200.0),
     ("lookup.on-version-gone", "newer", OnVersionGone.NEWER),
     ("lookup.on-version-gone", "FAIL", OnVersionGone.FAIL),
     ("lookup.cache", "none", CacheMode.NONE),
@@ -278,7 +283,10 @@ def test_storage_options_are_parameter_names(name: str) -> None:
         ({}, ["path is missing", "load('s3://bucket/dim')"]),
         ({"path": "/t", "lookup.metadata.source": "CACHE"}, ["lookup.metadata.source = 'CACHE'", "sync-interval", "-1"]),
         ({"path": "/t", "lookup.metadata.sync-interval": "5 min"}, ["sync-interval contradicts", "= 'CACHE'"]),
-        ({"path": "/t", "lookup.cache": "partial"}, ["lookup.cache = 'PARTIAL'", "needs lookup.keys"]),
+        (
+            {"path": "/t", "lookup.version": "3", "lookup.valid-write-ids": "t:1:9223372036854775807::"},
+            ["lookup.version", "lookup.valid-write-ids", "give one"],
+        ),
         (
             {"path": "/t", "lookup.cache": "partial", "lookup.keys": "id"},
             ["lookup.cache = 'PARTIAL'", "expire-after-access", "expire-after-write", "max-rows", "max-bytes"],

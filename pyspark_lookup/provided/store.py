@@ -50,5 +50,11 @@ class ProvidedStore:
     def pinned(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
         raise UfsNotFoundError(f"{self._url} has no bytes")
 
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        return ()
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+
+    def delete(self, path: str, count: Count) -> None:
         raise NotSupportedError(f"{self._url}: a provider's table is not written here")

@@ -365,7 +365,7 @@ class FullCache:
     def _resolved(self) -> TableVersion:
         """The store's current version, with its files old enough to be told from their next state."""
         version = self._metadata.settled(self._table, self._metadata.ask(self._table))
-        return TableVersion(self._table.id, select_partitions(self._table, version.files, self._options))
+        return version.of_files(select_partitions(self._table, version.files, self._options))
 
     def _fold(self, state: State, latest: Snapshot) -> None:
         """One base in place of the latest version's layers; nothing is fetched."""

@@ -4,7 +4,9 @@ This is the only package of ours that imports fsspec. Instances belong to one pr
 """
 
 from pyspark_lookup.stores.model import (
+    IMMUTABLE,
     LOCAL_GRANULE_S,
+    LOG_DIRECTORY,
     SETTLED_AFTER_S,
     Count,
     FileVersion,
@@ -15,7 +17,9 @@ from pyspark_lookup.stores.model import (
 from pyspark_lookup.stores.opening import open_store
 
 __all__ = [
+    "IMMUTABLE",
     "LOCAL_GRANULE_S",
+    "LOG_DIRECTORY",
     "SETTLED_AFTER_S",
     "Count",
     "FileVersion",

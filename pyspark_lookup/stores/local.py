@@ -12,7 +12,7 @@ from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError
 from pyspark_lookup.stores.failures import our_error, read_error, translated
-from pyspark_lookup.stores.model import LOCAL_GRANULE_S, Count, FileVersion, Listing, is_entered
+from pyspark_lookup.stores.model import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
 
 __all__ = ["LocalStore"]
 
@@ -89,7 +89,11 @@ class LocalStore:
 
     @translated
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        if os.path.isdir(self._path(path)):
+        root = self._path(path)
+        if os.path.isdir(os.path.join(root, LOG_DIRECTORY)):
+            count("list")
+            return Listing(self.url_of(root), (), frozenset([LOG_DIRECTORY]))
+        if os.path.isdir(root):
             return self.list_status(path, count)
         return self.get_meta(path, count)
 
@@ -124,23 +128,46 @@ class LocalStore:
             os.close(descriptor)
 
     def _check(self, descriptor: int, file: FileVersion) -> None:
-        if self._version(self._path(file.url), os.fstat(descriptor)) != file:
+        status = os.fstat(descriptor)
+        same = status.st_size == file.size if file.immutable else self._version(self._path(file.url), status) == file
+        if not same:
             raise SourceChangedError(f"{file.url} changed since its version was resolved")
+
+    @translated
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        root = self._path(path)
+        count("list")
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.name > after and not entry.name.startswith("."))
+        found = []
+        for name in names[:at_most]:
+            place = os.path.join(root, name)
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(place)
+                if stat.S_ISREG(status.st_mode):
+                    found.append(self._version(place, status))
+        return tuple(found)
+
+    @translated
+    def delete(self, path: str, count: Count) -> None:
+        """Remove a file, if it is there, and the directory that it leaves empty."""
+        local = self._path(path)
+        count("delete")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(local)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(local))
 
     @translated
     def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
         """Put a whole file where there is none; False if there is one. It is there after a crash, too, or not at all."""
         local = self._path(path)
         directory = os.path.dirname(local)
-        os.makedirs(directory, exist_ok=True)
         count("put")
         # A file that is created by its name is empty for a moment, and for ever if its writer dies then.
         temporary = os.path.join(directory, f".{os.path.basename(local)}.{os.urandom(8).hex()}")
         try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            self._write(temporary, directory, data)
             try:
                 os.link(temporary, local)
             except FileExistsError:
@@ -148,9 +175,36 @@ class LocalStore:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+        self._sync(directory)
+        return True
+
+    def _write(self, temporary: str, directory: str, data: bytes) -> None:
+        while True:
+            self._make_directory(directory)
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                return
+            except FileNotFoundError:
+                continue  # who deleted the last file in it has removed it
+
+    def _make_directory(self, directory: str) -> None:
+        """Make a directory and those above it, which are there after a crash, too."""
+        missing = []
+        while not os.path.isdir(directory):
+            missing.append(directory)
+            directory = os.path.dirname(directory)
+        for made in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(made)
+            self._sync(os.path.dirname(made))
+
+    @staticmethod
+    def _sync(directory: str) -> None:
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        return True

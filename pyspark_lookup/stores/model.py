@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 __all__ = [
+    "IMMUTABLE",
     "LOCAL_GRANULE_S",
+    "LOG_DIRECTORY",
     "REMOTE_GRANULE_S",
     "SETTLED_AFTER_S",
     "Count",
@@ -22,12 +24,17 @@ __all__ = [
 Range = tuple[int, int]
 """(offset, length) in bytes."""
 Count = Callable[[str], None]
-"""Told "head", "list", "get" or "put" before each call to the store."""
+"""Told "head", "list", "get", "put" or "delete" before each call to the store."""
+
+LOG_DIRECTORY = "_lookup"
+"""What a managed table's directory holds beside its data; listings stop where they meet it."""
 
 # An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
 # older kernel for local files, the whole seconds of HTTP and the slack of others.
 LOCAL_GRANULE_S = 0.02
 REMOTE_GRANULE_S = 2.0
+IMMUTABLE = "immutable:"
+"""The identity of a file that nobody ever changes begins so: it is told by its name, also where it was copied to."""
 SETTLED_AFTER_S = REMOTE_GRANULE_S
 """An identity seen this long ago, and still the file's, stands for one content in any store."""
 
@@ -52,6 +59,15 @@ class FileVersion:
         """Whether bytes read under this version may be kept."""
         return bool(self.identity) and self.settled
 
+    @property
+    def immutable(self) -> bool:
+        """Whether the name alone says which bytes these are."""
+        return self.identity.startswith(IMMUTABLE)
+
+    def as_immutable(self) -> FileVersion:
+        """The same file, if its name is never used for other bytes."""
+        return FileVersion(self.url, self.size, IMMUTABLE, self.modified_at_s)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Listing:
@@ -73,7 +89,9 @@ class Store(Protocol):
     def list_status(self, path: str, count: Count) -> Listing: ...
     def get_status(self, path: str, count: Count) -> FileVersion | Listing: ...
     def pinned(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]: ...
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]: ...
     def put_if_absent(self, path: str, data: bytes, count: Count) -> bool: ...
+    def delete(self, path: str, count: Count) -> None: ...
 
 
 def is_entered(name: str) -> bool:

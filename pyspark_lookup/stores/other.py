@@ -122,9 +122,23 @@ class FsspecStore:
 
         yield read
 
+    @translated
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        count("list")
+        files = [info for info in self._fs.ls(path, detail=True) if info["type"] == "file"]
+        named = sorted((info["name"].rsplit("/", 1)[-1], info["name"], info) for info in files)
+        return tuple(self._version(name, info) for last, name, info in named if last > after)[:at_most]
+
+    def delete(self, path: str, count: Count) -> None:
+        """Refused, as `put_if_absent` is: only managed tables remove files, of their own."""
+        raise self._no_writing(path)
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
         """Refused: what looks like an exclusive create is check-then-act in most of these filesystems."""
-        raise NotSupportedError(
+        raise self._no_writing(path)
+
+    def _no_writing(self, path: str) -> NotSupportedError:
+        return NotSupportedError(
             f"{redact('path', path)}: managed tables are written to local disks and to S3; {self._protocol} has no exclusive "
             "create that was proven"
         )

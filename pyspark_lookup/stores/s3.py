@@ -12,7 +12,7 @@ import fsspec
 
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError
 from pyspark_lookup.stores.failures import our_error, read_error, translated
-from pyspark_lookup.stores.model import Count, FileVersion, Listing, is_entered
+from pyspark_lookup.stores.model import LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
 
 __all__ = ["S3Store"]
 
@@ -81,11 +81,19 @@ class S3Store:
                 files.append(self._version(bucket, found["Key"], found["Size"], found))
         return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
+    @staticmethod
+    def _managed(bucket: str, key: str) -> Listing:
+        return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), frozenset([LOG_DIRECTORY]))
+
     @translated
     def list_status(self, path: str, count: Count) -> Listing:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/" if key else ""
-        objects = [found for page in self._pages(bucket, directory, count) for found in page.get("Contents", [])]
+        objects: list[dict[str, Any]] = []
+        for page in self._pages(bucket, directory, count):
+            objects += page.get("Contents", [])
+            if _is_managed(directory, objects):
+                return self._managed(bucket, key)
         return self._listing(bucket, directory, objects)
 
     @translated
@@ -101,6 +109,8 @@ class S3Store:
             if not objects and contents and contents[0]["Key"] == key:
                 return self._version(bucket, key, contents[0]["Size"], contents[0])
             objects += [found for found in contents if found["Key"].startswith(directory)]
+            if _is_managed(directory, objects):
+                return self._managed(bucket, key)
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
                 break  # sorted past it: the other keys share the name's beginning only
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
@@ -110,7 +120,7 @@ class S3Store:
     @contextlib.contextmanager
     def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         bucket, key = self._bucket_key(file.url)
-        etag = file.identity.removeprefix("etag:")
+        etag = "" if file.immutable else file.identity.removeprefix("etag:")
         match = {"IfMatch": f'"{etag}"'} if etag else {}
 
         async def get(offset: int, length: int) -> bytes:
@@ -129,6 +139,28 @@ class S3Store:
         yield read
 
     @translated
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        bucket, key = self._bucket_key(path)
+        directory = key.rstrip("/") + "/"
+        found: list[FileVersion] = []
+        token: dict[str, Any] = {"StartAfter": directory + after} if after else {}
+        while True:
+            count("list")
+            wanted = {"MaxKeys": min(at_most - len(found), 1000)} if at_most is not None else {}
+            page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=directory, **token, **wanted)
+            found += [self._version(bucket, o["Key"], o["Size"], o) for o in page.get("Contents", [])]
+            if not page.get("IsTruncated") or len(found) == at_most:
+                return tuple(found)
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    @translated
+    def delete(self, path: str, count: Count) -> None:
+        """Remove an object, if it is there."""
+        bucket, key = self._bucket_key(path)
+        count("delete")
+        self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
+
+    @translated
     def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
         """Put an object where there is none, by If-None-Match; False if there is one.
 
@@ -144,3 +176,8 @@ class S3Store:
                 return False
             raise ours from error
         return True
+
+
+def _is_managed(directory: str, objects: list[dict[str, Any]]) -> bool:
+    """Whether a managed table lies there: its log comes first in a listing, and may be long."""
+    return bool(objects) and objects[0]["Key"].startswith(f"{directory}{LOG_DIRECTORY}/")

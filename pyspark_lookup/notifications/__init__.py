@@ -1,0 +1,38 @@
+"""The notification log of a managed table (Hive's): events, the state they add up to, and the log in the store."""
+
+from pyspark_lookup.notifications.events import (
+    Abort,
+    Allocate,
+    Alter,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    Write,
+    WriteMode,
+    schema_of_text,
+)
+from pyspark_lookup.notifications.log import NotificationLog
+from pyspark_lookup.notifications.state import Change, LogVersion, TableState, TableWrite
+
+__all__ = [
+    "Abort",
+    "Allocate",
+    "Alter",
+    "Batch",
+    "Change",
+    "Commit",
+    "Create",
+    "DataFile",
+    "Definition",
+    "Event",
+    "LogVersion",
+    "NotificationLog",
+    "TableState",
+    "TableWrite",
+    "Write",
+    "WriteMode",
+    "schema_of_text",
+]

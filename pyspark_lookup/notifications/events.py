@@ -1,0 +1,270 @@
+"""What a managed table's log says: one immutable event per file, in one total order (Hive's notification log).
+
+An event is JSON with its position, its table's id, the nonce of whoever put it, and a format version. What
+does not parse, or is of another table, is an error that names the file: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError
+
+__all__ = [
+    "FORMAT",
+    "Abort",
+    "Allocate",
+    "Alter",
+    "Batch",
+    "Commit",
+    "Create",
+    "DataFile",
+    "Definition",
+    "Event",
+    "Write",
+    "WriteMode",
+    "definition_of",
+    "event_bytes",
+    "event_of",
+    "files_of",
+    "parsed",
+    "plain_definition",
+    "schema_of_text",
+    "text_of_schema",
+]
+
+FORMAT = 1
+"""The format version of events and checkpoints; a later one is refused by name."""
+
+
+class WriteMode(enum.Enum):
+    """What a committed write does to the rows of lower write ids: leaves them, or replaces all of them."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """A file of a write: its path below the table, its size in bytes and its rows. It is never changed."""
+
+    path: str
+    size: int
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """What a table is beside its rows: columns (Arrow), key columns, and properties."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A stream's micro-batch: it is committed once."""
+
+    query: str
+    id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One event. `at_s` is Unix time on the clock of its writer, for people to read only."""
+
+    kind: ClassVar[str] = ""
+    position: int
+    table_id: str
+    nonce: str
+    at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Create(Event):
+    """The first event: the table is there, without rows."""
+
+    kind = "create"
+    definition: Definition
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocate(Event):
+    """A write has begun and got its write id."""
+
+    kind = "allocate"
+    write_id: int
+    mode: WriteMode
+    app: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Write(Event):
+    """Files of a write. Nobody uses them before its commit."""
+
+    kind = "write"
+    write_id: int
+    files: tuple[DataFile, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit(Event):
+    """The write's rows are the table's; `definition`, if given, is the table's from here on."""
+
+    kind = "commit"
+    write_id: int
+    definition: Definition | None = None
+    batch: Batch | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Abort(Event):
+    """The write's rows will never be seen."""
+
+    kind = "abort"
+    write_id: int
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Alter(Event):
+    """The table's definition is another one from here on."""
+
+    kind = "alter"
+    definition: Definition
+
+
+_KINDS: dict[str, type[Event]] = {event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Alter)}
+
+
+def event_bytes(event: Event) -> bytes:
+    """The event as its file holds it."""
+    body = {
+        field.name: _plain(getattr(event, field.name))
+        for field in dataclasses.fields(event)
+        if field.name not in ("position", "table_id", "nonce", "at_s")
+    }
+    head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
+    said = {**head, "nonce": event.nonce, "at": event.at_s, **{name: v for name, v in body.items() if v is not None}}
+    return json.dumps(said, separators=(",", ":"), sort_keys=False).encode()
+
+
+def event_of(data: bytes, position: int, origin: str) -> Event:
+    """The event that a file holds. `origin` names it in errors.
+
+    Raises NotSupportedError for one of a later format, DamagedFileError for anything that is no event of this position.
+    """
+    found = parsed(data, origin)
+    try:
+        kind = _KINDS[_text(found["kind"])]
+        head = (_count(found["position"]), _text(found["table"]), _text(found["nonce"]), float(found["at"]))
+        if head[0] != position:
+            raise ValueError(f"it says position {head[0]}")
+        return kind(*head, **{name: read(found[name]) for name, read in _BODIES[kind].items() if name in found})
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as problem:
+        raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
+
+
+def parsed(data: bytes, origin: str) -> dict[str, Any]:
+    """The JSON object of one of the log's files. Raises as `event_of`."""
+    try:
+        found = json.loads(data)
+        if not isinstance(found, dict) or not isinstance(found.get("format"), int):
+            raise ValueError("an object with a format version was expected")
+    except (ValueError, RecursionError) as problem:
+        raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
+    if found["format"] > FORMAT:
+        raise NotSupportedError(
+            f"{origin} has format version {found['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
+        )
+    return found
+
+
+def text_of_schema(schema: pa.Schema) -> str:
+    """A schema as JSON can hold it."""
+    return base64.b64encode(schema.remove_metadata().serialize()).decode()
+
+
+def schema_of_text(text: str) -> pa.Schema:
+    """The schema that `text_of_schema` wrote. Raises ValueError for anything else."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (TypeError, OSError, pa.ArrowException) as problem:
+        raise ValueError(f"no schema: {problem}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Definition):
+        return plain_definition(value)
+    if isinstance(value, Batch):
+        return [value.query, value.id]
+    if isinstance(value, tuple):
+        return [[file.path, file.size, file.rows] for file in value]
+    return value
+
+
+def plain_definition(definition: Definition) -> dict[str, Any]:
+    """A definition as JSON can hold it."""
+    keys, properties = list(definition.keys), dict(definition.properties)
+    return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
+
+
+def definition_of(found: Any) -> Definition:
+    """The definition that `plain_definition` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    keys, properties = found["keys"], found["properties"]
+    if not isinstance(keys, list) or not isinstance(properties, dict):
+        raise TypeError("keys are a list, properties an object")
+    texts = {_text(key): _text(value) for key, value in properties.items()}
+    return Definition(schema_of_text(_text(found["schema"])), tuple(map(_text, keys)), texts)
+
+
+def files_of(found: Any) -> tuple[DataFile, ...]:
+    """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
+    files = tuple(DataFile(_text(path), _count(size), _count(rows)) for path, size, rows in found)
+    for file in files:  # a path that leaves the table's directory would read what its writer could not
+        if file.path.startswith("/") or any(part in ("", ".", "..") for part in file.path.split("/")):
+            raise ValueError(f"{file.path!r} is no path below the table")
+    return files
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is no count")
+    return value
+
+
+def _write_id(value: Any) -> int:
+    if _count(value) < 1:
+        raise ValueError("write ids begin at 1")
+    return int(value)
+
+
+def _batch(value: Any) -> Batch:
+    query, number = value
+    return Batch(_text(query), _count(number))
+
+
+_BODIES: dict[type[Event], dict[str, Any]] = {
+    Create: {"definition": definition_of},
+    Allocate: {"write_id": _write_id, "mode": WriteMode, "app": _text},
+    Write: {"write_id": _write_id, "files": files_of},
+    Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
+    Abort: {"write_id": _write_id, "reason": _text},
+    Alter: {"definition": definition_of},
+}

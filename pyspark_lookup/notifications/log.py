@@ -1,0 +1,268 @@
+"""`NotificationLog`: a managed table's log in the store, one file per event, and how far this host knows it.
+
+`<table>/_lookup/log/<position>.json` are the events, put by exclusive create at the first free position, so
+that all readers see one order. `<table>/_lookup/checkpoints/` holds the state after some of them, named so
+that the newest comes first. A state once read is kept in this process and on this host; what is new since
+is found by asking for the next position, and that the table is still the same one by asking for the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import redact
+from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.errors import (
+    CommitUnknownError,
+    DamagedFileError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsPermissionError,
+)
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.notifications.events import Event, event_bytes, event_of
+from pyspark_lookup.notifications.state import TableState
+from pyspark_lookup.stores import LOG_DIRECTORY
+from pyspark_lookup.ufs import FileVersion, Ufs
+
+__all__ = ["NotificationLog"]
+
+_log = logging.getLogger("pyspark_lookup.notifications")
+_DIGITS = 20
+_CHECKPOINT_EVERY = 50
+_CHECKPOINTS_KEPT = 3
+_RACES = 1000  # positions lost in a row: others are putting events faster than one can be put here
+
+
+class NotificationLog:
+    """The log of the table at `url`, as this process reads and writes it. Safe for threads, not across forks."""
+
+    def __init__(
+        self, ufs: Ufs, disk: Disk | None, metrics: CacheMetricGroup, clock: HostClock, rng: random.Random, url: str
+    ) -> None:
+        self._ufs = ufs
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self.url = url
+        self._key = key_of("log", ufs.scope, url)
+        self._lock = threading.Lock()
+        self._known: tuple[TableState, FileVersion | None] | None = None
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def known(self) -> TableState | None:
+        """The newest state this process or this host has read. No store call; it may be of a table that was dropped."""
+        with self._lock:
+            known = self._known or self._kept()
+            self._known = known
+        return known[0] if known is not None else None
+
+    def latest(self) -> TableState | None:
+        """The table's state now; None if there is no log. Two calls where nothing is new since the host read it last.
+
+        Raises DamagedFileError for a log that contradicts itself, NotSupportedError for one of a later format.
+        """
+        self.known()
+        with self._lock:
+            known = self._known
+        if known is None:
+            return self._read_all()
+        state, last = known
+        try:
+            newer = self._after(state)
+        except (UfsNotFoundError, SourceChangedError):
+            return self._read_all()  # it is being removed
+        # The last event known, after the next one: while it is there, what came before it was this table's.
+        found = self._is_same(state, last)
+        if found is None:
+            return self._read_all()
+        if newer:
+            try:
+                state = state.advanced(event for _, event in newer)
+            except DamagedFileError:
+                return self._read_all()  # another table's, put here between the two questions
+            found = newer[-1][0]
+        if newer or found != last:
+            self._keep(state, found)
+        return state
+
+    def _after(self, state: TableState) -> list[tuple[FileVersion, Event]]:
+        """The events that follow a state, with their files."""
+        following = self._path(state.position + 1)
+        try:
+            self._ufs.get_meta(following)
+        except UfsNotFoundError:
+            return []
+        return self._events_after(state.position)
+
+    def _is_same(self, state: TableState, last: FileVersion | None) -> FileVersion | None:
+        """The file of the state's last event, if it still is that event; None if it is not."""
+        try:
+            file = self._ufs.get_meta(self._path(state.position))
+            if file == last:
+                return file
+            # A copied table's files are others, with the same in them.
+            event = event_of(self._read(file), state.position, redact("path", file.url))
+        except (UfsNotFoundError, SourceChangedError):
+            return None
+        return file if event.nonce == state.nonce else None
+
+    def _events_after(self, position: int) -> list[tuple[FileVersion, Event]]:
+        """All events after a position, with their files, which one LIST names."""
+        listed = self._ufs.list_files(self._directory("log"), after=self._name(position))
+        files = [file for file in listed if file.url.endswith(".json")]
+        for number, file in enumerate(files, position + 1):
+            if not file.url.endswith("/" + self._name(number)):
+                raise DamagedFileError(
+                    f"{redact('path', self.url)}: the log has no event {number} but {file.url.rsplit('/', 1)[-1]}: "
+                    "restore it, or drop the table"
+                )
+        texts = self._ufs.read_many([(file.as_immutable(), [(0, file.size)]) for file in files])
+        return [
+            (file, event_of(text, number, redact("path", file.url)))
+            for number, (file, (text,)) in enumerate(zip(files, texts, strict=True), position + 1)
+        ]
+
+    def _read_all(self) -> TableState | None:
+        """The state from the newest checkpoint and the events after it."""
+        with self._lock:
+            self._known = None
+        try:
+            state = self._checkpoint()
+            found = self._events_after(state.position if state is not None else 0)
+        except UfsNotFoundError:
+            return None
+        events = [event for _, event in found]
+        if state is None:
+            if not events:
+                return None
+            state, events = TableState.begun(events[0], redact("path", self._path(1))), events[1:]
+        state = state.advanced(events)
+        self._keep(state, found[-1][0] if found else None)
+        return state
+
+    def _checkpoint(self) -> TableState | None:
+        """The newest checkpoint that can be read; None without one."""
+        try:
+            newest = self._ufs.list_files(self._directory("checkpoints"), after="", at_most=1)
+        except UfsNotFoundError:
+            return None
+        for file in newest:
+            try:
+                return TableState.of_bytes(self._read(file), redact("path", file.url))
+            except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
+                _log.warning("reading the log from its beginning: %s", problem)
+        return None
+
+    def _read(self, file: FileVersion) -> bytes:
+        return self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])[0]
+
+    # --- what this host knows ---------------------------------------------------------------------
+
+    def _kept(self) -> tuple[TableState, FileVersion | None] | None:
+        if self._disk is None:
+            return None
+        record, last = self._disk.get_record("log", self._key), self._disk.get_record("log-end", self._key)
+        try:
+            state = None if record is None else TableState.of_plain(record, "the host's record of the log")
+            return None if state is None else (state, None if last is None else FileVersion(*last))
+        except (DamagedFileError, TypeError):
+            return None
+
+    def _keep(self, state: TableState, last: FileVersion | None) -> None:
+        """Know the state; another thread's newer one stays."""
+        with self._lock:
+            before = self._known[0] if self._known is not None else None
+            same = before is not None and before.table_id == state.table_id
+            if same and before is not None and before.position > state.position:
+                return
+            self._known = state, last
+        if self._disk is None:
+            return
+        try:
+            if not same or before is None or before.position != state.position:
+                self._disk.replace_record("log", self._key, state.plain())
+            if last is not None:
+                self._disk.replace_record("log-end", self._key, [last.url, last.size, last.identity])
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def create(self, make: Callable[[str, float], Event]) -> TableState | None:
+        """Put the first event, which `make` makes of a nonce and the time; None if there was one already."""
+        event = make(self._nonce(), self._clock.wall_s())
+        if not self._put(event):
+            return None
+        state = TableState.begun(event, "the event just put")
+        with self._lock:
+            self._known = None
+        self._keep(state, None)
+        return state
+
+    def append(self, make: Callable[[TableState, str, float], Event | None]) -> TableState:
+        """Put the event that `make` makes of the state it follows, a nonce and the time; the state with it.
+
+        Where another writer is first, it is made anew, of the state with that writer's event. With None nothing is put;
+        what `make` raises is raised. Raises CommitUnknownError if the store does not say whether the event was put,
+        UfsNotFoundError if the table is gone.
+        """
+        for _ in range(_RACES):
+            state = self.latest()
+            if state is None:
+                raise UfsNotFoundError(f"{redact('path', self.url)} is no managed table (any more)")
+            event = make(state, self._nonce(), self._clock.wall_s())
+            if event is None:
+                return state
+            if self._put(event):
+                state = state.advanced([event])
+                self._keep(state, None)
+                if event.position % _CHECKPOINT_EVERY == 0:
+                    self._put_checkpoint(state)
+                return state
+        raise UfsError(f"{redact('path', self.url)}: {_RACES} other writers were first: try again later")
+
+    def _put(self, event: Event) -> bool:
+        try:
+            return self._ufs.put_if_absent(self._path(event.position), event_bytes(event))
+        except (UfsPermissionError, UfsNotFoundError):
+            raise
+        except UfsError as problem:
+            raise CommitUnknownError(
+                f"whether event {event.position} ({event.kind}) of {redact('path', self.url)} was put is unknown: {problem}. "
+                f"Its nonce is {event.nonce}; look for it in the log before writing again"
+            ) from problem
+
+    def _put_checkpoint(self, state: TableState) -> None:
+        """Put a checkpoint; without it reading the log for the first time takes longer, no more."""
+        data = json.dumps(state.plain(), separators=(",", ":")).encode()
+        with contextlib.suppress(UfsError):
+            self._ufs.put_if_absent(self._checkpoint_path(state.position), data)
+            # Who has just listed it may still read the one before.
+            old = state.position - _CHECKPOINTS_KEPT * _CHECKPOINT_EVERY
+            if old > 0:
+                self._ufs.delete(self._checkpoint_path(old))
+
+    def _checkpoint_path(self, position: int) -> str:
+        return f"{self._directory('checkpoints')}/{10**_DIGITS - position:0{_DIGITS}d}.json"
+
+    def _nonce(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+    def _directory(self, name: str) -> str:
+        return f"{self.url}/{LOG_DIRECTORY}/{name}"
+
+    def _name(self, position: int) -> str:
+        return f"{position:0{_DIGITS}d}.json"
+
+    def _path(self, position: int) -> str:
+        return f"{self._directory('log')}/{self._name(position)}"

@@ -1,0 +1,322 @@
+"""`TableState`: what a managed table's log says up to a position, and which of its versions follow from that.
+
+A version is what a `ValidWriteIdList` lets through: the files of the highest valid overwrite and of the valid
+writes above it. Equal sets of such writes are equal versions, whatever else the lists know (HIVE-21637's
+equivalence), so a version's digest is made of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.errors import DamagedFileError, VersionGoneError, WriteConflictError
+from pyspark_lookup.notifications.events import (
+    FORMAT,
+    Abort,
+    Allocate,
+    Alter,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    Write,
+    WriteMode,
+    definition_of,
+    files_of,
+    parsed,
+    plain_definition,
+    text_of_schema,
+)
+from pyspark_lookup.writeids import ValidWriteIdList
+
+__all__ = ["Change", "LogVersion", "TableState", "TableWrite"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableWrite:
+    """One write id: what it does, its files so far, and the positions of its allocation and of its end (None: open)."""
+
+    id: int
+    mode: WriteMode
+    allocated_at: int
+    files: tuple[DataFile, ...] = ()
+    ended_at: int | None = None
+    committed: bool = False
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """An event that made a version: its position, Unix time by its writer's clock, and its write (None: the definition)."""
+
+    position: int
+    at_s: float
+    write_id: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LogVersion:
+    """One version of a managed table: its table's id, what a list lets through, and how the table was defined.
+
+    `position` is that of the last event that matters to it, `write_ids` the list in Hive's text form.
+    """
+
+    table_id: str
+    position: int
+    write_ids: str
+    digest: str
+    keys: tuple[str, ...]
+    schema: str
+
+    def plain(self) -> list[Any]:
+        """The version as JSON can hold it."""
+        return [self.table_id, self.position, self.write_ids, self.digest, list(self.keys), self.schema]
+
+    @classmethod
+    def of_plain(cls, found: Any) -> LogVersion:
+        """The version that `plain` wrote. Raises TypeError or ValueError for anything else."""
+        table_id, position, write_ids, digest, keys, schema = found
+        return cls(table_id, position, write_ids, digest, tuple(keys), schema)
+
+
+class TableState:
+    """A managed table after the event at `position`, whose nonce is `nonce`; never changed once made."""
+
+    def __init__(self, table_id: str, position: int, nonce: str) -> None:
+        self.table_id = table_id
+        self.position = position
+        self.nonce = nonce
+        self.writes: dict[int, TableWrite] = {}
+        self.batches: dict[str, int] = {}
+        self.changes: list[Change] = []
+        self._definitions: list[tuple[int, Definition]] = []
+        self._replaced_by = 0  # the highest overwrite that is committed
+
+    # --- from events ------------------------------------------------------------------------------
+
+    @classmethod
+    def begun(cls, event: Event, origin: str) -> TableState:
+        """The state after a table's first event. Raises DamagedFileError if it is none."""
+        if not isinstance(event, Create) or event.position != 1:
+            raise DamagedFileError(f"{origin} does not create the table, as its first event should")
+        state = cls(event.table_id, 1, event.nonce)
+        state._defined(event.position, event.at_s, event.definition)
+        return state
+
+    def advanced(self, events: Iterable[Event]) -> TableState:
+        """The state after those events too. Raises DamagedFileError if one cannot follow what is before it."""
+        state = TableState(self.table_id, self.position, self.nonce)
+        state.writes, state.batches = dict(self.writes), dict(self.batches)
+        state.changes, state._definitions = list(self.changes), list(self._definitions)
+        state._replaced_by = self._replaced_by
+        for event in events:
+            state._take(event)
+        return state
+
+    def _take(self, event: Event) -> None:
+        if event.table_id != self.table_id:
+            raise DamagedFileError(
+                f"event {event.position} is of table {event.table_id}, the events before it of {self.table_id}: "
+                "two tables lie in one directory"
+            )
+        if event.position != self.position + 1:
+            raise DamagedFileError(f"event {event.position} of table {self.table_id} follows event {self.position}")
+        match event:
+            case Allocate():
+                if event.write_id != self.high_watermark + 1:
+                    raise self._contradiction(event, f"allocates write id {event.write_id}")
+                self.writes[event.write_id] = TableWrite(event.write_id, event.mode, event.position)
+            case Write():
+                write = self._open(event, event.write_id)
+                self.writes[write.id] = dataclasses.replace(write, files=(*write.files, *event.files))
+            case Commit():
+                self._commit(event, self._open(event, event.write_id))
+            case Abort():
+                write = self._open(event, event.write_id)
+                self.writes[write.id] = dataclasses.replace(write, files=(), ended_at=event.position)
+            case Alter():
+                self._defined(event.position, event.at_s, event.definition)
+            case _:
+                raise self._contradiction(event, "creates the table once more")
+        self.position, self.nonce = event.position, event.nonce
+
+    def _commit(self, event: Commit, write: TableWrite) -> None:
+        self.writes[write.id] = dataclasses.replace(write, ended_at=event.position, committed=True)
+        if write.mode is WriteMode.OVERWRITE:
+            self._replaced_by = max(self._replaced_by, write.id)
+        if event.definition is not None:
+            self._definitions.append((event.position, event.definition))
+        if event.batch is not None:
+            self.batches[event.batch.query] = event.batch.id
+        self.changes.append(Change(event.position, event.at_s, write.id))
+
+    def _defined(self, position: int, at_s: float, definition: Definition) -> None:
+        self._definitions.append((position, definition))
+        self.changes.append(Change(position, at_s, None))
+
+    def _open(self, event: Event, write_id: int) -> TableWrite:
+        write = self.writes.get(write_id)
+        if write is None or write.ended_at is not None:
+            raise self._contradiction(event, f"is about write id {write_id}, which is not open")
+        return write
+
+    def _contradiction(self, event: Event, what: str) -> DamagedFileError:
+        return DamagedFileError(f"event {event.position} of table {self.table_id} {what}: the log is damaged")
+
+    # --- what a writer may do ---------------------------------------------------------------------
+
+    @property
+    def high_watermark(self) -> int:
+        """The highest write id that was allocated; 0 without any."""
+        return len(self.writes)
+
+    @property
+    def definition(self) -> Definition:
+        """The table's columns, keys and properties now."""
+        return self._definitions[-1][1]
+
+    def open_writes(self) -> list[TableWrite]:
+        """The writes that have not ended, by id."""
+        return [write for write in self.writes.values() if write.ended_at is None]
+
+    def check_open(self, write_id: int) -> TableWrite:
+        """The write, if it may still be committed. Raises WriteConflictError by name if it may not."""
+        write = self.writes.get(write_id)
+        if write is None or (write.ended_at is not None and not write.committed):
+            raise WriteConflictError(
+                f"write {write_id} of table {self.table_id} was aborted, by its writer or because nothing was heard of that "
+                "for lookup.write.timeout: write again"
+            )
+        if write.committed:
+            raise WriteConflictError(f"write {write_id} of table {self.table_id} is committed already")
+        if self._replaced_by > write_id:
+            raise WriteConflictError(
+                f"write {write_id} of table {self.table_id} began before write {self._replaced_by}, which has replaced the "
+                "table's rows and is committed: its rows would never be seen; write again"
+            )
+        return write
+
+    def is_committed(self, batch: Batch) -> bool:
+        """Whether a stream's micro-batch, or a later one of that stream, is committed."""
+        return self.batches.get(batch.query, -1) >= batch.id
+
+    # --- versions ---------------------------------------------------------------------------------
+
+    def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
+        """Which writes are valid after the event at `position` (None: now). Raises ValueError for one beyond the log."""
+        at = self.position if position is None else position
+        if not 1 <= at <= self.position:
+            raise ValueError(f"log position {at} of table {self.table_id}: the log goes from 1 to {self.position}")
+        allocated = [write for write in self.writes.values() if write.allocated_at <= at]
+        ended = {write.id for write in allocated if write.ended_at is not None and write.ended_at <= at}
+        opened = (write.id for write in allocated if write.id not in ended)
+        aborted = (id_ for id_ in ended if not self.writes[id_].committed)
+        return ValidWriteIdList(self.table_id, len(allocated), opened, aborted)
+
+    def version(self, position: int | None = None) -> LogVersion:
+        """The version after the event at `position` (None: now). Raises ValueError for one beyond the log."""
+        write_ids = self.valid_write_ids(position)
+        at = self.position if position is None else position
+        last = bisect.bisect_right(self.changes, at, key=lambda change: change.position) - 1
+        return self._version(write_ids, at, self.changes[last].position)
+
+    def version_of(self, write_ids: ValidWriteIdList) -> LogVersion:
+        """The version that a list lets through, in the table's present columns.
+
+        Raises ValueError for a list of another table, or one that is ahead of the log, and VersionGoneError if it lets
+        through a write that was aborted.
+        """
+        if write_ids.table != self.table_id:
+            raise ValueError(f"the list {str(write_ids)!r} is not of this table, whose id is {self.table_id}")
+        if write_ids.high_watermark > self.high_watermark:
+            raise ValueError(
+                f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
+            )
+        for write in self.writes.values():
+            if write.ended_at is not None and not write.committed and write_ids.is_valid(write.id):
+                raise VersionGoneError(
+                    f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read"
+                )
+        ends = (write.ended_at or self.position for write in self._seen(write_ids))
+        return self._version(write_ids, self.position, max([self._definitions[-1][0], *ends]))
+
+    def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> LogVersion:
+        last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
+        defined_at, definition = self._definitions[last]
+        # Of a write that is open more files may come.
+        seen = (f"{w.id}" if w.committed else f"{w.id}/{len(w.files)}" for w in self._seen(write_ids))
+        digest = key_of("log", self.table_id, str(defined_at), ",".join(seen))
+        schema = text_of_schema(definition.schema)
+        return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema)
+
+    def _seen(self, write_ids: ValidWriteIdList) -> Iterator[TableWrite]:
+        """The writes of which rows are seen, by id."""
+        valid = [write for write in self.writes.values() if write_ids.is_valid(write.id)]
+        base = max((write.id for write in valid if write.mode is WriteMode.OVERWRITE), default=0)
+        return (write for write in valid if write.id >= base and (write.files or write.id == base))
+
+    def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, float]]:
+        """The files of which rows are seen, with the time of their write's commit."""
+        times = {change.write_id: change.at_s for change in self.changes}
+        for write in self._seen(write_ids):
+            for file in write.files:
+                yield file, times.get(write.id, 0.0)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def plain(self) -> dict[str, Any]:
+        """The state as JSON can hold it."""
+        writes = [
+            [
+                write.id,
+                write.mode.value,
+                write.allocated_at,
+                write.ended_at,
+                write.committed,
+                [[file.path, file.size, file.rows] for file in write.files],
+            ]
+            for write in self.writes.values()
+        ]
+        return {
+            "format": FORMAT,
+            "table": self.table_id,
+            "position": self.position,
+            "nonce": self.nonce,
+            "writes": writes,
+            "definitions": [[position, plain_definition(definition)] for position, definition in self._definitions],
+            "batches": self.batches,
+            "changes": [[change.position, change.at_s, change.write_id] for change in self.changes],
+        }
+
+    @classmethod
+    def of_plain(cls, found: Mapping[str, Any], origin: str) -> TableState:
+        """The state that `plain` wrote. Raises DamagedFileError for anything else."""
+        try:
+            state = cls(str(found["table"]), int(found["position"]), str(found["nonce"]))
+            for id_, mode, allocated_at, ended_at, committed, files in found["writes"]:
+                write = TableWrite(id_, WriteMode(mode), allocated_at, files_of(files), ended_at, committed)
+                state.writes[id_] = write
+                if write.committed and write.mode is WriteMode.OVERWRITE:
+                    state._replaced_by = max(state._replaced_by, id_)
+            state._definitions = [(int(position), definition_of(text)) for position, text in found["definitions"]]
+            state.batches = {str(query): int(batch) for query, batch in found["batches"].items()}
+            state.changes = [Change(int(position), float(at), id_) for position, at, id_ in found["changes"]]
+            if list(state.writes) != list(range(1, len(state.writes) + 1)) or not state._definitions:
+                raise ValueError("write ids or definitions are missing")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
+        return state
+
+    @classmethod
+    def of_bytes(cls, data: bytes, origin: str) -> TableState:
+        """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
+        return cls.of_plain(parsed(data, origin), origin)

@@ -1,0 +1,132 @@
+"""Rows to data files: in the table's columns, sorted by key, in row groups that a point read can afford."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyspark_lookup.errors import SchemaError, UfsError
+from pyspark_lookup.keys import check_key_types
+from pyspark_lookup.notifications import DataFile, Definition
+from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
+from pyspark_lookup.ufs import Ufs
+
+__all__ = ["DataFiles", "conformed", "defined", "matched"]
+
+_FILE_BYTES = 128 * 1024 * 1024  # of rows in memory; sorted as a whole
+_GROUP_BYTES = 1024 * 1024
+_GROUP_ROWS = (1024, 128 * 1024)
+
+
+def defined(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
+    """A new table's definition, from the columns of the first rows. Raises SchemaError for types or keys that cannot be."""
+    found = spark_schema(schema, origin)
+    columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
+    spelled = {name.casefold(): name for name in columns.names}
+    for key in keys:
+        if key.casefold() not in spelled:
+            raise SchemaError(
+                f"option lookup.keys: the rows have no column {key!r}; they have {', '.join(columns.names)}"
+            )
+    names = tuple(spelled[key.casefold()] for key in keys)
+    check_key_types([columns.field(name) for name in names])
+    return Definition(columns, names)
+
+
+def matched(definition: Definition, schema: pa.Schema, merge: bool, origin: str) -> Definition:
+    """The table's definition once rows of `schema` are in it: the same, or with more columns at the end.
+
+    Rows may lack columns, which are null in them, and have narrower types. Raises SchemaError for a column that the
+    table does not have, unless `merge`, and for one of another type.
+    """
+    rows = spark_schema(schema, origin)
+    held = {field.name.casefold(): field for field in definition.schema}
+    added = []
+    for field in rows:
+        known = held.get(field.name.casefold())
+        if known is None:
+            if not merge:
+                raise SchemaError(
+                    f"{origin}: the table has no column {field.name!r}; it has {', '.join(definition.schema.names)}. "
+                    "lookup.write.merge-schema = true adds it"
+                )
+            added.append(pa.field(field.name, spark_type(field.type)))
+        elif not widens(field.type, known.type):
+            raise SchemaError(f"{origin}: column {known.name!r} is {known.type}, the rows have {field.type}: cast them")
+    if not added:
+        return definition
+    return Definition(pa.schema([*definition.schema, *added]), definition.keys, definition.properties)
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
+    """Rows in the table's columns and types. Raises SchemaError for a value that does not fit."""
+    given = {name.casefold(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    columns = []
+    for field in schema:
+        column = given.get(field.name.casefold())
+        if column is None:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            columns.append(cast_column(column, field.type, field.name, origin))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class DataFiles:
+    """Writes rows to new files of one directory of a table. `directory` is relative to `url`, the table's."""
+
+    def __init__(self, ufs: Ufs, url: str, directory: str, definition: Definition, rng: random.Random) -> None:
+        self._ufs = ufs
+        self._url = url
+        self._directory = directory
+        self._definition = definition
+        self._rng = rng
+
+    def write(self, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
+        """The files that hold the rows, whole in the store; none without rows. What was put before an error is removed."""
+        files: list[DataFile] = []
+        try:
+            for table in self._tables(batches):
+                files.append(self._put(table, f"{self._directory}/{prefix}-{len(files):05d}"))
+        except BaseException:
+            self.remove(files)
+            raise
+        return files
+
+    def remove(self, files: Iterable[DataFile]) -> None:
+        """Remove files that nobody will see; one that cannot be removed stays."""
+        for file in files:
+            try:
+                self._ufs.delete(f"{self._url}/{file.path}")
+            except UfsError:
+                return
+
+    def _tables(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        schema = self._definition.schema
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for batch in batches:
+            if batch.num_rows:
+                held.append(conformed(batch, schema, self._url))
+                size += held[-1].nbytes
+            if size >= _FILE_BYTES:
+                yield pa.Table.from_batches(held, schema)
+                held, size = [], 0
+        if held:
+            yield pa.Table.from_batches(held, schema)
+
+    def _put(self, table: pa.Table, path: str) -> DataFile:
+        keys = self._definition.keys
+        if keys:
+            table = table.sort_by([(name, "ascending") for name in keys])
+        least, most = _GROUP_ROWS
+        group = min(max(_GROUP_BYTES * table.num_rows // max(table.nbytes, 1), least), most)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, row_group_size=group, compression="zstd", compression_level=1)
+        data = sink.getvalue().to_pybytes()
+        while True:  # no file that somebody has put is ever replaced
+            name = f"{path}-{self._rng.getrandbits(64):016x}.parquet"
+            if self._ufs.put_if_absent(f"{self._url}/{name}", data):
+                return DataFile(name, len(data), table.num_rows)

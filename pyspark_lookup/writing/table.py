@@ -1,0 +1,288 @@
+"""`TableWriter`: a write of a managed table from its write id to its commit, for any front end.
+
+    begin -> files by anybody, anywhere -> commit, or abort
+
+A commit is one event in the log's order. Until it lies there, nobody sees a row; if it does, everybody does,
+also if the writer never learned of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import redact
+from pyspark_lookup.disk import Disk
+from pyspark_lookup.errors import (
+    NotATableError,
+    OptionError,
+    SchemaError,
+    UfsError,
+    UfsNotFoundError,
+    WriteConflictError,
+)
+from pyspark_lookup.notifications import (
+    Abort,
+    Allocate,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    NotificationLog,
+    TableState,
+    Write,
+    WriteMode,
+)
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.ufs import FileVersion, Ufs
+from pyspark_lookup.writing.files import DataFiles, defined, matched
+from pyspark_lookup.writing.heartbeat import Heartbeats
+
+__all__ = ["CheckUnique", "Job", "TableWriter"]
+
+_log = logging.getLogger("pyspark_lookup.writing")
+
+CheckUnique = Callable[[Definition, Sequence[DataFile], Sequence[DataFile]], None]
+"""Raises NonUniqueKeyError if the first files have two rows of one key, or one of the others' keys."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A write under way: what its tasks and its commit need, in any process.
+
+    `write_id` None: it is allocated at the commit. `definition`: what its files have as columns.
+    """
+
+    table_id: str
+    write_id: int | None
+    mode: WriteMode
+    directory: str
+    definition: Definition
+    began_s: float
+
+
+class TableWriter:
+    """Writes of the managed table at `log.url`, created by its first one."""
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        log: NotificationLog,
+        disk: Disk | None,
+        clock: HostClock,
+        rng: random.Random,
+        options: LookupOptions,
+        check_unique: CheckUnique,
+    ) -> None:
+        self._ufs = ufs
+        self._log = log
+        self._clock = clock
+        self._rng = rng
+        self._options = options
+        self._check_unique = check_unique
+        self._hearts = Heartbeats(ufs, disk, clock, rng, log.url, options.write_timeout_s)
+        self._url = redact("path", log.url)
+
+    # --- the driver's side ------------------------------------------------------------------------
+
+    def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None) -> Job:
+        """A write of rows with these columns, with its write id.
+
+        `name`: that of a directory for its files; the id is allocated at the commit then, and a write of that name may
+        begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
+        """
+        state = self._log.latest() or self._create(schema)
+        self._abort_dead(state)
+        write_id: int | None = None
+        if name is None:
+            found: list[int] = []
+
+            def allocate(state: TableState, nonce: str, at_s: float) -> Event:
+                self._definition(state, schema)
+                found[:] = [state.high_watermark + 1]
+                return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
+
+            state = self._log.append(allocate)
+            write_id = found[0]
+            name = f"write-{write_id:020d}"
+        return Job(state.table_id, write_id, mode, name, self._definition(state, schema), self._clock.steady_s())
+
+    def _create(self, schema: pa.Schema) -> TableState:
+        self._check_empty()
+        definition = defined(schema, self._options.keys or (), self._url)
+        table_id = f"{self._rng.getrandbits(128):032x}"
+        made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
+        state = made or self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
+        return state
+
+    def _check_empty(self) -> None:
+        """Raise NotATableError for a place where somebody else's files are."""
+        try:
+            found = self._ufs.get_status(self._log.url)
+        except UfsNotFoundError:
+            return
+        if isinstance(found, FileVersion) or found.files or found.directories:
+            raise NotATableError(
+                f"{self._url} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
+                "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
+            )
+
+    def _definition(self, state: TableState, schema: pa.Schema) -> Definition:
+        """What the table is defined as with these rows. Raises SchemaError or OptionError."""
+        keys = self._options.keys
+        own = state.definition
+        if keys is not None and [k.casefold() for k in keys] != [k.casefold() for k in own.keys]:
+            raise OptionError(
+                f"option lookup.keys = {','.join(keys)!r}: {self._url} was created with {','.join(own.keys) or 'none'!r}; "
+                "leave it out"
+            )
+        if self._options.write_unique_keys and not own.keys:
+            raise OptionError(f"option lookup.write.unique-keys: {self._url} has no key columns (lookup.keys)")
+        return matched(own, schema, self._options.write_merge_schema, self._url)
+
+    def commit(self, job: Job, files: Sequence[DataFile], batch: Batch | None = None) -> TableState | None:
+        """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
+
+        An append without files changes nothing. Raises WriteConflictError, NonUniqueKeyError or SchemaError if it cannot
+        be (the write is aborted then), CommitUnknownError if the store does not say.
+        """
+        try:
+            return self._commit(job, files, batch)
+        except (WriteConflictError, SchemaError, ValueError):
+            self.abort(job, files)
+            raise
+
+    def _commit(self, job: Job, files: Sequence[DataFile], batch: Batch | None) -> TableState | None:
+        if not files and job.mode is WriteMode.APPEND:
+            self.abort(job, files, "no rows")
+            return self._log.latest()
+        job = self._allocated(job, batch)
+        if job.write_id is None:
+            self.remove(job, files)
+            return None
+        write_id = job.write_id
+        checked: set[DataFile] = set()
+
+        def write(state: TableState, nonce: str, at_s: float) -> Event | None:
+            self._check(state, job, files, checked)
+            if not files or state.writes[write_id].files:
+                return None
+            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, tuple(files))
+
+        def commit(state: TableState, nonce: str, at_s: float) -> Event:
+            definition = self._check(state, job, files, checked)
+            changed = definition if definition.schema != state.definition.schema else None
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
+
+        self._log.append(write)
+        state = self._log.append(commit)
+        self._tidy(job, {file.path for file in files})
+        return state
+
+    def _allocated(self, job: Job, batch: Batch | None) -> Job:
+        """The job with a write id; without, if its batch is committed already."""
+        if job.write_id is not None:
+            return job
+        found: list[int] = []
+
+        def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
+            self._check_same(state, job)
+            found.clear()
+            if batch is not None and state.is_committed(batch):
+                return None
+            found.append(state.high_watermark + 1)
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], job.mode)
+
+        self._log.append(allocate)
+        return dataclasses.replace(job, write_id=found[0] if found else None)
+
+    def _check(self, state: TableState, job: Job, files: Sequence[DataFile], checked: set[DataFile]) -> Definition:
+        """The table's definition if the job is committed next. Raises what makes that impossible."""
+        self._check_same(state, job)
+        assert job.write_id is not None
+        state.check_open(job.write_id)
+        definition = matched(state.definition, job.definition.schema, True, self._url)
+        if definition.schema != state.definition.schema and not self._options.write_merge_schema:
+            raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
+        if self._options.write_unique_keys:
+            # A second check, of what others have committed since the first.
+            others = [] if job.mode is WriteMode.OVERWRITE else [f for f, _ in state.files(state.valid_write_ids())]
+            fresh = [file for file in others if file not in checked]
+            if fresh or not checked:
+                self._check_unique(definition, files, fresh)
+            checked.update(fresh, files)
+        return definition
+
+    def _check_same(self, state: TableState, job: Job) -> None:
+        if state.table_id != job.table_id:
+            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+
+    def abort(self, job: Job, files: Iterable[DataFile], reason: str = "") -> None:
+        """See to it that no row of the job is ever seen, and remove its files; nothing if it is committed.
+
+        Raises a UfsError if the store cannot be asked; the write stays open then, and its files where they are.
+        """
+        if job.write_id is not None:
+            write_id = job.write_id
+
+            def abort(state: TableState, nonce: str, at_s: float) -> Event | None:
+                write = state.writes.get(write_id) if state.table_id == job.table_id else None
+                if write is None or write.ended_at is not None:
+                    return None
+                return Abort(state.position + 1, state.table_id, nonce, at_s, write_id, reason)
+
+            try:
+                state = self._log.append(abort)
+            except UfsNotFoundError:
+                return
+            if state.table_id != job.table_id or state.writes[write_id].committed:
+                # Its commit lies in the log, though its answer was lost.
+                _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
+                return
+        self.remove(job, files)
+
+    def remove(self, job: Job, files: Iterable[DataFile]) -> None:
+        """Remove a job's files, those of attempts that failed too. They must not be committed, and never be."""
+        DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng).remove(files)
+        self._tidy(job, set())
+
+    def _tidy(self, job: Job, committed: set[str]) -> None:
+        """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
+        with contextlib.suppress(UfsError):
+            with contextlib.suppress(UfsNotFoundError):
+                for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
+                    if file.url.removeprefix(self._log.url + "/") not in committed:
+                        self._ufs.delete(file.url)
+            if job.write_id is not None and self._clock.steady_s() - job.began_s > self._hearts.interval_s:
+                self._hearts.forget(job.write_id)
+
+    def _abort_dead(self, state: TableState) -> None:
+        """Abort the writes of which nothing was heard for too long."""
+        for write_id in self._hearts.dead(state.table_id, [write.id for write in state.open_writes()]):
+            job = Job(state.table_id, write_id, WriteMode.APPEND, f"write-{write_id:020d}", state.definition, 0.0)
+            _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
+            self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
+
+    # --- a task's side ----------------------------------------------------------------------------
+
+    def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
+        """The files of one task's rows. Attempts of a task write files of their own; only committed ones count."""
+        files = DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng)
+        return files.write(self._beating(job, batches), prefix)
+
+    def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            if job.write_id is not None:
+                with contextlib.suppress(UfsError):
+                    self._hearts.beat(job.write_id)
+            yield batch
