@@ -98,10 +98,7 @@ def _resolved(
 
 def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
     """The version that a full cache answers from in CACHE mode; its first load is waited for."""
-    full = reader.full(table, options)
-    if full is None or options.metadata_source is not MetadataSource.CACHE:
-        return None
-    latest = full.current()
+    latest = reader.served(table, options)
     return None if latest is None else latest[0]
 
 

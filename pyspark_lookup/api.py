@@ -213,6 +213,14 @@ class LookupTable:
         self._check_open()
         return self._find(runtime().engine(self._options), self._options).version.digest
 
+    @property
+    def floor(self) -> str | None:
+        """What this host has committed to the table last, as `lookup.floor` takes it elsewhere; None without. No store call."""
+        self._check_open()
+        engine = runtime().engine(self._options)
+        found = engine.reader.metadata.floor(engine.url_of(self._options.path))
+        return None if found is None else f"{found[0]}:{found[1]}"
+
     def metrics(self) -> dict[str, int]:
         """This table's counters and gauges on this host, over all its processes. See `pyspark_lookup.metrics`."""
         self._check_open()

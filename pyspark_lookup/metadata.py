@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark_lookup.blocks import BlockCache
@@ -309,10 +309,48 @@ class Metadata:
         if record is None or interval_s is None or interval_s == 0:
             return None
         age_s = self._clock.steady_s() - record["started_s"]
+        if not self._reaches(record.get("log"), self._floors(table.url, options)):
+            return None
         # Another boot's clock says nothing about age.
         if interval_s > 0 and (record["boot"] != self._clock.boot or age_s > interval_s):
             return None
         return self._files(table, record["digest"])
+
+    # --- floors: what this host has committed, it reads ----------------------------------------
+
+    def raise_floor(self, url: str, table_id: str, position: int) -> None:
+        """Answer, on this host, from no version of the table at `url` before this commit: read your own writes."""
+        if self._disk is None:
+            return
+        with self._locked("floor", url):
+            known = self.floor(url)
+            if known is None or known[0] != table_id or known[1] < position:
+                self._try(lambda disk: disk.replace_record("floor", self._floor_key(url), [table_id, position]))
+
+    def floor(self, url: str) -> tuple[str, int] | None:
+        """(table id, log position) of the newest commit that this host has made to the table at `url`."""
+        record = self._disk.get_record("floor", self._floor_key(url)) if self._disk is not None else None
+        return (record[0], record[1]) if record is not None else None
+
+    def _floor_key(self, url: str) -> str:
+        return key_of(self._ufs.scope, url)
+
+    def _floors(self, url: str, options: LookupOptions) -> list[tuple[str, int]]:
+        own = self.floor(url)
+        found = [own] if own is not None else []
+        if options.floor is not None:
+            table_id, _, position = options.floor.rpartition(":")
+            found.append((table_id, int(position)))
+        return found
+
+    def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
+        """Whether a version known before has what this host, and the planning one, have committed."""
+        log = None if version.log is None else (version.log.table_id, version.log.position)
+        return not table.managed or self._reaches(log, self._floors(table.url, options))
+
+    @staticmethod
+    def _reaches(log: Sequence[Any] | None, floors: Sequence[tuple[str, int]]) -> bool:
+        return log is None or all(log[0] == table_id and log[1] >= position for table_id, position in floors)
 
     def _refreshed(self, table: Table) -> TableVersion:
         try:
@@ -426,6 +464,9 @@ class Metadata:
         def remember(disk: Disk) -> None:
             self._remember_files(table, version)
             disk.replace_record("table", table.id, value)
+            floor = self.floor(table.url) if version.log is not None else None
+            if floor is not None and version.log is not None and floor[0] != version.log.table_id:
+                disk.remove_record("floor", self._floor_key(table.url))  # of a table that was dropped
             if record is None or record["digest"] != version.digest:
                 row = {
                     "digest": version.digest,

@@ -100,6 +100,13 @@ def _write_ids(text: str) -> str:
     return str(ValidWriteIdList.parse(text.strip()))
 
 
+def _floor(text: str) -> str:
+    table_id, _, position = text.strip().rpartition(":")
+    if not table_id or not position.isdecimal():
+        raise ValueError("what LookupTable.floor says: the table's id and a log position, as id:7")
+    return text.strip()
+
+
 def _at_least_one(text: str) -> int:
     count = parse_count(text)
     if count < 1:
@@ -149,6 +156,7 @@ class LookupOptions:
     sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
     version: int | None = _option("lookup.version", "log position", _at_least_one, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
     valid_write_ids: str | None = _option("lookup.valid-write-ids", "`table:5:2:2:4`", _write_ids, None, "Of a managed table: read what this list lets through, in Hive's form: table id, high watermark, least open id, open ids, aborted ids.")  # fmt: skip
+    floor: str | None = _option("lookup.floor", "`table id:log position`", _floor, None, "Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). Commits of the own host are included without it.")  # fmt: skip
     version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
     on_version_gone: OnVersionGone | None = _option("lookup.on-version-gone", "NEWER, FAIL", choice_of(OnVersionGone), None, "When a file was replaced after the version was resolved: read the newer one, or fail.", "NEWER; of a managed table FAIL")  # fmt: skip
     cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; PARTIAL the rows of the keys that were asked for, on top; FULL all rows, decoded and indexed, on local disk.")  # fmt: skip

@@ -71,7 +71,9 @@ def _served(reader: TableReader, options: LookupOptions, table: Table) -> TableV
     if options.metadata_source is not MetadataSource.CACHE or options.partition is not None:
         return None
     full = reader.full(table, options)
-    return full.latest() if full is not None else None
+    latest = full.latest() if full is not None else None
+    behind = latest is not None and not reader.metadata.includes_own_writes(table, options, latest)
+    return None if behind else latest
 
 
 def _known_or_discovered(

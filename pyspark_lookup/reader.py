@@ -218,7 +218,7 @@ class TableReader:
         table, options = plan.table, plan.options
         full = self.full(table, options)
         if full is not None and options.metadata_source is MetadataSource.CACHE:
-            latest = full.current()
+            latest = self.served(table, options)
             if latest is not None:
                 served, snapshot = latest
                 resolution = self.metadata.resolve(table, options, execution, lambda: served)
@@ -231,6 +231,18 @@ class TableReader:
         if table.managed:
             resolution.version.valid_log(table)
         return resolution, self._snapshot(plan, resolution.version)
+
+    def served(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
+        """What a full cache answers from in CACHE mode, the first load being waited for.
+
+        None without one, and while it is behind what this host has committed: the store answers then, and it reloads.
+        """
+        full = self.full(table, options)
+        latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
+        if full is None or latest is None or self.metadata.includes_own_writes(table, options, latest[0]):
+            return latest
+        full.ask_reload()
+        return None
 
     def snapshot_of(
         self, table: Table, options: LookupOptions, version: TableVersion, wait_s: float | None = None

@@ -129,13 +129,15 @@ class Engine:
         self.publish_metrics = publisher.publish
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
+        self.url_of = ufs.url_of
 
     def writer(self, options: LookupOptions) -> TableWriter:
         """Writes of the managed table at `options.path`, which need not be there yet."""
         log = self.reader.metadata.log(self._ufs.url_of(options.path))
         table = self.reader.metadata.table_of(options, Kind.MANAGED)
         unique = functools.partial(check_unique, self.reader, table)
-        return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, unique)
+        raise_floor = functools.partial(self.reader.metadata.raise_floor, log.url)
+        return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, unique, raise_floor)
 
 
 class Runtime:

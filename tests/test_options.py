@@ -80,6 +80,7 @@ VALID = [
     ("lookup.version-at", "read", VersionAt.READ),
     ("lookup.version", "3", 3),
     ("lookup.valid-write-ids", " t1:5:4:2,4: ", "t1:5:2:2,4:"),
+    ("lookup.floor", " 8f3a:12", "8f3a:12"),
     ("lookup.write.unique-keys", "true", True),
     ("lookup.write.merge-schema", "TRUE", True),
     ("lookup.write.timeout", "2 h", 7200.0),

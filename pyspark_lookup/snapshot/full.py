@@ -26,6 +26,7 @@ from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import ReloadFailedError, SourceChangedError, UfsError, VersionGoneError
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.notifications import LogVersion
 from pyspark_lookup.options import LookupOptions, OnReloadFailure
 from pyspark_lookup.reload import CacheReloadTrigger, LastReload
 from pyspark_lookup.snapshot.layers import Snapshot
@@ -87,6 +88,7 @@ class FullCache:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
         self._versions: weakref.WeakKeyDictionary[Snapshot, TableVersion] = weakref.WeakKeyDictionary()
+        self._log_versions: weakref.WeakKeyDictionary[Snapshot, LogVersion] = weakref.WeakKeyDictionary()
         self._jobs: list[_Job] = []  # the one that runs first
         self._running: _Job | None = None
         self._working = self._closed = False
@@ -95,7 +97,7 @@ class FullCache:
         self.schedule = Schedule(
             key,
             lambda: trigger or trigger_of(options),
-            self._ask_reload,
+            self.ask_reload,
             self._last_reload,
             options.blackout,
             disk,
@@ -175,7 +177,9 @@ class FullCache:
             for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
             if rank >= 0
         ]
-        return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)))
+        with self._mutex:
+            log = self._log_versions.get(snapshot)
+        return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)), log)
 
     def _give_up(self) -> None:
         """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
@@ -229,7 +233,7 @@ class FullCache:
         with self._locked():
             return self._load(None, None)
 
-    def _ask_reload(self) -> concurrent.futures.Future[None]:
+    def ask_reload(self) -> concurrent.futures.Future[None]:
         """A reload beside the caller; one that waits already will do, one that runs may have asked the store before."""
         return self._ask(None)
 
@@ -383,7 +387,7 @@ class FullCache:
         snapshot = open_layers(self._disk, self.key, layers)
         if snapshot is None:
             raise OSError(f"the snapshot of {self._url} cannot be opened again: is the cache directory whole?")
-        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
+        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, log=version.log)
         self._remember(stored, snapshot)
         return snapshot, stored
 
@@ -404,6 +408,8 @@ class FullCache:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
+            if stored.log is not None:
+                self._log_versions[snapshot] = stored.log
             while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
                 del self._open[next(iter(self._open))]
         self._metrics.set_gauge("numCachedRecords", snapshot.rows)

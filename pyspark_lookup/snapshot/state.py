@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from pyspark_lookup.notifications import LogVersion
 from pyspark_lookup.snapshot.load import StoredLayer
 
 __all__ = ["State", "StoredVersion"]
@@ -19,6 +20,7 @@ class StoredVersion:
     rows: int
     bytes: int
     superseded_at_s: float | None = None
+    log: LogVersion | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,10 @@ class State:
 
     def to_json(self) -> dict[str, Any]:
         """The state as a record."""
-        return dataclasses.asdict(self)
+        record = dataclasses.asdict(self)
+        for row, version in zip(record["versions"], self.versions, strict=True):
+            row["log"] = None if version.log is None else version.log.plain()
+        return record
 
     @classmethod
     def of_json(cls, record: Any) -> State:
@@ -88,9 +93,10 @@ class State:
                     row["rows"],
                     row["bytes"],
                     row["superseded_at_s"],
+                    None if row.get("log") is None else LogVersion.of_plain(row["log"]),
                 )
                 for row in record["versions"]
             )
             return cls(**{**record, "versions": versions, "left": tuple(record["left"])})
-        except (TypeError, KeyError):
+        except (TypeError, KeyError, ValueError):
             return cls()

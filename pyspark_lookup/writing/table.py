@@ -70,7 +70,7 @@ class Job:
 
 
 class TableWriter:
-    """Writes of the managed table at `log.url`, created by its first one."""
+    """Writes of the managed table at `log.url`, created by its first one. `committed`: told (table id, log position)."""
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class TableWriter:
         rng: random.Random,
         options: LookupOptions,
         check_unique: CheckUnique,
+        committed: Callable[[str, int], None],
     ) -> None:
         self._ufs = ufs
         self._log = log
@@ -88,6 +89,7 @@ class TableWriter:
         self._rng = rng
         self._options = options
         self._check_unique = check_unique
+        self._committed = committed
         self._hearts = Heartbeats(ufs, disk, clock, rng, log.url, options.write_timeout_s)
         self._url = redact("path", log.url)
 
@@ -186,6 +188,7 @@ class TableWriter:
 
         self._log.append(write)
         state = self._log.append(commit)
+        self._committed(state.table_id, state.position)
         self._tidy(job, {file.path for file in files})
         return state
 

@@ -1,0 +1,168 @@
+"""A history from beginning to end: processes are started, some killed and started again, and all is checked.
+
+`python -m tests.history.run --minutes 30` runs both stores, as long each as half of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.history.checker import check, notes_of, states
+from tests.s3server import S3Server
+
+WRITERS = 6
+_CACHE = {
+    "NONE": {},
+    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"},
+    "FULL": {"lookup.cache": "FULL"},
+}
+_SOURCE: dict[str, dict[str, str]] = {
+    "UFS": {},
+    "CACHE": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"},
+}
+_FULL_CACHE = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 s"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a history's table lies, and how the checker reads it without our code."""
+
+    path: str
+    storage: dict[str, str]
+    list_log: Callable[[], list[bytes]]
+    read_file: Callable[[str], bytes]
+
+
+def local_place(directory: Path) -> Place:
+    """A table on this machine's disk."""
+    table = directory / "table"
+
+    def events() -> list[bytes]:
+        return [path.read_bytes() for path in sorted((table / "_lookup" / "log").glob("*.json"))]
+
+    return Place(str(table), {}, events, lambda path: (table / path).read_bytes())
+
+
+def s3_place(server: S3Server, bucket: str) -> Place:
+    """A table on the S3 server."""
+    server.client.create_bucket(Bucket=bucket)
+
+    def get(key: str) -> bytes:
+        data: bytes = server.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return data
+
+    def events() -> list[bytes]:
+        pages = server.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix="table/_lookup/log/")
+        return [get(key) for key in sorted(found["Key"] for page in pages for found in page.get("Contents", []))]
+
+    storage = {"lookup.storage.endpoint_url": server.endpoint}
+    return Place(f"s3://{bucket}/table", storage, events, lambda path: get(f"table/{path}"))
+
+
+def readers(work: Path) -> dict[str, dict[str, str]]:
+    """Names and options of the readers: all cache modes and sources, on the writers' host and on hosts of their own."""
+    found = {}
+    for (cache, source), host in zip(itertools.product(_CACHE, _SOURCE), itertools.cycle(["shared", "own"])):
+        name = f"{cache}-{source}-{host}"
+        chosen = _FULL_CACHE if (cache, source) == ("FULL", "CACHE") else _SOURCE[source]
+        directory = work / "cache" / ("shared" if host == "shared" else name)
+        found[name] = {**_CACHE[cache], **chosen, "lookup.cache.dir": str(directory)}
+    for name in ("FULL-UFS-shared", "PARTIAL-CACHE-shared"):
+        cache, source, _ = name.split("-")
+        found[name] = {**_CACHE[cache], **_SOURCE[source], "lookup.cache.dir": str(work / "cache" / "shared")}
+    return found
+
+
+def run(
+    place: Place, work: Path, seconds: float, seed: int, log: Callable[[str], None] = lambda text: None
+) -> dict[str, int]:
+    """What a history of so many seconds came to. AssertionError if it cannot be, or a process failed."""
+    rng = random.Random(seed)
+    (work / "notes").mkdir(parents=True)
+    until_ns = time.monotonic_ns() + int(seconds * 1e9)
+    base = {"lookup.keys": "id", "lookup.max-retries": "3", **place.storage}
+    roles = {f"writer{n}": {**base, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
+    roles |= {name: {**base, **options} for name, options in readers(work).items()}
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        given: dict[str, Any] = {"name": name, "path": place.path, "options": roles[name], "seed": rng.random()}
+        given |= {"role": "writer" if name.startswith("writer") else "reader", "until_ns": until_ns}
+        given["notes"] = str(work / "notes" / f"{name}.jsonl")
+        with open(work / f"{name}.err", "ab") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.history.worker", json.dumps(given)], stderr=errors, env=os.environ
+            )
+
+    running = {"writer0": start("writer0")}
+    while not place_exists(work) and time.monotonic_ns() < until_ns:  # readers want a table
+        if running["writer0"].poll() is not None:
+            running["writer0"] = start("writer0")
+        time.sleep(0.05)
+    running |= {name: start(name) for name in roles if name != "writer0"}
+    kills = 0
+    try:
+        while time.monotonic_ns() < until_ns:
+            time.sleep(rng.uniform(0.2, 2.0))
+            name = rng.choice(sorted(running))
+            if time.monotonic_ns() < until_ns - 5_000_000_000:
+                running[name].send_signal(signal.SIGKILL)
+                running[name].wait()
+                kills += 1
+                running[name] = start(name)
+        for name, process in running.items():
+            assert process.wait(timeout=120) == 0, f"{name}: {(work / f'{name}.err').read_text()[-3000:]}"
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    lines = [line for path in sorted((work / "notes").glob("*.jsonl")) for line in path.read_text().splitlines()]
+    found, tags = states(place.list_log(), place.read_file)
+    told = check(
+        notes_of(lines),
+        found,
+        tags,
+        lambda who: "-UFS-" in who or who.startswith("writer"),
+        lambda who: who.endswith("-shared"),
+    )
+    told.update({"kills": kills, "commits": len(tags), "events": len(place.list_log())})
+    log(f"{place.path}: {dict(told)}")
+    return dict(told)
+
+
+def place_exists(work: Path) -> bool:
+    """Whether a first write was acknowledged."""
+    return any('"acknowledged"' in path.read_text() for path in (work / "notes").glob("*.jsonl"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=None)
+    given = parser.parse_args()
+    seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(4), "big")
+    print(f"seed {seed}", flush=True)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        run(local_place(work / "local"), work / "local", given.minutes * 30, seed, print)
+        server = S3Server()
+        run(s3_place(server, "history"), work / "s3", given.minutes * 30, seed + 1, print)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""One process of a history: a writer or a reader that notes what it does, when, and what came of it.
+
+Run as `python -m tests.history.worker <JSON>`. Notes are JSON lines; times are of the machine's monotonic clock, which
+all processes share. A note of an attempt is on disk before the attempt begins, so that a kill leaves it there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError, WriteConflictError
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.runtime import Runtime, runtime
+from pyspark_lookup.stores import Store
+from tests.history.chaos import ChaoticStore
+
+KEYS = 200
+SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int32())])
+
+
+class Notes:
+    """A process's notes."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._file = path.open("a", buffering=1)
+        self._name = name
+
+    def add(self, kind: str, **values: Any) -> None:
+        self._file.write(json.dumps({"who": self._name, "kind": kind, "at": time.monotonic_ns(), **values}) + "\n")
+
+
+def inject(rng: random.Random) -> None:
+    """Have all stores of this process be chaotic."""
+    opened: dict[str, Store] = {}
+    plain = Runtime._store
+
+    def store(self: Runtime, options: LookupOptions) -> Store:
+        inner = plain(self, options)
+        return opened.setdefault(inner.scope, ChaoticStore(inner, rng))
+
+    Runtime._store = store  # type: ignore[method-assign]
+
+
+def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, until_ns: int) -> None:
+    """Appends, some overwrites, some writes that are given up, each read back at once."""
+    number = 0
+    while time.monotonic_ns() < until_ns:
+        number += 1
+        tag = f"{name}/{os.getpid()}/{number}"
+        mode = "overwrite" if rng.random() < 0.05 else "append"
+        count = rng.randrange(1, 40)
+        rows = pa.table(
+            {"id": [rng.randrange(KEYS) for _ in range(count)], "tag": [tag] * count, "n": range(count)}, SCHEMA
+        )
+        give_up = rng.random() < 0.1
+        notes.add("begin", tag=tag, mode=mode, rows=rows.select(["id", "n"]).to_pylist(), give_up=give_up)
+        try:
+            if give_up:
+                table.write(_broken(rows), mode)
+            position = table.write(rows, mode)
+        except GivenUpError:
+            notes.add("failed", tag=tag, error="given up")
+        except CommitUnknownError as problem:
+            notes.add("unknown", tag=tag, error=str(problem))
+        except WriteConflictError as problem:
+            notes.add("failed", tag=tag, error=f"WriteConflictError {problem}")
+        except PysparkLookupError as problem:
+            # The commit may have been made before what failed; the abort found that out, or could not ask.
+            notes.add("unknown", tag=tag, error=f"{type(problem).__name__} {problem}")
+        else:
+            notes.add("acknowledged", tag=tag, position=position)
+            _read_all(table, notes, "own", after=tag)
+
+
+class GivenUpError(Exception):
+    """A writer changes its mind."""
+
+
+def _broken(rows: pa.Table) -> pa.RecordBatchReader:
+    def batches() -> Any:
+        yield from rows.to_batches()
+        raise GivenUpError
+
+    return pa.RecordBatchReader.from_batches(SCHEMA, batches())
+
+
+def read(table: LookupTable, notes: Notes, rng: random.Random, until_ns: int) -> None:
+    """Scans and lookups, one after the other."""
+    while time.monotonic_ns() < until_ns:
+        if rng.random() < 0.5:
+            _read_all(table, notes, "scan")
+        else:
+            wanted = sorted(rng.sample(range(KEYS), 20))
+            began = time.monotonic_ns()
+            try:
+                rows = table.get_many(pa.table({"id": pa.array(wanted, pa.int64())}))
+            except PysparkLookupError as problem:
+                notes.add("error", error=f"{type(problem).__name__} {problem}")
+                continue
+            notes.add("get", began=began, keys=wanted, rows=_plain(rows))
+
+
+def _read_all(table: LookupTable, notes: Notes, kind: str, **more: Any) -> None:
+    began = time.monotonic_ns()
+    try:
+        rows = table.scan()
+    except PysparkLookupError as problem:
+        notes.add("error", error=f"{type(problem).__name__} {problem}")
+        return
+    notes.add(kind, began=began, rows=_plain(rows), **more)
+
+
+def _plain(rows: pa.Table) -> list[list[Any]]:
+    columns = (rows.column(name).to_pylist() for name in SCHEMA.names)
+    return sorted(map(list, zip(*columns, strict=True)))
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    rng = random.Random(f"{given['seed']} {os.getpid()}")
+    inject(rng)
+    runtime()
+    notes = Notes(Path(given["notes"]), given["name"])
+    table = LookupTable(given["path"], given["options"])
+    if given["role"] == "writer":
+        write(table, notes, rng, given["name"], given["until_ns"])
+    else:
+        read(table, notes, rng, given["until_ns"])
+    table.close()
+
+
+if __name__ == "__main__":
+    main()
