@@ -70,7 +70,7 @@ def announce(
             by_query = _is_built_by_queries(options)
             version = reader.metadata.resolve_again(table, options, execution, version.digest, by_query)
         else:
-            reader.metadata.remember(table, version)
+            reader.metadata.host.remember(table, version)
             return table, version
     raise restless(table, _STARTS)
 

@@ -218,7 +218,7 @@ class LookupTable:
         """What this host has committed to the table last, as `lookup.floor` takes it elsewhere; None without. No store call."""
         self._check_open()
         engine = runtime().engine(self._options)
-        found = engine.reader.metadata.floor(engine.url_of(self._options.path))
+        found = engine.reader.metadata.host.floor(engine.url_of(self._options.path))
         return None if found is None else f"{found[0]}:{found[1]}"
 
     def metrics(self) -> dict[str, int]:

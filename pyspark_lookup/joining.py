@@ -95,7 +95,7 @@ def announced(options: LookupOptions, execution: Execution | None) -> bytes:
         table, version = announce(engine.reader, options, execution, engine.known)
         engine.known = table
         engine.reader.metrics.inc("announcedCount")
-        engine.reader.metadata.count_announcement(table, version)
+        engine.reader.metadata.host.count_announcement(table, version)
         return Announcement.of(table, version).to_bytes()
     except _CAUGHT as problem:
         if options.on_error is OnError.FAIL:

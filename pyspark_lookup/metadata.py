@@ -11,8 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
@@ -20,8 +19,9 @@ from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.formats import format_of
+from pyspark_lookup.hostversions import HostVersions
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.notifications import LogVersion, NotificationLog
+from pyspark_lookup.notifications import NotificationLog, TableState
 from pyspark_lookup.options import CacheMode, FileFormatName, LookupOptions, MetadataSource
 from pyspark_lookup.sinklog import committed_by_sink
 from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
@@ -81,6 +81,7 @@ class Metadata:
         self._clock = clock
         self._rng = rng
         self._logs: dict[str, NotificationLog] = {}
+        self.host = HostVersions(ufs, disk, metrics, clock, self.log)
 
     # --- planning: what is at this path? ----------------------------------------------------------
 
@@ -107,7 +108,7 @@ class Metadata:
         if status is None or self._unsettled_s(probe, status) > 0 or self._shrank(probe, self._version(probe, status)):
             version = self._cached(probe, options) or self._ask(probe, started_s)
         else:
-            version = self._finish(probe, self._version(probe, status), started_s)
+            version = self._learned(probe, self._version(probe, status), started_s)
         return self.table_of(options, kind, version), version
 
     def table_of(self, options: LookupOptions, kind: Kind, version: TableVersion | None = None) -> Table:
@@ -132,7 +133,9 @@ class Metadata:
         learned: dict[float, Kind] = {}
         for kind in (Kind.DIRECTORY, Kind.FILE, Kind.MANAGED):
             pinned = options.pinned if kind is Kind.MANAGED else None
-            record = self._last(Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s, pinned))
+            record = self.host.last(
+                Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s, pinned)
+            )
             if record is not None:
                 learned[record["wall_s"]] = kind
         last = learned[max(learned)] if learned else None
@@ -159,7 +162,7 @@ class Metadata:
         if recorded is not None:
             self._metrics.inc("resolutionReuseCount")
             return Resolution(recorded, False)
-        with self._locked("resolve", key):
+        with self.host.locked("resolve", key):
             recorded = self._recorded(table, key)
             if recorded is not None:
                 self._metrics.inc("resolutionReuseCount")
@@ -171,28 +174,13 @@ class Metadata:
         """Make `version` the execution's, unless the lock was not had in time and another was first."""
         assert self._disk is not None
         try:
-            self._remember_files(table, version)  # before its digest: who sees the digest finds the files
+            self.host.remember(table, version)  # before its digest: who sees the digest finds the files
             winner = self._disk.create_record("execution", key, version.digest)
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return Resolution(version, True)
-        taken = self._files(table, winner) if winner != version.digest else None
+        taken = self.host.files(table, winner) if winner != version.digest else None
         return Resolution(taken or version, taken is None)
-
-    @contextlib.contextmanager
-    def _locked(self, kind: str, name: str) -> Iterator[None]:
-        """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
-        lock = None
-        try:
-            if self._disk is not None:
-                lock = self._disk.acquire(kind, name, _LOCK_WAIT_S)
-        except OSError:
-            self._metrics.inc("cacheFailureCount")
-        try:
-            yield
-        finally:
-            if lock is not None:
-                lock.release()
 
     def resolve_again(
         self, table: Table, options: LookupOptions, execution: Execution | None, gone: str, settled: bool = False
@@ -209,8 +197,8 @@ class Metadata:
             if recorded is not None and recorded.digest != gone:
                 return recorded  # another task noticed first
             version = self._replacement(table, settled)
-            self._try(lambda disk: self._remember_files(table, version))
-            self._try(lambda disk: disk.replace_record("execution", key, version.digest))
+            self.host.remember(table, version)
+            self.host.attempt(lambda disk: disk.replace_record("execution", key, version.digest))
             return version
         return self._replacement(table, settled)
 
@@ -220,7 +208,7 @@ class Metadata:
 
     def _recorded(self, table: Table, key: str) -> TableVersion | None:
         digest = self._disk.get_record("execution", key) if self._disk else None
-        return self._files(table, digest) if isinstance(digest, str) else None
+        return self.host.files(table, digest) if isinstance(digest, str) else None
 
     def ask(self, table: Table) -> TableVersion:
         """The store's current version: one metadata call, remembered on this host."""
@@ -228,7 +216,7 @@ class Metadata:
 
     def version_of(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record. No store call."""
-        return self._files(table, digest)
+        return self.host.files(table, digest)
 
     def find(self, table: Table, options: LookupOptions, digest: str, newest: float) -> TableVersion | None:
         """The version of that digest, from one listing if this host does not know it; None if the store has moved on.
@@ -236,11 +224,11 @@ class Metadata:
         `newest`: its `TableVersion.newest`. A table to which only files were added since is found by that. A full
         cache in CACHE mode knows the files of `lookup.partition` only.
         """
-        known = self._files(table, digest)
+        known = self.host.files(table, digest)
         if known is not None:
             return known
-        with self._locked("find", digest):
-            known = self._files(table, digest)  # whoever held the lock before us may have found it
+        with self.host.locked("find", digest):
+            known = self.host.files(table, digest)  # whoever held the lock before us may have found it
             if known is not None:
                 return known
             version = self._ask(table, self._clock.steady_s())
@@ -260,7 +248,7 @@ class Metadata:
             found = next((state for state in states if state.digest == digest), None)
             if found is not None:
                 version = found
-                self._try(lambda disk: self._remember_files(table, version))
+                self.host.remember(table, version)
             return found
 
     def settled(self, table: Table, version: TableVersion) -> TableVersion:
@@ -294,7 +282,7 @@ class Metadata:
             return self._refreshed(table)
         fresh = self._fresh(table, options)
         if fresh is None:
-            with self._locked("refresh", table.id):
+            with self.host.locked("refresh", table.id):
                 fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
                 if fresh is None:
                     return self._refreshed(table)
@@ -303,61 +291,25 @@ class Metadata:
 
     def _fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The last known version if it is within the sync interval. Its age counts from when it was learned."""
-        record = self._last(table)
+        record = self.host.last(table)
         # With a full cache its trigger asks the store; in between, what it learned last is known here.
         interval_s = -1.0 if options.cache is CacheMode.FULL else options.sync_interval_s
         if record is None or interval_s is None or interval_s == 0:
             return None
         age_s = self._clock.steady_s() - record["started_s"]
-        if not self._reaches(record.get("log"), self._floors(table.url, options)):
+        if not self.host.reaches(record.get("log"), self.host.floors(table.url, options)):
             return None
         # Another boot's clock says nothing about age.
         if interval_s > 0 and (record["boot"] != self._clock.boot or age_s > interval_s):
             return None
-        return self._files(table, record["digest"])
-
-    # --- floors: what this host has committed, it reads ----------------------------------------
-
-    def raise_floor(self, url: str, table_id: str, position: int) -> None:
-        """Answer, on this host, from no version of the table at `url` before this commit: read your own writes."""
-        if self._disk is None:
-            return
-        with self._locked("floor", url):
-            known = self.floor(url)
-            if known is None or known[0] != table_id or known[1] < position:
-                self._try(lambda disk: disk.replace_record("floor", self._floor_key(url), [table_id, position]))
-
-    def floor(self, url: str) -> tuple[str, int] | None:
-        """(table id, log position) of the newest commit that this host has made to the table at `url`."""
-        record = self._disk.get_record("floor", self._floor_key(url)) if self._disk is not None else None
-        return (record[0], record[1]) if record is not None else None
-
-    def _floor_key(self, url: str) -> str:
-        return key_of(self._ufs.scope, url)
-
-    def _floors(self, url: str, options: LookupOptions) -> list[tuple[str, int]]:
-        own = self.floor(url)
-        found = [own] if own is not None else []
-        if options.floor is not None:
-            table_id, _, position = options.floor.rpartition(":")
-            found.append((table_id, int(position)))
-        return found
-
-    def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
-        """Whether a version known before has what this host, and the planning one, have committed."""
-        log = None if version.log is None else (version.log.table_id, version.log.position)
-        return not table.managed or self._reaches(log, self._floors(table.url, options))
-
-    @staticmethod
-    def _reaches(log: Sequence[Any] | None, floors: Sequence[tuple[str, int]]) -> bool:
-        return log is None or all(log[0] == table_id and log[1] >= position for table_id, position in floors)
+        return self.host.files(table, record["digest"])
 
     def _refreshed(self, table: Table) -> TableVersion:
         try:
             return self._ask(table, self._clock.steady_s())
         except (NotATableError, UfsNotFoundError) as problem:
-            record = self._last(table)
-            kept = self._files(table, record["digest"]) if record else None
+            record = self.host.last(table)
+            kept = self.host.files(table, record["digest"]) if record else None
             if kept is None:
                 raise
             self._metrics.inc("keptVersionCount")
@@ -369,7 +321,7 @@ class Metadata:
     def _ask(self, table: Table, started_s: float) -> TableVersion:
         """The store's current version, once it is quiet: one call (more only while it settles, and of a log)."""
         if table.managed:
-            return self._finish(table, self._at_log(table), started_s)
+            return self._learned(table, self._at_log(table), started_s)
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table)
             wait_s = self._unsettled_s(table, status)
@@ -377,11 +329,26 @@ class Metadata:
                 version = self._version(table, status)
                 if self._shrank(table, version):
                     version = self._confirmed(table, version)
-                return self._finish(table, version, started_s)
+                return self._learned(table, version, started_s)
             self._clock.sleep(wait_s)
         raise TableBusyError(
             f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
         )
+
+    def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
+        self._metrics.inc("resolutionCount")
+        return self.host.learned(table, version, started_s)
+
+    def log_of(self, options: LookupOptions) -> TableState | None:
+        """What the log of the table at `options.path` says now; None if it has none."""
+        url = self._ufs.url_of(options.path)
+        if is_glob(url):
+            return None
+        known = any(
+            self.host.last(Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s)) is not None
+            for kind in (Kind.DIRECTORY, Kind.FILE)
+        )
+        return None if known and self.log(url).known() is None else self.log(url).latest()
 
     def log(self, url: str) -> NotificationLog:
         """The log of the managed table at a canonical URL."""
@@ -397,10 +364,10 @@ class Metadata:
 
     def _shrank(self, table: Table, version: TableVersion) -> bool:
         """Whether files are gone since the last known version and none came: removal, or a job that has just begun."""
-        record = self._last(table)
+        record = self.host.last(table)
         if table.kind is Kind.FILE or record is None or record["digest"] == version.digest:
             return False
-        last = self._files(table, record["digest"])
+        last = self.host.files(table, record["digest"])
         return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
 
     def _confirmed(self, table: Table, version: TableVersion) -> TableVersion:
@@ -437,135 +404,6 @@ class Metadata:
         if "_spark_metadata" in status.directories:
             files = committed_by_sink(self._blocks, status, files)
         return TableVersion(table.id, files)
-
-    # --- what this host remembers -----------------------------------------------------------------
-
-    def _finish(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
-        """Record a finished resolution. One that started later and is known already replaces this one.
-
-        So a slow listing cannot take the host back to an older state (monotonic reads).
-        """
-        self._metrics.inc("resolutionCount")
-        if self._disk is None:
-            return version
-        record = self._last(table)
-        if record and self._is_newer(record, version, started_s):
-            newer = self._files(table, record["digest"])
-            if newer is not None:
-                return newer
-        value = {
-            "digest": version.digest,
-            "log": None if version.log is None else [version.log.table_id, version.log.position],
-            "started_s": started_s,
-            "boot": self._clock.boot,
-            "wall_s": self._clock.wall_s(),
-        }
-
-        def remember(disk: Disk) -> None:
-            self._remember_files(table, version)
-            disk.replace_record("table", table.id, value)
-            floor = self.floor(table.url) if version.log is not None else None
-            if floor is not None and version.log is not None and floor[0] != version.log.table_id:
-                disk.remove_record("floor", self._floor_key(table.url))  # of a table that was dropped
-            if record is None or record["digest"] != version.digest:
-                row = {
-                    "digest": version.digest,
-                    "resolved_at": value["wall_s"],
-                    "files": len(version.files),
-                    "bytes": version.bytes,
-                }
-                disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
-
-        self._try(remember)
-        return version
-
-    def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
-        """Whether what is on record replaces `version`, whose resolution began at `started_s`: by log position, if it has one."""
-        log, known = version.log, record.get("log")
-        if log is not None and known is not None and log.table_id == known[0]:
-            return int(known[1]) > log.position
-        return bool(record["boot"] == self._clock.boot and record["started_s"] > started_s)
-
-    def remember(self, table: Table, version: TableVersion) -> None:
-        """Put a version's files on record, for whoever is told of its digest."""
-        self._try(lambda disk: self._remember_files(table, version))
-
-    def count_announcement(self, table: Table, version: TableVersion) -> None:
-        """Remember when a version was last announced to the tasks of a query, for `known_versions`."""
-        place = f"{key_of(table.scope, table.url)}-{version.digest}"
-        self._try(lambda disk: disk.replace_record("announced", place, {"announced_at": self._clock.wall_s()}))
-
-    def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
-        """The versions of the table at `options.path` that this host has resolved, oldest first.
-
-        Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, and `announced_at` (when the tasks
-        of a query were last told of it; None if none were).
-        """
-        if self._disk is None:
-            return []
-        prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
-        told = {key: row["announced_at"] for key, row in self._disk.records("announced", prefix)}
-        found = self._disk.records("version", prefix)
-        rows = [{**row, "announced_at": told.get(key)} for key, row in found]
-        return sorted(rows, key=lambda row: row["resolved_at"])
-
-    def _last(self, table: Table) -> dict[str, Any] | None:
-        record = self._disk.get_record("table", table.id) if self._disk else None
-        return record if isinstance(record, dict) else None
-
-    def _remember_files(self, table: Table, version: TableVersion) -> None:
-        if self._disk is None or self._disk.has_record("files", version.digest):
-            return
-        if version.log is not None:  # its files follow from the log, which is on record
-            self._disk.replace_record("files", version.digest, version.log.plain())
-            return
-        files = [[f.url, f.size, f.identity, f.modified_at_s] for f in version.files if f.settled]
-        if len(files) == len(version.files):
-            self._disk.replace_record("files", version.digest, files)
-        else:  # too new to be told from the next state, until the clock has moved on
-            rows = [[f.url, f.size, f.identity, f.modified_at_s, f.settled] for f in version.files]
-            seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "files": rows}
-            self._disk.replace_record("unsettled", version.digest, seen)
-
-    def _files(self, table: Table, digest: str) -> TableVersion | None:
-        """The version of that digest, if this host has its files on record."""
-        if self._disk is None:
-            return None
-        rows, settled = self._disk.get_record("files", digest), True
-        if table.managed:
-            return self._from_log(table, digest, rows)
-        if rows is None:
-            seen = self._disk.get_record("unsettled", digest)
-            if seen is None:
-                return None
-            age_s = self._clock.steady_s() - seen["seen_s"] if seen["boot"] == self._clock.boot else 0.0
-            rows, settled = seen["files"], age_s > SETTLED_AFTER_S
-        version = TableVersion(table.id, tuple(FileVersion(*row) for row in rows))
-        if settled:
-            version = version.settled()
-        return version if version.digest == digest else None
-
-    def _from_log(self, table: Table, digest: str, row: Any) -> TableVersion | None:
-        """The version that a record names, if what this host knows of the log has it."""
-        state = self.log(table.url).known()
-        if row is None or state is None:
-            return None
-        log = LogVersion.of_plain(row)
-        if log.table_id != state.table_id or log.position > state.position:
-            return None
-        with contextlib.suppress(VersionGoneError):
-            version = managed_version(table, state, None if isinstance(table.pinned, str) else log.position)
-            return version if version.digest == digest else None
-        return None
-
-    def _try(self, write: Callable[[Disk], None]) -> None:
-        """Write to the host's cache directory; a failure costs a later call, not this one."""
-        if self._disk is None:
-            return
-        try:
-            write(self._disk)
-        except OSError:
-            self._metrics.inc("cacheFailureCount")
 
 
 def _check_managed(options: LookupOptions) -> None:

@@ -72,7 +72,7 @@ def _served(reader: TableReader, options: LookupOptions, table: Table) -> TableV
         return None
     full = reader.full(table, options)
     latest = full.latest() if full is not None else None
-    behind = latest is not None and not reader.metadata.includes_own_writes(table, options, latest)
+    behind = latest is not None and not reader.metadata.host.includes_own_writes(table, options, latest)
     return None if behind else latest
 
 

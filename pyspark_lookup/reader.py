@@ -239,7 +239,7 @@ class TableReader:
         """
         full = self.full(table, options)
         latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
-        if full is None or latest is None or self.metadata.includes_own_writes(table, options, latest[0]):
+        if full is None or latest is None or self.metadata.host.includes_own_writes(table, options, latest[0]):
             return latest
         full.ask_reload()
         return None

@@ -136,7 +136,7 @@ class Engine:
         log = self.reader.metadata.log(self._ufs.url_of(options.path))
         table = self.reader.metadata.table_of(options, Kind.MANAGED)
         unique = functools.partial(check_unique, self.reader, table)
-        raise_floor = functools.partial(self.reader.metadata.raise_floor, log.url)
+        raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
         return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, unique, raise_floor)
 
 
@@ -161,6 +161,10 @@ class Runtime:
             if key not in self._engines:
                 self._engines[key] = self._build(options)
             return self._engines[key]
+
+    def nonce(self) -> str:
+        """16 hex digits that nobody else has drawn."""
+        return f"{self._rng.getrandbits(64):016x}"
 
     def effective(self, options: LookupOptions) -> LookupOptions:
         """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""

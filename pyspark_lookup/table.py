@@ -175,7 +175,7 @@ def managed_version(table: Table, state: TableState, position: int | None = None
     except ValueError as problem:
         raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
     files = (
-        FileVersion(f"{table.url}/{file.path}", file.size, IMMUTABLE, at_s) for file, at_s in state.files(write_ids)
+        FileVersion(f"{table.url}/{file.path}", file.size, IMMUTABLE, at_s) for file, _, at_s in state.files(write_ids)
     )
     return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), log)
 

@@ -1,7 +1,7 @@
 """`lookup.view`: what a host knows about a table, as rows.
 
 `files`: the files of the current version (one metadata call). `versions`: the versions this host has
-resolved. `metrics`: this host's counters. `summary`: one row about the current version. `told`: the version
+resolved, or all that a managed table's log has. `metrics`: this host's counters. `summary`: one row about the current version. `told`: the version
 that the asking execution reads, as the tasks of a lookup are told of it. No rows of the table are read but for
 `told`, which secures them (see `announcing`).
 """
@@ -16,13 +16,21 @@ import pyarrow as pa
 from pyspark_lookup.metrics import COUNTERS, GAUGES
 from pyspark_lookup.options import LookupOptions, View
 from pyspark_lookup.runtime import Engine
+from pyspark_lookup.writeids import ValidWriteIdList
 
 __all__ = ["ViewTask", "view_batches", "view_schema"]
 
 _INSTANT = pa.timestamp("us", "UTC")
 _SCHEMAS = {
     View.FILES: pa.schema(
-        [("url", pa.string()), ("size", pa.int64()), ("identity", pa.string()), ("modified_at", _INSTANT)]
+        [
+            ("url", pa.string()),
+            ("size", pa.int64()),
+            ("identity", pa.string()),
+            ("modified_at", _INSTANT),  # of a managed table: committed
+            ("write_id", pa.int64()),  # null of plain files, as rows
+            ("rows", pa.int64()),
+        ]
     ),
     View.VERSIONS: pa.schema(
         [
@@ -31,6 +39,13 @@ _SCHEMAS = {
             ("files", pa.int64()),
             ("bytes", pa.int64()),
             ("announced_at", _INSTANT),  # null if no join or SQL function was told of it here
+            # Of managed tables, whose versions are all in the log; those above are null where this host has not read them.
+            ("version", pa.int64()),  # as lookup.version takes it
+            ("committed_at", _INSTANT),
+            ("operation", pa.string()),  # create, append, overwrite or alter
+            ("write_id", pa.int64()),
+            ("files_added", pa.int64()),
+            ("rows_added", pa.int64()),
         ]
     ),
     View.METRICS: pa.schema(
@@ -76,18 +91,46 @@ def _micros(seconds: float | None) -> int | None:
 
 
 def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
-    _, version = engine.reader.metadata.discover(options)
-    return [
-        {"url": file.url, "size": file.size, "identity": file.identity, "modified_at": _micros(file.modified_at_s)}
-        for file in version.files
-    ]
+    metadata = engine.reader.metadata
+    table, version = metadata.discover(options)
+    state = metadata.log(table.url).known() if table.managed else None
+    written: dict[str, tuple[int, int]] = {}
+    if state is not None and version.log is not None:
+        listed = state.files(ValidWriteIdList.parse(version.log.write_ids))
+        written = {f"{table.url}/{file.path}": (write_id, file.rows) for file, write_id, _ in listed}
+    rows: list[dict[str, object]] = []
+    for file in version.files:
+        write_id, count = written.get(file.url, (None, None))
+        at = _micros(file.modified_at_s)
+        row = {"url": file.url, "size": file.size, "identity": file.identity, "modified_at": at}
+        rows.append({**row, "write_id": write_id, "rows": count})
+    return rows
 
 
 def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
-    return [
+    metadata = engine.reader.metadata
+    known: list[dict[str, object]] = [
         {**row, "resolved_at": _micros(row["resolved_at"]), "announced_at": _micros(row["announced_at"])}
-        for row in engine.reader.metadata.known_versions(options)
+        for row in metadata.host.known_versions(options)
     ]
+    state = metadata.log_of(options)
+    if state is None:
+        return known
+    seen = {row["position"]: row for row in known}
+    rows = []
+    for change in state.changes:
+        write = None if change.write_id is None else state.writes[change.write_id]
+        operation = write.mode.value if write is not None else "create" if change.position == 1 else "alter"
+        row = {
+            "version": change.position,
+            "committed_at": _micros(change.at_s),
+            "operation": operation,
+            "write_id": change.write_id,
+            "files_added": 0 if write is None else len(write.files),
+            "rows_added": 0 if write is None else write.rows,
+        }
+        rows.append({**seen.get(change.position, {}), **row})
+    return rows
 
 
 def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
@@ -96,7 +139,7 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [
         {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
     ]
-    told = [row for row in engine.reader.metadata.known_versions(options) if row["announced_at"] is not None]
+    told = [row for row in engine.reader.metadata.host.known_versions(options) if row["announced_at"] is not None]
     if told:
         last = max(told, key=lambda row: row["announced_at"])
         meaning = "Unix ms when a join or SQL function was last told its version, which is in `detail`"

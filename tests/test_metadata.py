@@ -361,7 +361,7 @@ def test_known_versions_are_those_this_host_resolved(directory: Path, cache_dir:
     host.clock.tick(5)
     write(directory / "d.parquet")
     second = host.metadata.discover(opts)[1]
-    rows = host.metadata.known_versions(opts)
+    rows = host.metadata.host.known_versions(opts)
     assert [row["digest"] for row in rows] == [first.digest, second.digest]
     assert rows[1]["files"] == 4
     assert rows[1]["bytes"] == second.bytes

@@ -103,7 +103,6 @@ class Allocate(Event):
     kind = "allocate"
     write_id: int
     mode: WriteMode
-    app: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +261,7 @@ def _batch(value: Any) -> Batch:
 
 _BODIES: dict[type[Event], dict[str, Any]] = {
     Create: {"definition": definition_of},
-    Allocate: {"write_id": _write_id, "mode": WriteMode, "app": _text},
+    Allocate: {"write_id": _write_id, "mode": WriteMode},
     Write: {"write_id": _write_id, "files": files_of},
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": _text},

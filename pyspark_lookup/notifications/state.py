@@ -264,12 +264,12 @@ class TableState:
         base = max((write.id for write in valid if write.mode is WriteMode.OVERWRITE), default=0)
         return (write for write in valid if write.id >= base and (write.files or write.id == base))
 
-    def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, float]]:
-        """The files of which rows are seen, with the time of their write's commit."""
+    def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
+        """The files of which rows are seen, with their write's id and the time of its commit."""
         times = {change.write_id: change.at_s for change in self.changes}
         for write in self._seen(write_ids):
             for file in write.files:
-                yield file, times.get(write.id, 0.0)
+                yield file, write.id, times.get(write.id, 0.0)
 
     # --- checkpoints ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql.datasource import Filter
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType, VarcharType
 
 from pyspark_lookup import planner
 from pyspark_lookup.conf import conf_file_options
@@ -28,9 +28,12 @@ from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.spark.filters import predicate_of
 from pyspark_lookup.views import ViewTask, view_schema
 
-__all__ = ["OPTIONS_METADATA", "Planning", "prunes_by_pushed_filters", "schema_of", "table_options"]
+__all__ = ["OPTIONS_METADATA", "Planning", "prunes_by_pushed_filters", "schema_of", "table_options", "written_options"]
 
 OPTIONS_METADATA = "lookupcache.options"
+_MARK = "lookupcache.mark"
+_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
+_LONGEST = 1073741823
 # What Spark's session catalog adds to a table's own options.
 _CATALOG_KEYS = frozenset({"owner", "provider", "location", "comment", "external", "is_managed_location", "collation"})
 
@@ -81,9 +84,42 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
 
 def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> StructType:
     schema = from_arrow_schema(columns)
-    if options is not None:
-        schema[0].metadata = {OPTIONS_METADATA: json.dumps(dict(options), sort_keys=True)}
+    if options is None:
+        return schema
+    mark = os.urandom(8).hex()
+    for number, field in enumerate(schema):
+        field.metadata = {_MARK: f"{mark}:{number}"}
+    schema[0].metadata = {**schema[0].metadata, OPTIONS_METADATA: json.dumps(dict(options), sort_keys=True)}
+    # With a column of this type Spark aliases every column of an INSERT anew, so that what arrives with them is this
+    # table's and not that of the rows' own columns.
+    text = next((field for field in schema if isinstance(field.dataType, StringType)), None)
+    if text is not None:
+        text.dataType = VarcharType(_LONGEST)
     return schema
+
+
+def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """The options of a write, which say where it goes. Raises OptionError where that would be a guess."""
+    own = _single_path(write)
+    if "path" in own:
+        return own
+    marks = [(field.metadata or {}).get(_MARK, "").partition(":") for field in schema]
+    same = {mark for mark, _, _ in marks}
+    ours = len(same) == 1 and "" not in same and [n for _, _, n in marks] == [str(n) for n in range(len(marks))]
+    text = any(isinstance(field.dataType, StringType) for field in schema)
+    stale = any(_VARCHAR in (field.metadata or {}) for field in schema)
+    if not ours or not text or stale:
+        raise OptionError(
+            "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
+            + (
+                "what came with the rows may be another table's. "
+                if table_options(schema)
+                else "nothing came in their place. "
+            )
+            + "Use INSERT INTO dim WITH (path 's3://bucket/dim') SELECT …, or "
+            "df.write.format('lookupcache').mode('append').save('s3://bucket/dim')"
+        )
+    return {**table_options(schema), **own}
 
 
 def table_options(schema: StructType) -> dict[str, str]:
@@ -144,8 +180,9 @@ class Planning:
 
     def _data_tasks(self, engine: Engine) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         found = self._found or planner.find(engine.reader, self.options)
-        planner.table_columns(found, self.options)
-        plan = planner.plan_read(found, self.options, self._columns, runtime().clock, self._pushed)
+        options = engine.reader.metadata.host.with_floor(found.table, planner.completed(self.options, found))
+        planner.table_columns(found, options)
+        plan = planner.plan_read(found, options, self._columns, runtime().clock, self._pushed)
         return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,11 +57,11 @@ class LookupCacheDataSource(DataSource):
         # Spark refuses a reader with pushFilters unless it is about to call it.
         return PushdownReader(plan) if planning.prunes_by_pushed_filters(plan) else LookupReader(plan)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        _not_yet(
-            "writing is not supported yet: write the files with df.write.parquet(path) (or csv, json, orc) and read them "
-            "with format('lookupcache'); queries see them at their next execution"
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A write of a managed table; its first write creates it."""
+        from pyspark_lookup.spark import sink
+
+        return sink.batch_writer(self.options, schema, overwrite)
 
     def streamReader(self, schema: StructType) -> NoReturn:
         _not_yet(
@@ -62,8 +69,11 @@ class LookupCacheDataSource(DataSource):
             "micro-batch then sees its current version"
         )
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        _not_yet("streaming writes are not supported yet: write files from foreachBatch with df.write.parquet(path)")
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A stream into a managed table, each micro-batch committed once."""
+        from pyspark_lookup.spark import sink
+
+        return sink.stream_writer(self.options, schema, overwrite)
 
 
 def _not_yet(message: str) -> NoReturn:

@@ -17,7 +17,7 @@ from pyspark_lookup.api import LookupTable, option_text
 from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.options import CacheMode, LookupOptions, View, merged_options
+from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View, merged_options
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.spark.planning import table_options
 
@@ -33,7 +33,7 @@ _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 class LookedUp:
     """A table as a lookup sees it: its options, all its columns, and those of them that are looked up by and for.
 
-    `chosen`: fields of the table in the order of the answer. `facts`: its size, if that was asked for.
+    `chosen`: fields of the table in the order of the answer.
     """
 
     spark: SparkSession
@@ -123,7 +123,11 @@ def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
     if "lookup.provider" in shown:
         return shown
     shown.pop("lookup.keys")
-    return merged_options(shown, {"lookup.cache": CacheMode.NONE.value})
+    without = merged_options(shown, {"lookup.cache": CacheMode.NONE.value})
+    if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
+        # With a full cache no interval says when the store is asked: what is known will do.
+        without.setdefault("lookup.metadata.sync-interval", "-1")
+    return without
 
 
 def _names(schema: StructType) -> pa.Schema:

@@ -158,13 +158,6 @@ class TableWriter:
         An append without files changes nothing. Raises WriteConflictError, NonUniqueKeyError or SchemaError if it cannot
         be (the write is aborted then), CommitUnknownError if the store does not say.
         """
-        try:
-            return self._commit(job, files, batch)
-        except (WriteConflictError, SchemaError, ValueError):
-            self.abort(job, files)
-            raise
-
-    def _commit(self, job: Job, files: Sequence[DataFile], batch: Batch | None) -> TableState | None:
         if not files and job.mode is WriteMode.APPEND:
             self.abort(job, files, "no rows")
             return self._log.latest()
@@ -172,7 +165,16 @@ class TableWriter:
         if job.write_id is None:
             self.remove(job, files)
             return None
-        write_id = job.write_id
+        try:
+            state = self._commit(job, job.write_id, files, batch)
+        except (WriteConflictError, SchemaError, ValueError):
+            self.abort(job, files)
+            raise
+        self._committed(state.table_id, state.position)
+        self._tidy(job, {file.path for file in files})
+        return state
+
+    def _commit(self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None) -> TableState:
         checked: set[DataFile] = set()
 
         def write(state: TableState, nonce: str, at_s: float) -> Event | None:
@@ -183,14 +185,15 @@ class TableWriter:
 
         def commit(state: TableState, nonce: str, at_s: float) -> Event:
             definition = self._check(state, job, files, checked)
+            if batch is not None and state.is_committed(batch):
+                raise WriteConflictError(
+                    f"batch {batch.id} of streaming query {batch.query} was committed by somebody else"
+                )
             changed = definition if definition.schema != state.definition.schema else None
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
 
         self._log.append(write)
-        state = self._log.append(commit)
-        self._committed(state.table_id, state.position)
-        self._tidy(job, {file.path for file in files})
-        return state
+        return self._log.append(commit)
 
     def _allocated(self, job: Job, batch: Batch | None) -> Job:
         """The job with a write id; without, if its batch is committed already."""
@@ -219,7 +222,7 @@ class TableWriter:
             raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
         if self._options.write_unique_keys:
             # A second check, of what others have committed since the first.
-            others = [] if job.mode is WriteMode.OVERWRITE else [f for f, _ in state.files(state.valid_write_ids())]
+            others = [] if job.mode is WriteMode.OVERWRITE else [f for f, _, _ in state.files(state.valid_write_ids())]
             fresh = [file for file in others if file not in checked]
             if fresh or not checked:
                 self._check_unique(definition, files, fresh)
@@ -230,11 +233,16 @@ class TableWriter:
         if state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
 
-    def abort(self, job: Job, files: Iterable[DataFile], reason: str = "") -> None:
+    def abort(self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None) -> None:
         """See to it that no row of the job is ever seen, and remove its files; nothing if it is committed.
 
         Raises a UfsError if the store cannot be asked; the write stays open then, and its files where they are.
         """
+        if batch is not None:
+            now = self._log.latest()
+            if now is not None and now.is_committed(batch):
+                _log.warning("batch %d of query %s is committed: not aborted", batch.id, batch.query)
+                return
         if job.write_id is not None:
             write_id = job.write_id
 

@@ -1,0 +1,233 @@
+"""`HostVersions`: what a host remembers of a table's versions, for all its processes.
+
+Which version it learned last and when, which files a digest stands for, which commits were made here. All of it is
+records in the host's cache directory; one that is lost costs a call to the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.errors import VersionGoneError
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.notifications import LogVersion, NotificationLog
+from pyspark_lookup.options import LookupOptions, MetadataSource
+from pyspark_lookup.stores import SETTLED_AFTER_S
+from pyspark_lookup.table import Table, TableVersion, managed_version
+from pyspark_lookup.ufs import FileVersion, Ufs
+
+__all__ = ["HostVersions"]
+
+_LOCK_WAIT_S = 30.0
+
+
+class HostVersions:
+    """A host's memory of one table reference. `disk` None: there is none. `log`: the log of a managed table's URL."""
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        disk: Disk | None,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        log: Callable[[str], NotificationLog],
+    ) -> None:
+        self._ufs = ufs
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._log = log
+
+    # --- the last version -------------------------------------------------------------------------
+
+    def last(self, table: Table) -> dict[str, Any] | None:
+        """What was learned last: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
+        record = self._disk.get_record("table", table.id) if self._disk else None
+        return record if isinstance(record, dict) else None
+
+    def learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
+        """Record a resolution that began at `started_s`. What is known already and newer is returned in its place.
+
+        So a slow listing cannot take the host back to an older state (monotonic reads).
+        """
+        if self._disk is None:
+            return version
+        # Of logs the newest position stays, whoever writes last.
+        with self.locked("learned", table.id) if version.log is not None else contextlib.nullcontext():
+            record = self.last(table)
+            if record and self._is_newer(record, version, started_s):
+                newer = self.files(table, record["digest"])
+                if newer is not None:
+                    return newer
+            self.attempt(lambda disk: self._write(disk, table, version, started_s, record))
+        return version
+
+    def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
+        """Whether what is on record replaces `version`, whose resolution began at `started_s`: by log position, if it has one."""
+        log, known = version.log, record.get("log")
+        if log is not None and known is not None and log.table_id == known[0]:
+            return int(known[1]) > log.position
+        return bool(record["boot"] == self._clock.boot and record["started_s"] > started_s)
+
+    def _write(
+        self, disk: Disk, table: Table, version: TableVersion, started_s: float, record: Mapping[str, Any] | None
+    ) -> None:
+        self._remember_files(table, version)
+        value = {
+            "digest": version.digest,
+            "log": None if version.log is None else [version.log.table_id, version.log.position],
+            "started_s": started_s,
+            "boot": self._clock.boot,
+            "wall_s": self._clock.wall_s(),
+        }
+        disk.replace_record("table", table.id, value)
+        floor = self.floor(table.url) if version.log is not None else None
+        if floor is not None and version.log is not None and floor[0] != version.log.table_id:
+            disk.remove_record("floor", self._floor_key(table.url))  # of a table that was dropped
+        if record is None or record["digest"] != version.digest:
+            row = {
+                "digest": version.digest,
+                "resolved_at": value["wall_s"],
+                "files": len(version.files),
+                "bytes": version.bytes,
+                "position": None if version.log is None else version.log.position,
+            }
+            disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
+
+    # --- floors: what this host has committed, it reads ----------------------------------------
+
+    def raise_floor(self, url: str, table_id: str, position: int) -> None:
+        """Answer, on this host, from no version of the table at `url` before this commit: read your own writes."""
+        if self._disk is None:
+            return
+        with self.locked("floor", url):
+            known = self.floor(url)
+            if known is None or known[0] != table_id or known[1] < position:
+                self.attempt(lambda disk: disk.replace_record("floor", self._floor_key(url), [table_id, position]))
+
+    def floor(self, url: str) -> tuple[str, int] | None:
+        """(table id, log position) of the newest commit that this host has made to the table at `url`."""
+        record = self._disk.get_record("floor", self._floor_key(url)) if self._disk is not None else None
+        return (record[0], record[1]) if record is not None else None
+
+    def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
+        """The options of a read that is planned here, for hosts that do not know what this one has committed."""
+        floor = self.floor(table.url) if table.managed and options.metadata_source is MetadataSource.CACHE else None
+        return options if floor is None else dataclasses.replace(options, floor=f"{floor[0]}:{floor[1]}")
+
+    def _floor_key(self, url: str) -> str:
+        return key_of(self._ufs.scope, url)
+
+    def floors(self, url: str, options: LookupOptions) -> list[tuple[str, int]]:
+        own = self.floor(url)
+        found = [own] if own is not None else []
+        if options.floor is not None:
+            table_id, _, position = options.floor.rpartition(":")
+            found.append((table_id, int(position)))
+        return found
+
+    def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
+        """Whether a version known before has what this host, and the planning one, have committed."""
+        log = None if version.log is None else (version.log.table_id, version.log.position)
+        return not table.managed or self.reaches(log, self.floors(table.url, options))
+
+    @staticmethod
+    def reaches(log: Sequence[Any] | None, floors: Sequence[tuple[str, int]]) -> bool:
+        return log is None or all(log[0] == table_id and log[1] >= position for table_id, position in floors)
+
+    def remember(self, table: Table, version: TableVersion) -> None:
+        """Put a version's files on record, for whoever is told of its digest."""
+        self.attempt(lambda disk: self._remember_files(table, version))
+
+    def count_announcement(self, table: Table, version: TableVersion) -> None:
+        """Remember when a version was last announced to the tasks of a query, for `known_versions`."""
+        place = f"{key_of(table.scope, table.url)}-{version.digest}"
+        self.attempt(lambda disk: disk.replace_record("announced", place, {"announced_at": self._clock.wall_s()}))
+
+    def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
+        """The versions of the table at `options.path` that this host has resolved, oldest first.
+
+        Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, `position` in the log (None: there is
+        none), and `announced_at` (when the tasks of a query were last told of it; None if none were).
+        """
+        if self._disk is None:
+            return []
+        prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
+        told = {key: row["announced_at"] for key, row in self._disk.records("announced", prefix)}
+        found = self._disk.records("version", prefix)
+        rows = [{**row, "announced_at": told.get(key)} for key, row in found]
+        return sorted(rows, key=lambda row: row["resolved_at"])
+
+    def _remember_files(self, table: Table, version: TableVersion) -> None:
+        if self._disk is None or self._disk.has_record("files", version.digest):
+            return
+        if version.log is not None:  # its files follow from the log, which is on record
+            self._disk.replace_record("files", version.digest, version.log.plain())
+            return
+        files = [[f.url, f.size, f.identity, f.modified_at_s] for f in version.files if f.settled]
+        if len(files) == len(version.files):
+            self._disk.replace_record("files", version.digest, files)
+        else:  # too new to be told from the next state, until the clock has moved on
+            rows = [[f.url, f.size, f.identity, f.modified_at_s, f.settled] for f in version.files]
+            seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "files": rows}
+            self._disk.replace_record("unsettled", version.digest, seen)
+
+    def files(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this host has its files on record."""
+        if self._disk is None:
+            return None
+        rows, settled = self._disk.get_record("files", digest), True
+        if table.managed:
+            return self._from_log(table, digest, rows)
+        if rows is None:
+            seen = self._disk.get_record("unsettled", digest)
+            if seen is None:
+                return None
+            age_s = self._clock.steady_s() - seen["seen_s"] if seen["boot"] == self._clock.boot else 0.0
+            rows, settled = seen["files"], age_s > SETTLED_AFTER_S
+        version = TableVersion(table.id, tuple(FileVersion(*row) for row in rows))
+        if settled:
+            version = version.settled()
+        return version if version.digest == digest else None
+
+    def _from_log(self, table: Table, digest: str, row: Any) -> TableVersion | None:
+        """The version that a record names, if what this host knows of the log has it."""
+        state = self._log(table.url).known()
+        if row is None or state is None:
+            return None
+        log = LogVersion.of_plain(row)
+        if log.table_id != state.table_id or log.position > state.position:
+            return None
+        with contextlib.suppress(VersionGoneError):
+            version = managed_version(table, state, None if isinstance(table.pinned, str) else log.position)
+            return version if version.digest == digest else None
+        return None
+
+    def attempt(self, write: Callable[[Disk], None]) -> None:
+        """Write to the host's cache directory; a failure costs a later call, not this one."""
+        if self._disk is None:
+            return
+        try:
+            write(self._disk)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+
+    @contextlib.contextmanager
+    def locked(self, kind: str, name: str) -> Iterator[None]:
+        """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
+        lock = None
+        try:
+            if self._disk is not None:
+                lock = self._disk.acquire(kind, name, _LOCK_WAIT_S)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
