@@ -197,11 +197,11 @@ class HostVersions:
 
     def _from_log(self, table: Table, digest: str, row: Any) -> TableVersion | None:
         """The version that a record names, if what this host knows of the log has it."""
-        state = self._log(table.url).known()
-        if row is None or state is None:
+        if row is None:
             return None
         log = LogVersion.of_plain(row)
-        if log.table_id != state.table_id or log.position > state.position:
+        state = self._log(table.url).known(log.position)
+        if state is None or log.table_id != state.table_id or log.position > state.position:
             return None
         with contextlib.suppress(VersionGoneError):
             version = managed_version(table, state, None if isinstance(table.pinned, str) else log.position)

@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 PartitionValue = str | None
+_VERSIONS_KEPT = 8
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _GLOB = re.compile(r"[*?\[{]")
 _INTEGER = re.compile(r"[+-]?\d{1,38}")
@@ -164,6 +165,17 @@ def managed_version(table: Table, state: TableState, position: int | None = None
 
     Raises VersionGoneError for a pinned one that the log does not have.
     """
+    known = state.memo.get((table, position))
+    if known is not None:
+        return cast(TableVersion, known)
+    version = _managed_version(table, state, position)
+    if len(state.memo) >= _VERSIONS_KEPT:
+        state.memo.clear()
+    state.memo[table, position] = version
+    return version
+
+
+def _managed_version(table: Table, state: TableState, position: int | None) -> TableVersion:
     try:
         if position is None and isinstance(table.pinned, str):
             write_ids = ValidWriteIdList.parse(table.pinned)

@@ -22,8 +22,9 @@ _RECORDS_KEPT_S = {
     "bounds": 7 * _DAY_S,
     "files": 7 * _DAY_S,
     "floor": 30 * _DAY_S,
+    "heartbeat": 30 * _DAY_S,
     "log": 30 * _DAY_S,
-    "log-end": 30 * _DAY_S,
+    "log-tail": 30 * _DAY_S,
     "schema": 7 * _DAY_S,
     "segment": 60 * _DAY_S,  # without it a segment is read through, no more
     "snapshot": 30 * _DAY_S,

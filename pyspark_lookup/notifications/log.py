@@ -9,11 +9,12 @@ is found by asking for the next position, and that the table is still the same o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
@@ -38,7 +39,21 @@ _log = logging.getLogger("pyspark_lookup.notifications")
 _DIGITS = 20
 _CHECKPOINT_EVERY = 50
 _CHECKPOINTS_KEPT = 3
+_TAIL_AT_MOST = 100  # events in the host's record beside a state
 _RACES = 1000  # positions lost in a row: others are putting events faster than one can be put here
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """A state, the file of its last event as it was seen (None: not yet), and how the host's records tell it.
+
+    They hold the state after `base`, and the events since then: a commit changes the small one of the two.
+    """
+
+    state: TableState
+    base: int
+    tail: tuple[bytes, ...]
+    last: FileVersion | None
 
 
 class NotificationLog:
@@ -55,16 +70,21 @@ class NotificationLog:
         self.url = url
         self._key = key_of("log", ufs.scope, url)
         self._lock = threading.Lock()
-        self._known: tuple[TableState, FileVersion | None] | None = None
+        self._known: _Known | None = None
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def known(self) -> TableState | None:
-        """The newest state this process or this host has read. No store call; it may be of a table that was dropped."""
+    def known(self, position: int = 0) -> TableState | None:
+        """The newest state this process has read, or this host, if it goes as far as `position`. No store call.
+
+        It may be of a table that was dropped since.
+        """
         with self._lock:
-            known = self._known or self._kept()
-            self._known = known
-        return known[0] if known is not None else None
+            if self._known is None or self._known.state.position < position:
+                kept = self._kept()
+                if kept is not None and (self._known is None or kept.state.position > self._known.state.position):
+                    self._known = kept
+            return self._known.state if self._known is not None else None
 
     def latest(self) -> TableState | None:
         """The table's state now; None if there is no log. Two calls where nothing is new since the host read it last.
@@ -76,7 +96,7 @@ class NotificationLog:
             known = self._known
         if known is None:
             return self._read_all()
-        state, last = known
+        state, last = known.state, known.last
         try:
             newer = self._after(state)
         except (UfsNotFoundError, SourceChangedError):
@@ -92,7 +112,7 @@ class NotificationLog:
                 return self._read_all()  # another table's, put here between the two questions
             found = newer[-1][0]
         if newer or found != last:
-            self._keep(state, found)
+            self._keep(state, [event for _, event in newer], found)
         return state
 
     def _after(self, state: TableState) -> list[tuple[FileVersion, Event]]:
@@ -147,7 +167,7 @@ class NotificationLog:
                 return None
             state, events = TableState.begun(events[0], redact("path", self._path(1))), events[1:]
         state = state.advanced(events)
-        self._keep(state, found[-1][0] if found else None)
+        self._keep(state, None, found[-1][0] if found else None)
         return state
 
     def _checkpoint(self) -> TableState | None:
@@ -168,33 +188,56 @@ class NotificationLog:
 
     # --- what this host knows ---------------------------------------------------------------------
 
-    def _kept(self) -> tuple[TableState, FileVersion | None] | None:
+    def _kept(self) -> _Known | None:
+        """What the host's records say: a state, and what came after it."""
         if self._disk is None:
             return None
-        record, last = self._disk.get_record("log", self._key), self._disk.get_record("log-end", self._key)
+        record = self._disk.get_record("log", self._key)
         try:
-            state = None if record is None else TableState.of_plain(record, "the host's record of the log")
-            return None if state is None else (state, None if last is None else FileVersion(*last))
-        except (DamagedFileError, TypeError):
+            if record is None:
+                return None
+            base = TableState.of_plain(record, "the host's record of the log")
+            tail = self._disk.get_record("log-tail", self._tail_key(base.position))
+            if tail is None or tail["table"] != base.table_id:
+                return _Known(base, base.position, (), None)
+            texts = tuple(text.encode() for text in tail["events"])
+            events = [event_of(text, n, "the host's record") for n, text in enumerate(texts, base.position + 1)]
+            last = None if tail["last"] is None else FileVersion(*tail["last"])
+            return _Known(base.advanced(events), base.position, texts, last)
+        except (DamagedFileError, TypeError, KeyError):
             return None
 
-    def _keep(self, state: TableState, last: FileVersion | None) -> None:
-        """Know the state; another thread's newer one stays."""
+    def _keep(self, state: TableState, events: Sequence[Event] | None, last: FileVersion | None) -> None:
+        """Know the state, which follows what was known by those events (None: by others); a newer one that is known stays."""
         with self._lock:
-            before = self._known[0] if self._known is not None else None
-            same = before is not None and before.table_id == state.table_id
-            if same and before is not None and before.position > state.position:
-                return
-            self._known = state, last
+            before = self._known
+            if before is not None and before.state.table_id == state.table_id:
+                if before.state.position > state.position:
+                    return
+                follows = events is not None and before.state.position + len(events) == state.position
+                tail = (*before.tail, *map(event_bytes, events or ())) if follows else None
+            else:
+                tail = None
+            base = before.base if before is not None else 0
+            if tail is None or len(tail) > _TAIL_AT_MOST:
+                tail, base = None, state.position
+            self._known = _Known(state, base, tail or (), last)
         if self._disk is None:
             return
         try:
-            if not same or before is None or before.position != state.position:
+            if tail is None:
                 self._disk.replace_record("log", self._key, state.plain())
-            if last is not None:
-                self._disk.replace_record("log-end", self._key, [last.url, last.size, last.identity])
+                if before is not None:
+                    self._disk.remove_record("log-tail", self._tail_key(before.base))
+            seen = None if last is None else [last.url, last.size, last.identity]
+            texts = [text.decode() for text in tail or ()]
+            value = {"table": state.table_id, "events": texts, "last": seen}
+            self._disk.replace_record("log-tail", self._tail_key(base), value)
         except OSError:
             self._metrics.inc("cacheFailureCount")
+
+    def _tail_key(self, base: int) -> str:
+        return f"{self._key}-{base}"
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -206,7 +249,7 @@ class NotificationLog:
         state = TableState.begun(event, "the event just put")
         with self._lock:
             self._known = None
-        self._keep(state, None)
+        self._keep(state, None, None)
         return state
 
     def append(self, make: Callable[[TableState, str, float], Event | None]) -> TableState:
@@ -225,7 +268,7 @@ class NotificationLog:
                 return state
             if self._put(event):
                 state = state.advanced([event])
-                self._keep(state, None)
+                self._keep(state, [event], None)
                 if event.position % _CHECKPOINT_EVERY == 0:
                     self._put_checkpoint(state)
                 return state

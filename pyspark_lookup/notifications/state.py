@@ -98,6 +98,7 @@ class TableState:
         self.writes: dict[int, TableWrite] = {}
         self.batches: dict[str, int] = {}
         self.changes: list[Change] = []
+        self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
         self._definitions: list[tuple[int, Definition]] = []
         self._replaced_by = 0  # the highest overwrite that is committed
 

@@ -18,6 +18,7 @@ from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View, merged_options
+from pyspark_lookup.runtime import runtime
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.spark.planning import table_options
 
@@ -114,7 +115,19 @@ def looked_up(
     names = _resolved(columns, schema, "columns")
     chosen = tuple(StructField(name, schema[name].dataType) for name in names)
     wanted = LookupOptions.parse(merged, conf=conf_file_options())
+    floor = _own_floor(wanted)
+    if floor is not None:
+        merged.setdefault("lookup.floor", floor)
     return LookedUp(spark, merged, wanted, schema, spelled, chosen)
+
+
+def _own_floor(options: LookupOptions) -> str | None:
+    """What this host has committed, for the hosts that answer the lookup from what they know."""
+    if options.provider is not None or options.metadata_source is MetadataSource.UFS:
+        return None
+    engine = runtime().engine(options)
+    floor = engine.reader.metadata.host.floor(engine.url_of(options.path))
+    return None if floor is None else f"{floor[0]}:{floor[1]}"
 
 
 def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
