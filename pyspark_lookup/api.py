@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark_lookup import planner
 from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.conf import conf_file_options
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup import get_many, read_rows
 from pyspark_lookup.notifications import WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
@@ -168,6 +168,24 @@ class LookupTable:
         finally:
             engine.publish_metrics()
 
+    def alter(
+        self,
+        columns: pa.Schema | None = None,
+        keys: Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> int:
+        """Change this managed table's definition by one event of its log; the log position after it.
+
+        `columns`: to add, null in the rows there are. `keys`: its key columns from now on. `properties`: texts to set, which
+        `describe` shows. Raises SchemaError for what does not fit, and as `write`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        try:
+            return engine.writer(self._options).alter(columns, keys, properties).position
+        finally:
+            engine.publish_metrics()
+
     def reload(self) -> str:
         """Load the current version into this host's snapshot now; its digest.
 
@@ -214,6 +232,17 @@ class LookupTable:
         return self._find(runtime().engine(self._options), self._options).version.digest
 
     @property
+    def valid_write_ids(self) -> ValidWriteIdList:
+        """Which writes of this managed table may be seen now. Raises NotSupportedError for a table without a log."""
+        self._check_open()
+        log = self._find(runtime().engine(self._options), self._options).version.log
+        if log is None:
+            raise NotSupportedError(
+                f"{self._options.path}: only managed tables, written by this package, have write ids"
+            )
+        return ValidWriteIdList.parse(log.write_ids)
+
+    @property
     def floor(self) -> str | None:
         """What this host has committed to the table last, as `lookup.floor` takes it elsewhere; None without. No store call."""
         self._check_open()
@@ -232,9 +261,20 @@ class LookupTable:
         return runtime().engine(self._options).worker_metrics()
 
     def describe(self) -> dict[str, Any]:
-        """The table as this host sees it: path, format, columns, version, files, bytes, options."""
+        """The table as this host sees it: path, format, columns, version, files, bytes, options.
+
+        Of a managed table also its `table_id`, `position` in the log, `keys`, `valid_write_ids` and `properties`.
+        """
         self._check_open()
-        found = self._find(runtime().engine(self._options), self._options)
+        engine = runtime().engine(self._options)
+        found = self._find(engine, self._options)
+        log = found.version.log
+        state = engine.reader.metadata.log(found.table.url).known() if log is not None else None
+        managed: dict[str, Any] = {}
+        if log is not None:
+            managed = {"table_id": log.table_id, "position": log.position, "keys": list(log.keys)}
+            managed["valid_write_ids"] = log.write_ids
+            managed["properties"] = dict(state.definition.properties) if state is not None else {}
         return {
             "path": found.table.url,
             "kind": found.table.kind.value,
@@ -244,6 +284,7 @@ class LookupTable:
             "files": len(found.version.files),
             "bytes": found.version.bytes,
             "options": repr(self._options),
+            **managed,
         }
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from pyspark_lookup.spark.session import RECOMMENDED
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "joins.md").read_text(encoding="utf-8")
+MANAGED = (ROOT / "docs" / "managed.md").read_text(encoding="utf-8")
 CONF = ROOT / "conf" / "lookupcache.conf"
 KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(), re.MULTILINE)
 
@@ -31,7 +32,7 @@ def test_readme_options_table() -> None:
 
 def test_readme_names_known_options() -> None:
     """Every option that the README or the changelog mentions exists."""
-    text = README + GUIDE + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    text = README + GUIDE + MANAGED + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", text))
     prefixes = ("lookup.storage", "lookup.provider.")
     assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
@@ -58,6 +59,24 @@ def test_guide_examples_run(tmp_path: Path) -> None:
     shown = pasted(GUIDE, tmp_path)
     assert "strategy: broadcast (a batch, and 2 rows" in shown
     assert shown.count("Kennedy") >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_managed_examples_run(tmp_path: Path) -> None:
+    """And those of the guide to managed tables."""
+    shown = pasted(MANAGED, tmp_path)
+    assert re.findall(r"^\| (BOS|EWR|JFK|LGA)\|", shown, re.MULTILINE) == ["BOS", "EWR", "JFK", "LGA"]
+    assert "['BOS', 'EWR', 'JFK', 'LGA']" in shown
+    assert re.search(r"\|\s*1\|\s*JFK\|John F. Kennedy\|", shown)
+    assert re.search(r"^[0-9a-f]{32}:4:9223372036854775807::\n2$", shown, re.MULTILINE)
+    assert re.findall(r"\|\s*(create|append|overwrite)\|", shown) == [
+        "create",
+        "append",
+        "append",
+        "append",
+        "overwrite",
+    ]
 
 
 def pasted(text: str, tmp_path: Path) -> str:
@@ -116,7 +135,13 @@ def test_conf_file_lines_are_valid(tmp_path: Path) -> None:
 
 def test_conf_file_shows_the_defaults(tmp_path: Path) -> None:
     """A commented line is the default, but for those whose comment says what the default is."""
-    examples = {"lookup.metadata.source", "lookup.metadata.sync-interval", "lookup.settle", "lookup.cache.dir"}
+    examples = {
+        "lookup.metadata.source",
+        "lookup.metadata.sync-interval",
+        "lookup.settle",
+        "lookup.cache.dir",
+        "lookup.on-version-gone",
+    }
     examples |= {f"lookup.full-cache.{key}" for key in ("max-staleness", "retain", "blackout")}
     shown = {k: v for k, v in uncommented(tmp_path).items() if k not in examples and ".storage." not in k}
     path = {"path": "s3://bucket/dim"}

@@ -12,6 +12,7 @@ from pyspark_lookup.notifications.events import (
     Event,
     Write,
     WriteMode,
+    event_bytes,
     schema_of_text,
 )
 from pyspark_lookup.notifications.log import NotificationLog
@@ -34,5 +35,6 @@ __all__ = [
     "TableWrite",
     "Write",
     "WriteMode",
+    "event_bytes",
     "schema_of_text",
 ]

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -27,9 +27,11 @@ from pyspark_lookup.errors import (
     UfsNotFoundError,
     WriteConflictError,
 )
+from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.notifications import (
     Abort,
     Allocate,
+    Alter,
     Batch,
     Commit,
     Create,
@@ -42,6 +44,7 @@ from pyspark_lookup.notifications import (
     WriteMode,
 )
 from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.ufs import FileVersion, Ufs
 from pyspark_lookup.writing.files import DataFiles, defined, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
@@ -283,6 +286,27 @@ class TableWriter:
             job = Job(state.table_id, write_id, WriteMode.APPEND, f"write-{write_id:020d}", state.definition, 0.0)
             _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
             self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
+
+    def alter(
+        self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
+    ) -> TableState:
+        """Put an event that changes the table's definition; the state with it.
+
+        `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the
+        table has otherwise, or keys that it does not have, UfsNotFoundError if there is no table.
+        """
+
+        def alter(state: TableState, nonce: str, at_s: float) -> Event | None:
+            own = state.definition
+            changed = own if columns is None else matched(own, columns, True, self._url)
+            named = own.keys if keys is None else tuple(resolve_names(keys, changed.schema, "lookup.keys"))
+            check_key_types([changed.schema.field(name) for name in named])
+            definition = Definition(changed.schema, named, {**own.properties, **(properties or {})})
+            return None if definition == own else Alter(state.position + 1, state.table_id, nonce, at_s, definition)
+
+        state = self._log.append(alter)
+        self._committed(state.table_id, state.position)
+        return state
 
     # --- a task's side ----------------------------------------------------------------------------
 

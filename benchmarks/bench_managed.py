@@ -1,0 +1,161 @@
+"""What does a managed table cost: a commit, planning against a long log, a small append to a full cache?
+
+commit    100,000 rows written by `LookupTable.write` (write id, files, commit; everything fsynced) beside the same
+          rows sorted and put into one fsynced parquet file by pyarrow; goal at most 50 ms beyond that.
+planning  a new process of the host asks for the version of a table with 10 and with 10,000 commits, whose log its
+          host has read before: store calls (goal at most 2) and seconds; and the first reading on a new host.
+append    1 % of new rows is appended to a table of 10M rows with `lookup.cache=FULL`; until a key of them is
+          answered, beside a build of the whole snapshot; goal at most 15 % of that. The commit itself is apart.
+
+    python -m benchmarks.bench_managed [--parts commit,planning,append] [--rows N] [--runs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.common import alternate, report
+from pyspark_lookup import LookupTable
+from pyspark_lookup.notifications import Allocate, Commit, Create, DataFile, Definition, Write, WriteMode, event_bytes
+
+PARTS = ("commit", "planning", "append")
+COMMITS = (10, 10_000)
+
+
+def customers(start: int, rows: int, seed: int) -> pa.Table:
+    """Rows of customers, in no order."""
+    rng = np.random.default_rng(seed)
+    names = np.char.add("customer-", rng.integers(0, 10**6, rows).astype(str))
+    ids = rng.permutation(np.arange(start, start + rows))
+    return pa.table(
+        {"id": ids, "name": pa.array(names), "score": rng.random(rows), "visits": rng.integers(0, 500, rows)}
+    )
+
+
+def commit(work: Path, runs: int) -> None:
+    table = LookupTable(str(work / "commits"), {"lookup.keys": "id", "lookup.cache.dir": str(work / "cache")})
+    rows = customers(0, 100_000, 1)
+    table.write(rows)
+
+    def plain() -> None:
+        path = work / "plain.parquet"
+        with path.open("wb") as file:
+            pq.write_table(rows.sort_by("id"), file, compression="zstd", compression_level=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+    times = alternate({"LookupTable.write": lambda: table.write(rows), "one parquet file": plain}, 3, runs)
+    report("A commit of 100,000 rows on a local disk", times, "one parquet file")
+    more = [a - b for a, b in zip(times["LookupTable.write"], times["one parquet file"], strict=True)]
+    print(f"\nBeyond writing the data: median {statistics.median(more) * 1000:.1f} ms, max {max(more) * 1000:.1f} ms\n")
+
+
+def make_log(path: Path, commits: int) -> None:
+    """A table of so many appends of one file, all the same one, made without waiting for the disk."""
+    log, head = path / "_lookup" / "log", ("table-of-a-benchmark", "nonce", 0.0)
+    log.mkdir(parents=True)
+    (path / "data").mkdir()
+    rows = pa.table({"id": pa.array([1], pa.int64()), "name": ["a"]})
+    pq.write_table(rows, path / "data" / "one.parquet")
+    size = (path / "data" / "one.parquet").stat().st_size
+    events = [Create(1, *head, Definition(rows.schema, ("id",)))]
+    for number in range(1, commits + 1):
+        at, files = len(events), (DataFile("data/one.parquet", size, 1),)
+        events += [Allocate(at + 1, *head, number, WriteMode.APPEND), Write(at + 2, *head, number, files)]
+        events += [Commit(at + 3, *head, number)]
+    for event in events:
+        (log / f"{event.position:020d}.json").write_bytes(event_bytes(event))
+
+
+_PLAN = """
+import json, sys, time
+from pyspark_lookup import LookupTable
+table = LookupTable(sys.argv[1], {"lookup.cache.dir": sys.argv[2]})
+before, started = table.metrics(), time.perf_counter()
+table.version
+seconds, after = time.perf_counter() - started, table.metrics()
+calls = {name: after[name] - before[name] for name in ("ufsHeadCount", "ufsListCount", "ufsGetCount")}
+print(json.dumps([seconds, calls]))
+"""
+
+
+def planning(work: Path, runs: int) -> None:
+    print("| commits | who asks | runs | median s | HEAD | LIST | GET |\n|---|---|---|---|---|---|---|")
+    for commits in COMMITS:
+        path = work / f"log-{commits}"
+        make_log(path, commits)
+        # One commit of ours leaves a checkpoint where its turn is; a log like this has them all along.
+        table = LookupTable(str(path), {"lookup.cache.dir": str(work / "writer")})
+        for _ in range(20):
+            table.write(pa.table({"id": [2], "name": ["b"]}))
+        for who in ("a new host", "a new process"):
+            found = []
+            for run in range(runs):
+                cache = work / f"host-{commits}-{run if who == 'a new host' else 0}"
+                shown = subprocess.run(
+                    [sys.executable, "-c", _PLAN, str(path), str(cache)], capture_output=True, text=True, check=True
+                )
+                found.append(json.loads(shown.stdout))
+            calls = found[-1][1]
+            median = statistics.median(seconds for seconds, _ in found)
+            print(f"| {commits:,} | {who} | {runs} | {median:.3f} | " + " | ".join(map(str, calls.values())) + " |")
+
+
+def append(work: Path, rows: int, runs: int) -> None:
+    path = work / "full"
+    table = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache.dir": str(work / "writer")})
+    for part in range(10):
+        table.write(customers(part * rows // 10, rows // 10, part))
+    options = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "10 min"}
+    builds, visible, commits = [], [], []
+    for run in range(runs):
+        reader = LookupTable(str(path), {**options, "lookup.cache.dir": str(work / f"host-{run}")})
+        started = time.perf_counter()
+        assert reader.get(1)
+        builds.append(time.perf_counter() - started)
+        new = customers(rows * (run + 2), rows // 100, run)
+        started = time.perf_counter()
+        table.write(new)
+        commits.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        assert reader.get(rows * (run + 2) + 5)
+        visible.append(time.perf_counter() - started)
+        reader.close()
+        shutil.rmtree(work / f"host-{run}")
+    print(f"\n{rows:,} rows, FULL; {runs} runs, medians: build {statistics.median(builds):.2f} s; commit of 1 % "
+          f"{statistics.median(commits):.2f} s; visible after {statistics.median(visible):.2f} s, "
+          f"{statistics.median(v / b for v, b in zip(visible, builds, strict=True)) * 100:.1f} % of a build "
+          f"(max {max(v / b for v, b in zip(visible, builds, strict=True)) * 100:.1f} %)\n")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--runs", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-managed-") as directory:
+        work = Path(directory)
+        if "commit" in given.parts:
+            commit(work, given.runs or 30)
+        if "planning" in given.parts:
+            planning(work, given.runs or 5)
+        if "append" in given.parts:
+            append(work, given.rows, given.runs or 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Histories of a minute on each store, and that the checker finds what is wrong in one. Nightly: `scripts/history`."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.history.checker import State, check, states
+from tests.history.run import Place, local_place, run, s3_place
+from tests.s3server import S3Server
+
+SECONDS = 60.0
+SEED = 20261121
+
+
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where the table lies."""
+    if request.param == "local":
+        return local_place(tmp_path)
+    server: S3Server = request.getfixturevalue("s3")
+    return s3_place(server, "history")
+
+
+def test_every_read_is_of_some_prefix_of_the_log(place: Place, tmp_path: Path) -> None:
+    """Six writers and eight readers, killed and failing, in all cache modes: no row is lost, doubled, early or back again."""
+    told = run(place, tmp_path / "work", SECONDS, SEED)
+    assert told["kills"] >= 5
+    assert told["acknowledged"] >= 10
+    assert told["failed"] >= 1
+    assert told["scan"] + told["get"] >= 100
+
+
+# --- the checker ---------------------------------------------------------------------------------------
+
+ROWS = {1: [(1, "a", 0)], 2: [(2, "b", 0)], 3: [(3, "c", 0)]}
+
+
+def event(position: int, kind: str, **body: Any) -> bytes:
+    return json.dumps({"position": position, "kind": kind, **body}).encode()
+
+
+def a_log() -> tuple[list[bytes], dict[str, bytes]]:
+    """Append 1, append 2, then an overwrite 3; and an append 4 that is aborted."""
+    events = [event(1, "create")]
+    files = {}
+    for write_id, rows in ROWS.items():
+        sink = io.BytesIO()
+        columns = dict(zip(["id", "tag", "n"], map(list, zip(*rows, strict=True)), strict=True))
+        pq.write_table(pa.table(columns), sink)
+        files[f"f{write_id}"] = sink.getvalue()
+        mode = "overwrite" if write_id == 3 else "append"
+        at = len(events)
+        events += [event(at + 1, "allocate", write_id=write_id, mode=mode)]
+        events += [event(at + 2, "write", write_id=write_id, files=[[f"f{write_id}", 1, 1]])]
+        events += [event(at + 3, "commit", write_id=write_id)]
+    events += [event(11, "allocate", write_id=4, mode="append"), event(12, "write", write_id=4, files=[["gone", 1, 1]])]
+    return [*events, event(13, "abort", write_id=4)], files
+
+
+def found() -> tuple[list[State], dict[str, int]]:
+    events, files = a_log()
+    return states(events, files.__getitem__)
+
+
+def note(
+    kind: str, at: int, rows: list[tuple[int, str, int]] | None = None, who: str = "r-UFS-own", **more: Any
+) -> dict[str, Any]:
+    given = {"kind": kind, "at": at, "who": who, "began": at - 1, **more}
+    return given if rows is None else {**given, "rows": [list(row) for row in rows]}
+
+
+def judge(*notes: dict[str, Any], current: bool = False) -> dict[str, int]:
+    known, tags = found()
+    return check(notes, known, tags, lambda who: current, lambda who: False)
+
+
+def test_the_model() -> None:
+    """The states of a log: appends add, an overwrite replaces, what was aborted is never there."""
+    known, tags = found()
+    assert [(state.position, state.rows) for state in known] == [
+        (1, Counter()),
+        (4, Counter(ROWS[1])),
+        (7, Counter(ROWS[1] + ROWS[2])),
+        (10, Counter(ROWS[3])),
+    ]
+    assert tags == {"a": 4, "b": 7, "c": 10}
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        [note("scan", 1, ROWS[1]), note("scan", 2, ROWS[1] + ROWS[2]), note("scan", 3, ROWS[3])],
+        [note("scan", 1, ROWS[3]), note("scan", 2, ROWS[1], who="another")],
+        [note("get", 1, [], keys=[9]), note("get", 2, ROWS[2], keys=[2, 9]), note("scan", 3, ROWS[3])],
+        [note("acknowledged", 1, tag="b", position=7), note("unknown", 2, tag="x"), note("failed", 3, tag="y")],
+        [note("own", 5, ROWS[1] + ROWS[2], after="b")],
+    ],
+)
+def test_a_right_history_passes(notes: list[dict[str, Any]]) -> None:
+    """What can be is not complained about."""
+    assert sum(judge(*notes).values()) == len(notes)
+
+
+@pytest.mark.parametrize(
+    ("notes", "current"),
+    [
+        ([note("scan", 1, ROWS[2])], False),  # no prefix of commits
+        ([note("scan", 1, ROWS[1] + ROWS[1])], False),  # a row twice
+        ([note("scan", 1, ROWS[1] + ROWS[3])], False),  # half an overwrite
+        ([note("scan", 1, [(9, "aborted", 0)])], False),
+        ([note("scan", 1, ROWS[3]), note("scan", 2, ROWS[1])], False),  # back again
+        ([note("get", 1, ROWS[3], keys=[3]), note("get", 2, ROWS[1], keys=[1])], False),
+        ([note("acknowledged", 1, tag="c", position=10), note("scan", 5, ROWS[1])], True),  # not current
+        ([note("acknowledged", 1, tag="lost", position=14)], False),
+        ([note("failed", 1, tag="b")], False),
+        ([note("own", 5, ROWS[1], after="b")], False),  # its own write unseen
+    ],
+)
+def test_a_wrong_history_is_found(notes: list[dict[str, Any]], current: bool) -> None:
+    """What cannot be is complained about."""
+    with pytest.raises(AssertionError):
+        judge(*notes, current=current)
