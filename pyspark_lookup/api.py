@@ -156,7 +156,9 @@ class LookupTable:
         engine = runtime().engine(self._options)
         writer = engine.writer(self._options)
         try:
-            job = writer.begin(rows.schema, how)
+            # What is known to write nothing needs no write id.
+            nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is WriteMode.APPEND
+            job = writer.begin(rows.schema, how, runtime().nonce() if nothing else None)
             try:
                 files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")
             except BaseException:

@@ -19,14 +19,14 @@ from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import conf_file_secrets, redact
 from pyspark_lookup.disk import Disk, key_of, memory_backed
-from pyspark_lookup.errors import CacheDirectoryError
+from pyspark_lookup.errors import CacheDirectoryError, OptionError
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import COUNTERS, GAUGES, UNSET, CacheMetricGroup, add_metrics
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.provided import ProvidedStore, ProvidedTable, with_provider
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
-from pyspark_lookup.table import Kind, Table
+from pyspark_lookup.table import Kind, Table, is_glob
 from pyspark_lookup.ufs import Ufs
 from pyspark_lookup.unique import check_unique
 from pyspark_lookup.writing import TableWriter
@@ -132,8 +132,13 @@ class Engine:
         self.url_of = ufs.url_of
 
     def writer(self, options: LookupOptions) -> TableWriter:
-        """Writes of the managed table at `options.path`, which need not be there yet."""
-        log = self.reader.metadata.log(self._ufs.url_of(options.path))
+        """Writes of the managed table at `options.path`, which need not be there yet. Raises OptionError for a glob."""
+        url = self._ufs.url_of(options.path)
+        if is_glob(url):
+            raise OptionError(
+                f"option path = {redact('path', options.path)!r}: a table is written by its name, without wildcards"
+            )
+        log = self.reader.metadata.log(url)
         table = self.reader.metadata.table_of(options, Kind.MANAGED)
         unique = functools.partial(check_unique, self.reader, table)
         raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)

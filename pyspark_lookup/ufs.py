@@ -149,8 +149,8 @@ class Ufs:
         """Remove a file, if it is there (one call). Raises NotSupportedError for stores that managed tables do not lie in."""
         self._retry(self._store.delete, path, self._count)
 
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Put `data` where there is no file yet: whether it is this call's that lies there now.
+    def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
+        """Put `data` where there is no file yet; the file, if it is this call's that lies there now, else None.
 
         `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
         lost is found by reading it back. Raises NotSupportedError for stores without an exclusive create, and a UfsError if the
@@ -159,22 +159,26 @@ class Ufs:
         if not data:
             raise ValueError("an empty file says nothing of who put it there")
         try:
-            if self._retry(self._store.put_if_absent, path, data, self._count):
-                self._metrics.inc("ufsPutBytes", len(data))
-                return True
+            put = self._retry(self._store.put_if_absent, path, data, self._count)
         except (UfsUnavailableError, UfsTimeoutError):
             # It may have got there: what lies there tells.
-            if not self._holds(path, data):
+            held = self._held(path, data)
+            if held is None:
                 raise
-            return True
-        return self._holds(path, data)
+            return held
+        if put is None:
+            return self._held(path, data)
+        self._metrics.inc("ufsPutBytes", len(data))
+        return put
 
-    def _holds(self, path: str, data: bytes) -> bool:
+    def _held(self, path: str, data: bytes) -> FileVersion | None:
+        """The file, if `data` is what it holds."""
         try:
             file = self.get_meta(path)
-            return file.size == len(data) and self.read_ranges(file, [(0, file.size)])[0] == data
+            same = file.size == len(data) and self.read_ranges(file, [(0, file.size)])[0] == data
         except (UfsNotFoundError, SourceChangedError):
-            return False
+            return None
+        return file if same else None
 
     def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part

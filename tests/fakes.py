@@ -98,9 +98,17 @@ class FaultyStore:
         self._note("status", path)
         return self._inner.get_status(path, count)
 
-    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        self._note("files", path)
+        return self._inner.list_files(path, after, at_most, count)
+
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         self._note("put", path)
         return self._inner.put_if_absent(path, data, count)
+
+    def delete(self, path: str, count: Count) -> None:
+        self._note("delete", path)
+        self._inner.delete(path, count)
 
     @contextlib.contextmanager
     def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:

@@ -30,13 +30,16 @@ __all__ = [
     "Event",
     "Write",
     "WriteMode",
+    "count_of",
     "definition_of",
     "event_bytes",
     "event_of",
     "files_of",
+    "id_of",
     "parsed",
     "plain_definition",
     "schema_of_text",
+    "text_of",
     "text_of_schema",
 ]
 
@@ -163,8 +166,8 @@ def event_of(data: bytes, position: int, origin: str) -> Event:
     """
     found = parsed(data, origin)
     try:
-        kind = _KINDS[_text(found["kind"])]
-        head = (_count(found["position"]), _text(found["table"]), _text(found["nonce"]), float(found["at"]))
+        kind = _KINDS[text_of(found["kind"])]
+        head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), float(found["at"]))
         if head[0] != position:
             raise ValueError(f"it says position {head[0]}")
         return kind(*head, **{name: read(found[name]) for name, read in _BODIES[kind].items() if name in found})
@@ -223,40 +226,49 @@ def definition_of(found: Any) -> Definition:
     keys, properties = found["keys"], found["properties"]
     if not isinstance(keys, list) or not isinstance(properties, dict):
         raise TypeError("keys are a list, properties an object")
-    texts = {_text(key): _text(value) for key, value in properties.items()}
-    return Definition(schema_of_text(_text(found["schema"])), tuple(map(_text, keys)), texts)
+    texts = {text_of(key): text_of(value) for key, value in properties.items()}
+    return Definition(schema_of_text(text_of(found["schema"])), tuple(map(text_of, keys)), texts)
 
 
 def files_of(found: Any) -> tuple[DataFile, ...]:
     """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
-    files = tuple(DataFile(_text(path), _count(size), _count(rows)) for path, size, rows in found)
+    files = tuple(DataFile(text_of(path), count_of(size), count_of(rows)) for path, size, rows in found)
     for file in files:  # a path that leaves the table's directory would read what its writer could not
         if file.path.startswith("/") or any(part in ("", ".", "..") for part in file.path.split("/")):
             raise ValueError(f"{file.path!r} is no path below the table")
     return files
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A text. Raises TypeError for anything else."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
 
 
-def _count(value: Any) -> int:
+def id_of(value: Any) -> str:
+    """A table's id. Raises TypeError or ValueError for anything else."""
+    if not text_of(value):
+        raise ValueError("a table has an id")
+    return str(value)
+
+
+def count_of(value: Any) -> int:
+    """A whole number from 0 on. Raises TypeError for anything else."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise TypeError(f"{value!r} is no count")
     return value
 
 
 def _write_id(value: Any) -> int:
-    if _count(value) < 1:
+    if count_of(value) < 1:
         raise ValueError("write ids begin at 1")
     return int(value)
 
 
 def _batch(value: Any) -> Batch:
     query, number = value
-    return Batch(_text(query), _count(number))
+    return Batch(text_of(query), count_of(number))
 
 
 _BODIES: dict[type[Event], dict[str, Any]] = {
@@ -264,6 +276,6 @@ _BODIES: dict[type[Event], dict[str, Any]] = {
     Allocate: {"write_id": _write_id, "mode": WriteMode},
     Write: {"write_id": _write_id, "files": files_of},
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
-    Abort: {"write_id": _write_id, "reason": _text},
+    Abort: {"write_id": _write_id, "reason": text_of},
     Alter: {"definition": definition_of},
 }

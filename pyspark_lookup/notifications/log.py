@@ -122,7 +122,7 @@ class NotificationLog:
             self._ufs.get_meta(following)
         except UfsNotFoundError:
             return []
-        return self._events_after(state.position)
+        return self._events_after(state.position, state.table_id)
 
     def _is_same(self, state: TableState, last: FileVersion | None) -> FileVersion | None:
         """The file of the state's last event, if it still is that event; None if it is not."""
@@ -136,29 +136,40 @@ class NotificationLog:
             return None
         return file if event.nonce == state.nonce else None
 
-    def _events_after(self, position: int) -> list[tuple[FileVersion, Event]]:
-        """All events after a position, with their files, which one LIST names."""
+    def _events_after(self, position: int, table_id: str | None) -> list[tuple[FileVersion, Event]]:
+        """All events after a position, with their files, which one LIST names. `table_id` None: the first event says it."""
         listed = self._ufs.list_files(self._directory("log"), after=self._name(position))
         files = [file for file in listed if file.url.endswith(".json")]
-        for number, file in enumerate(files, position + 1):
-            if not file.url.endswith("/" + self._name(number)):
+        found = self._parsed(
+            [file for n, file in enumerate(files, position + 1) if file.url.endswith("/" + self._name(n))]
+        )
+        beyond = files[len(found) :]
+        if beyond:
+            own = table_id or (found[0][1].table_id if found else None)
+            # A writer that was slow puts one into the table that took its own's place, and takes it back.
+            if own is None or any(event.table_id == own for _, event in self._parsed(beyond)):
                 raise DamagedFileError(
-                    f"{redact('path', self.url)}: the log has no event {number} but {file.url.rsplit('/', 1)[-1]}: "
-                    "restore it, or drop the table"
+                    f"{redact('path', self.url)}: the log has no event {position + len(found) + 1} but "
+                    f"{beyond[0].url.rsplit('/', 1)[-1]}: restore it, or drop the table"
                 )
+        return found
+
+    def _parsed(self, files: Sequence[FileVersion]) -> list[tuple[FileVersion, Event]]:
         texts = self._ufs.read_many([(file.as_immutable(), [(0, file.size)]) for file in files])
-        return [
-            (file, event_of(text, number, redact("path", file.url)))
-            for number, (file, (text,)) in enumerate(zip(files, texts, strict=True), position + 1)
-        ]
+        return [(file, self._event(file, text)) for file, (text,) in zip(files, texts, strict=True)]
+
+    def _event(self, file: FileVersion, text: bytes) -> Event:
+        name = file.url.rsplit("/", 1)[-1].removesuffix(".json")
+        if not name.isdecimal():
+            raise DamagedFileError(f"{redact('path', file.url)} is no event of a table's log")
+        return event_of(text, int(name), redact("path", file.url))
 
     def _read_all(self) -> TableState | None:
         """The state from the newest checkpoint and the events after it."""
         with self._lock:
             self._known = None
         try:
-            state = self._checkpoint()
-            found = self._events_after(state.position if state is not None else 0)
+            state, found = self._from_checkpoint() or (None, self._events_after(0, None))
         except UfsNotFoundError:
             return None
         events = [event for _, event in found]
@@ -169,6 +180,17 @@ class NotificationLog:
         state = state.advanced(events)
         self._keep(state, None, found[-1][0] if found else None)
         return state
+
+    def _from_checkpoint(self) -> tuple[TableState, list[tuple[FileVersion, Event]]] | None:
+        """The newest checkpoint's state and the events after it; None if there is none of this table."""
+        state = self._checkpoint()
+        if state is None:
+            return None
+        found = self._events_after(state.position - 1, state.table_id)
+        # A checkpoint may come late, after its table was dropped and another one was made.
+        if not found or found[0][1].nonce != state.nonce:
+            return None
+        return state, found[1:]
 
     def _checkpoint(self) -> TableState | None:
         """The newest checkpoint that can be read; None without one."""
@@ -244,46 +266,70 @@ class NotificationLog:
     def create(self, make: Callable[[str, float], Event]) -> TableState | None:
         """Put the first event, which `make` makes of a nonce and the time; None if there was one already."""
         event = make(self._nonce(), self._clock.wall_s())
-        if not self._put(event):
+        file = self._put(event)
+        if file is None:
             return None
         state = TableState.begun(event, "the event just put")
         with self._lock:
             self._known = None
-        self._keep(state, None, None)
+        self._keep(state, None, file)
         return state
 
-    def append(self, make: Callable[[TableState, str, float], Event | None]) -> TableState:
+    def append(
+        self, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
+    ) -> TableState:
         """Put the event that `make` makes of the state it follows, a nonce and the time; the state with it.
 
         Where another writer is first, it is made anew, of the state with that writer's event. With None nothing is put;
-        what `make` raises is raised. Raises CommitUnknownError if the store does not say whether the event was put,
+        what `make` raises is raised. `after`: the state as an append returned it just now, which need not be asked for. Raises CommitUnknownError if the store does not say whether the event was put,
         UfsNotFoundError if the table is gone.
         """
         for _ in range(_RACES):
-            state = self.latest()
+            state, after = after or self.latest(), None
             if state is None:
                 raise UfsNotFoundError(f"{redact('path', self.url)} is no managed table (any more)")
             event = make(state, self._nonce(), self._clock.wall_s())
             if event is None:
                 return state
-            if self._put(event):
+            file = self._put(event)
+            if file is not None and self._has_followed(state, event):
                 state = state.advanced([event])
-                self._keep(state, [event], None)
+                self._keep(state, [event], file)
                 if event.position % _CHECKPOINT_EVERY == 0:
                     self._put_checkpoint(state)
                 return state
         raise UfsError(f"{redact('path', self.url)}: {_RACES} other writers were first: try again later")
 
-    def _put(self, event: Event) -> bool:
+    def _put(self, event: Event) -> FileVersion | None:
         try:
             return self._ufs.put_if_absent(self._path(event.position), event_bytes(event))
         except (UfsPermissionError, UfsNotFoundError):
             raise
         except UfsError as problem:
-            raise CommitUnknownError(
-                f"whether event {event.position} ({event.kind}) of {redact('path', self.url)} was put is unknown: {problem}. "
-                f"Its nonce is {event.nonce}; look for it in the log before writing again"
-            ) from problem
+            raise self._unknown(event, problem) from problem
+
+    def _unknown(self, event: Event, problem: UfsError) -> CommitUnknownError:
+        return CommitUnknownError(
+            f"whether event {event.position} ({event.kind}) of {redact('path', self.url)} was put is unknown: {problem}. "
+            f"Its nonce is {event.nonce}; look for it in the log before writing again"
+        )
+
+    def _has_followed(self, state: TableState, event: Event) -> bool:
+        """Whether an event that was just put follows the one it was made to follow; else it is taken back.
+
+        Between the look at the log and the put the table may have been dropped, and another one made.
+        """
+        with self._lock:
+            last = self._known.last if self._known is not None and self._known.state is state else None
+        try:
+            if self._is_same(state, last) is not None:
+                return True
+            self._ufs.delete(self._path(event.position))
+        except UfsError as problem:
+            raise self._unknown(event, problem) from problem
+        with self._lock:
+            self._known = None
+        return False
 
     def _put_checkpoint(self, state: TableState) -> None:
         """Put a checkpoint; without it reading the log for the first time takes longer, no more."""

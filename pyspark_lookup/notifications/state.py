@@ -27,10 +27,13 @@ from pyspark_lookup.notifications.events import (
     Event,
     Write,
     WriteMode,
+    count_of,
     definition_of,
     files_of,
+    id_of,
     parsed,
     plain_definition,
+    text_of,
     text_of_schema,
 )
 from pyspark_lookup.writeids import ValidWriteIdList
@@ -124,13 +127,12 @@ class TableState:
         return state
 
     def _take(self, event: Event) -> None:
-        if event.table_id != self.table_id:
-            raise DamagedFileError(
-                f"event {event.position} is of table {event.table_id}, the events before it of {self.table_id}: "
-                "two tables lie in one directory"
-            )
         if event.position != self.position + 1:
             raise DamagedFileError(f"event {event.position} of table {self.table_id} follows event {self.position}")
+        if event.table_id != self.table_id:
+            # A writer of a table that was dropped here has put it, and died before it saw that.
+            self.position, self.nonce = event.position, event.nonce
+            return
         match event:
             case Allocate():
                 if event.write_id != self.high_watermark + 1:
@@ -233,8 +235,8 @@ class TableState:
     def version_of(self, write_ids: ValidWriteIdList) -> LogVersion:
         """The version that a list lets through, in the table's present columns.
 
-        Raises ValueError for a list of another table, or one that is ahead of the log, and VersionGoneError if it lets
-        through a write that was aborted.
+        Raises ValueError for a list of another table, or one that is ahead of the log (a write's files are not usable before
+        its commit), and VersionGoneError if it lets through a write that was aborted.
         """
         if write_ids.table != self.table_id:
             raise ValueError(f"the list {str(write_ids)!r} is not of this table, whose id is {self.table_id}")
@@ -243,19 +245,19 @@ class TableState:
                 f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
             )
         for write in self.writes.values():
-            if write.ended_at is not None and not write.committed and write_ids.is_valid(write.id):
-                raise VersionGoneError(
-                    f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read"
-                )
-        ends = (write.ended_at or self.position for write in self._seen(write_ids))
+            if write.committed or not write_ids.is_valid(write.id):
+                continue
+            if write.ended_at is None:
+                raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
+            raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
+        ends = (write.ended_at or 0 for write in self._seen(write_ids))
         return self._version(write_ids, self.position, max([self._definitions[-1][0], *ends]))
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> LogVersion:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
         defined_at, definition = self._definitions[last]
-        # Of a write that is open more files may come.
-        seen = (f"{w.id}" if w.committed else f"{w.id}/{len(w.files)}" for w in self._seen(write_ids))
-        digest = key_of("log", self.table_id, str(defined_at), ",".join(seen))
+        seen = ",".join(str(write.id) for write in self._seen(write_ids))
+        digest = key_of("log", self.table_id, str(defined_at), seen)
         schema = text_of_schema(definition.schema)
         return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema)
 
@@ -302,20 +304,42 @@ class TableState:
     def of_plain(cls, found: Mapping[str, Any], origin: str) -> TableState:
         """The state that `plain` wrote. Raises DamagedFileError for anything else."""
         try:
-            state = cls(str(found["table"]), int(found["position"]), str(found["nonce"]))
-            for id_, mode, allocated_at, ended_at, committed, files in found["writes"]:
-                write = TableWrite(id_, WriteMode(mode), allocated_at, files_of(files), ended_at, committed)
-                state.writes[id_] = write
+            state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
+            for number, (id_, mode, allocated_at, ended_at, committed, files) in enumerate(found["writes"], 1):
+                ended = None if ended_at is None else count_of(ended_at)
+                write = TableWrite(id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed)
+                within = write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
+                if id_ != number or committed not in (True, False) or not within or (committed and ended is None):
+                    raise ValueError(f"write {number} cannot be")
+                state.writes[number] = write
                 if write.committed and write.mode is WriteMode.OVERWRITE:
-                    state._replaced_by = max(state._replaced_by, id_)
-            state._definitions = [(int(position), definition_of(text)) for position, text in found["definitions"]]
-            state.batches = {str(query): int(batch) for query, batch in found["batches"].items()}
-            state.changes = [Change(int(position), float(at), id_) for position, at, id_ in found["changes"]]
-            if list(state.writes) != list(range(1, len(state.writes) + 1)) or not state._definitions:
-                raise ValueError("write ids or definitions are missing")
+                    state._replaced_by = max(state._replaced_by, number)
+            state._definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
+            state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
+            state.changes = [
+                Change(count_of(position), float(at), None if id_ is None else count_of(id_))
+                for position, at, id_ in found["changes"]
+            ]
+            state._check()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
             raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
         return state
+
+    def _check(self) -> None:
+        """Raise ValueError where the parts of a state that was read contradict each other."""
+        changes = [change.position for change in self.changes]
+        defined = [position for position, _ in self._definitions]
+        for positions in (changes, defined):
+            if (
+                not positions
+                or positions[0] != 1
+                or positions != sorted(set(positions))
+                or positions[-1] > self.position
+            ):
+                raise ValueError("a table is created by its first event, and nothing comes after its last")
+        commits = {write.ended_at: write.id for write in self.writes.values() if write.committed}
+        if {c.position: c.write_id for c in self.changes if c.write_id is not None} != commits:
+            raise ValueError("its commits are others than its changes")
 
     @classmethod
     def of_bytes(cls, data: bytes, origin: str) -> TableState:

@@ -159,8 +159,8 @@ class LocalStore:
             os.rmdir(os.path.dirname(local))
 
     @translated
-    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
-        """Put a whole file where there is none; False if there is one. It is there after a crash, too, or not at all."""
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all."""
         local = self._path(path)
         directory = os.path.dirname(local)
         count("put")
@@ -171,12 +171,12 @@ class LocalStore:
             try:
                 os.link(temporary, local)
             except FileExistsError:
-                return False
+                return None
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         self._sync(directory)
-        return True
+        return self._version(local, os.stat(local))
 
     def _write(self, temporary: str, directory: str, data: bytes) -> None:
         while True:

@@ -133,7 +133,7 @@ class FsspecStore:
         """Refused, as `put_if_absent` is: only managed tables remove files, of their own."""
         raise self._no_writing(path)
 
-    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         """Refused: what looks like an exclusive create is check-then-act in most of these filesystems."""
         raise self._no_writing(path)
 

@@ -161,21 +161,21 @@ class S3Store:
         self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
 
     @translated
-    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
-        """Put an object where there is none, by If-None-Match; False if there is one.
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        """Put an object where there is none, by If-None-Match; None if there is one.
 
         Raises UfsUnavailableError where another writer is at it in the same moment (409).
         """
         bucket, key = self._bucket_key(path)
         count("put")
         try:
-            self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+            found = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
         except Exception as error:
             ours = our_error(error, path)
             if isinstance(ours, SourceChangedError):  # 412
-                return False
+                return None
             raise ours from error
-        return True
+        return self._version(bucket, key, len(data), found)
 
 
 def _is_managed(directory: str, objects: list[dict[str, Any]]) -> bool:

@@ -25,6 +25,10 @@ def defined(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition
     """A new table's definition, from the columns of the first rows. Raises SchemaError for types or keys that cannot be."""
     found = spark_schema(schema, origin)
     columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
+    if not columns.names:
+        raise SchemaError(f"{origin}: a table needs a column")
+    if len({key.casefold() for key in keys}) < len(keys):
+        raise SchemaError(f"option lookup.keys = {','.join(keys)!r}: a column is named twice")
     spelled = {name.casefold(): name for name in columns.names}
     for key in keys:
         if key.casefold() not in spelled:
@@ -108,12 +112,13 @@ class DataFiles:
         held: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
-            if batch.num_rows:
-                held.append(conformed(batch, schema, self._url))
+            rows = max(batch.num_rows * _FILE_BYTES // max(batch.nbytes, 1), 1)
+            for start in range(0, batch.num_rows, rows):  # a table of somebody's may be one batch
+                held.append(conformed(batch.slice(start, rows), schema, self._url))
                 size += held[-1].nbytes
-            if size >= _FILE_BYTES:
-                yield pa.Table.from_batches(held, schema)
-                held, size = [], 0
+                if size >= _FILE_BYTES:
+                    yield pa.Table.from_batches(held, schema)
+                    held, size = [], 0
         if held:
             yield pa.Table.from_batches(held, schema)
 

@@ -70,7 +70,7 @@ class Heartbeats:
             dead = [id_ for id_, (_, since_s) in ids.items() if now_s - since_s >= self._timeout_s]
             record["looked_s"] = now_s
         try:
-            if dead or ids != known:
+            if ids != known or record["looked_s"] == now_s:
                 self._disk.replace_record("heartbeat", self._key, {**record, "ids": ids})
         except OSError:
             return []

@@ -174,7 +174,7 @@ class TableWriter:
             self.abort(job, files)
             raise
         self._committed(state.table_id, state.position)
-        self._tidy(job, {file.path for file in files})
+        self._tidy(job)
         return state
 
     def _commit(self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None) -> TableState:
@@ -195,8 +195,7 @@ class TableWriter:
             changed = definition if definition.schema != state.definition.schema else None
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
 
-        self._log.append(write)
-        return self._log.append(commit)
+        return self._log.append(commit, after=self._log.append(write))
 
     def _allocated(self, job: Job, batch: Batch | None) -> Job:
         """The job with a write id; without, if its batch is committed already."""
@@ -266,16 +265,26 @@ class TableWriter:
         self.remove(job, files)
 
     def remove(self, job: Job, files: Iterable[DataFile]) -> None:
-        """Remove a job's files, those of attempts that failed too. They must not be committed, and never be."""
-        DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng).remove(files)
-        self._tidy(job, set())
+        """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
+        named = self._named(job)
+        left = [file for file in files if file.path not in named]
+        DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng).remove(left)
+        self._tidy(job)
 
-    def _tidy(self, job: Job, committed: set[str]) -> None:
+    def _named(self, job: Job) -> set[str]:
+        """The files that writes which are not aborted have in a job's directory."""
+        state = self._log.known()
+        writes = state.writes.values() if state is not None and state.table_id == job.table_id else ()
+        paths = (file.path for write in writes for file in write.files)
+        return {path for path in paths if path.startswith(job.directory + "/")}
+
+    def _tidy(self, job: Job) -> None:
         """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
         with contextlib.suppress(UfsError):
+            named = self._named(job)
             with contextlib.suppress(UfsNotFoundError):
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
-                    if file.url.removeprefix(self._log.url + "/") not in committed:
+                    if file.url.removeprefix(self._log.url + "/") not in named:
                         self._ufs.delete(file.url)
             if job.write_id is not None and self._clock.steady_s() - job.began_s > self._hearts.interval_s:
                 self._hearts.forget(job.write_id)

@@ -50,7 +50,7 @@ class ChaoticStore:
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         return self._call(self._inner.list_files, path, after, at_most, count)
 
-    def put_if_absent(self, path: str, data: bytes, count: Count) -> bool:
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         return self._call(self._inner.put_if_absent, path, data, count)
 
     def delete(self, path: str, count: Count) -> None:

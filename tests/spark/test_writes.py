@@ -309,7 +309,7 @@ def test_columns_are_added_when_asked_for(spark: SparkSession, tmp_path: Path) -
     path = tmp_path / "t"
     write(spark.range(2), path)
     wider = spark.range(2, 4).withColumn("note", sf.lit("x"))
-    with pytest.raises(Exception, match="no column 'note'.*lookup.write.merge-schema"):
+    with pytest.raises(Exception, match=r"no column 'note'.*lookup.write.merge-schema"):
         write(wider, path)
     write(wider, path, lookup__write__merge_schema="true")
     write(spark.range(4, 5), path)
@@ -339,9 +339,9 @@ def test_options_that_mean_nothing_for_a_write(
 def test_places_that_cannot_be_written(spark: SparkSession, tmp_path: Path) -> None:
     """Files of somebody else are not added to, and a store without exclusive create is refused."""
     spark.range(3).write.parquet(str(tmp_path / "pq"))
-    with pytest.raises(Exception, match="holds files that format.'lookupcache'. did not write"):
+    with pytest.raises(Exception, match=r"holds files that format.'lookupcache'. did not write"):
         write(spark.range(1), tmp_path / "pq")
-    with pytest.raises(Exception, match="no exclusive create"):
+    with pytest.raises(Exception, match=r"no exclusive create"):
         write(spark.range(1), "memory://bucket/t")
 
 
