@@ -215,14 +215,16 @@ class Scan:
     ) -> Prepared:
         """Everything a task needs, in memory: no store call follows.
 
-        `complete`: the pieces are all of the version, so a planned column that no file has is lost. Else
-        `whole` is asked for the columns of the version's files, if some column is missing here.
+        `complete`: the pieces are all of the version, so a planned column that no file has is lost (a managed
+        table's log says which there are). Else `whole` is asked for the columns of the version's files, if some
+        column is missing here.
         Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit
         the projection.
         """
         kept = self._prune_files(table, pieces, projection)
         opened = self._open(table, kept, projection)
-        self._check_schema(opened, projection, complete and len(kept) == len(pieces), whole)
+        complete = complete and len(kept) == len(pieces) and not table.managed
+        self._check_schema(opened, projection, complete, whole)
         for file in opened:
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
             file.units = [unit for unit in inside if self._may_match(file, unit, projection)]

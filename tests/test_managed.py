@@ -1,0 +1,252 @@
+"""Managed tables as readers have them: versions by position on any host, caches that follow, what a table may turn into."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.table import TableVersion
+from tests.fakes import make_host
+from tests.test_announcing import Process
+
+FULL = {"lookup.cache": "FULL"}
+PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+MODES = {"none": {}, "partial": PARTIAL, "full": FULL}
+
+
+def rows(ids: range | list[int], version: int = 1) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "version": pa.array([version] * len(ids), pa.int64())})
+
+
+class Dim:
+    """A managed table and a host that writes it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "dim"
+        self._cache = tmp_path / "cache"
+        self.writer = self.table("writer", {"lookup.keys": "id"})
+
+    def table(self, host: str, options: dict[str, str] | None = None) -> LookupTable:
+        return LookupTable(str(self.path), {"lookup.cache.dir": str(self._cache / host), **(options or {})})
+
+    def drop(self) -> None:
+        shutil.rmtree(self.path)
+
+
+@pytest.fixture
+def dim(tmp_path: Path) -> Dim:
+    """A table with the rows 0 to 99 of version 1."""
+    made = Dim(tmp_path)
+    made.writer.write(rows(range(100)))
+    return made
+
+
+# --- one version, on any host ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_host_finds_the_version_it_was_told(dim: Dim, tmp_path: Path, mode: str) -> None:
+    """A host told of a version that is no longer the newest reads that one, by its position in the log."""
+    options = {"lookup.keys": "id", **MODES[mode]}
+    one, two = (Process(dim.path, tmp_path / host, options) for host in ("one", "two"))
+    first = one.announce()
+    dim.writer.write(rows([100], 2))
+    dim.writer.write(rows([5], 3), "overwrite")
+    assert one.states(first) == two.states(first) == {1}
+    second = two.announce()
+    assert one.states(second) == two.states(second) == {3}
+    assert one.gone() + two.gone() == 0
+
+
+def test_a_version_of_a_dropped_table_is_gone(dim: Dim, tmp_path: Path) -> None:
+    """A host told of a version whose table was dropped and created anew fails, or takes the new one if it is to."""
+    one, two = (Process(dim.path, tmp_path / host, {"lookup.keys": "id"}) for host in ("one", "two"))
+    told = one.announce()
+    dim.drop()
+    for version in (8, 9):
+        dim.writer.write(rows([1], version), "overwrite")
+    with pytest.raises(VersionGoneError):
+        two.told(told)
+    newer = Process(dim.path, tmp_path / "three", {"lookup.keys": "id", "lookup.on-version-gone": "NEWER"})
+    assert newer.states(told) == {9}
+
+
+def test_a_table_is_not_read_without_a_list(dim: Dim, tmp_path: Path) -> None:
+    """Inside, a version of a managed table that came without write ids is an error: no rows of it are read."""
+    host = make_host(str(dim.path), tmp_path / "host")
+    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    assert host.reader.schema(table, version)[0].names == ["id", "version"]
+    with pytest.raises(ValueError, match="without its list of write ids"):
+        host.reader.schema(table, TableVersion(table.id, version.files))
+
+
+def test_a_host_never_goes_back(dim: Dim, tmp_path: Path) -> None:
+    """A resolution that was slow to be recorded does not replace that of a later position, though it began later."""
+    host = make_host(str(dim.path), tmp_path / "host")
+    options = LookupOptions.parse({"path": str(dim.path)})
+    table, old = host.metadata.discover(options)
+    dim.writer.write(rows([100], 2))
+    new = host.metadata.ask(table)
+    assert host.metadata.host.learned(table, old, host.clock.steady_s + 1000) == new
+    last = host.metadata.host.last(table)
+    assert last is not None
+    assert last["digest"] == new.digest
+
+
+def test_planned_tasks_of_a_removed_file_fail(dim: Dim) -> None:
+    """Files of a managed table are never replaced: one that is missing is an error, not another version."""
+    table = dim.table("reader", {"lookup.version-at": "PLAN"})
+    assert table.scan().num_rows == 100
+    for file in dim.path.rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(VersionGoneError):
+        dim.table("another").scan()
+
+
+# --- caches follow the log -----------------------------------------------------------------------------
+
+
+def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
+    """An append becomes a delta: only its file is fetched; an event that changes no rows fetches nothing."""
+    reader = dim.table("reader", FULL)
+    assert len(reader.get(7)) == 1
+    before = reader.metrics()
+    dim.writer.write(rows([7, 200], 2))
+    assert [row["version"] for row in reader.get(7)] == [1, 2]
+    after = reader.metrics()
+    added = sum(file.stat().st_size for file in dim.path.glob(f"write-{2:020d}/*"))
+    events = sum((dim.path / "_lookup" / "log" / f"{n:020d}.json").stat().st_size for n in (5, 6, 7))
+    assert after["ufsGetBytes"] - before["ufsGetBytes"] <= added + events
+    dim.writer.alter(properties={"owner": "us"})
+    loads = after["loadCount"]
+    assert len(reader.get(200)) == 1
+    assert reader.metrics()["loadCount"] - loads <= 1
+
+
+def test_a_partial_cache_keeps_what_a_commit_cannot_have_touched(dim: Dim) -> None:
+    """Keys that no new file can hold are carried over to the next version; those that one may hold are asked again."""
+    reader = dim.table("reader", PARTIAL)
+    for key in (3, 50):
+        assert len(reader.get(key)) == 1
+    misses = reader.metrics()["missCount"]
+    dim.writer.write(rows([50, 51], 2))
+    assert len(reader.get(3)) == 1
+    assert reader.metrics()["missCount"] == misses
+    assert [row["version"] for row in reader.get(50)] == [1, 2]
+    assert reader.metrics()["missCount"] == misses + 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_uncommitted_rows_are_in_no_cache(dim: Dim, mode: str) -> None:
+    """A write's files lie there, its events too, and no mode shows a row of it before the commit."""
+    reader = dim.table("reader", MODES[mode])
+
+    def peek(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert reader.get(300) == []
+        assert reader.scan().num_rows == 100
+        return batch
+
+    new = rows([300], 2)
+    batches = (peek(batch) for batch in new.to_batches())
+    dim.writer.write(pa.RecordBatchReader.from_batches(new.schema, batches))
+    assert [row["version"] for row in reader.get(300)] == [2]
+
+
+# --- the definition ------------------------------------------------------------------------------------
+
+
+def test_columns_keys_and_properties_can_be_altered(dim: Dim) -> None:
+    """An alter event adds columns, changes the keys and sets properties; one that changes nothing is not put."""
+    reader = dim.table("reader", FULL)
+    assert reader.get(1) == [{"id": 1, "version": 1}]
+    position = dim.writer.alter(pa.schema([("note", pa.string())]), ["version"], {"owner": "us"})
+    assert dim.writer.alter(pa.schema([("note", pa.string())]), ["version"], {"owner": "us"}) == position
+    assert dim.table("reader").scan(predicate="id = 1").to_pylist() == [{"id": 1, "version": 1, "note": None}]
+    found = dim.table("reader", FULL)
+    assert len(found.get(1)) == 100
+    described = found.describe()
+    assert (described["keys"], described["properties"], described["position"]) == (
+        ["version"],
+        {"owner": "us"},
+        position,
+    )
+    with pytest.raises(SchemaError, match="note"):
+        dim.writer.alter(pa.schema([("note", pa.int64())]))
+    with pytest.raises(SchemaError, match="no column 'nothing'"):
+        dim.writer.alter(keys=["nothing"])
+
+
+def test_what_a_table_says_of_itself(dim: Dim, tmp_path: Path) -> None:
+    """Its id, its list of write ids, the floor of this host; a table of plain files has none of them."""
+    position = dim.writer.write(rows([100]))
+    described = dim.writer.describe()
+    assert described["kind"] == "MANAGED"
+    assert described["keys"] == ["id"]
+    assert str(dim.writer.valid_write_ids) == described["valid_write_ids"]
+    assert described["valid_write_ids"] == f"{described['table_id']}:2:9223372036854775807::"
+    assert dim.writer.floor == f"{described['table_id']}:{position}"
+    assert dim.table("elsewhere").floor is None
+    pq.write_table(rows(range(3)), tmp_path / "plain.parquet")
+    plain = LookupTable(str(tmp_path / "plain.parquet"), {"lookup.cache.dir": str(tmp_path / "c")})
+    with pytest.raises(NotSupportedError, match="write ids"):
+        _ = plain.valid_write_ids
+    with pytest.raises(OptionError, match=r"lookup.version = '3' is for managed tables"):
+        LookupTable(str(tmp_path / "plain.parquet"), {"lookup.version": "3"}).scan()
+    with pytest.raises(OptionError, match=r"'append' or 'overwrite'"):
+        dim.writer.write(rows([1]), "upsert")
+
+
+def test_keys_of_the_log_are_the_tables(dim: Dim) -> None:
+    """Lookups and the partial cache need no lookup.keys where the log has them, and are refused where nothing has."""
+    assert dim.table("reader", PARTIAL).get(5) == [{"id": 5, "version": 1}]
+    other = LookupTable(str(dim.path) + "-keyless", {"lookup.cache.dir": str(dim.path) + "-cache"})
+    other.write(rows([1]))
+    for options in ({}, PARTIAL):
+        table = LookupTable(str(dim.path) + "-keyless", {"lookup.cache.dir": str(dim.path) + "-cache", **options})
+        with pytest.raises(OptionError, match=r"lookup\.keys"):
+            table.get(1)
+
+
+# --- what else may lie there ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plain_files_become_a_managed_table_and_back(tmp_path: Path, mode: str) -> None:
+    """A table that is open follows the path when plain files make way for a managed table, and the other way round."""
+    path, options = tmp_path / "t", {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **MODES[mode]}
+    table = LookupTable(str(path), options)
+    for version in range(1, 5):
+        if version % 2:
+            path.mkdir()
+            pq.write_table(rows([1], version), path / "part.parquet")
+        else:
+            LookupTable(str(path), {"lookup.keys": "id"}).write(rows([1], version))
+        assert table.get(1) == [{"id": 1, "version": version}]
+        assert table.scan().column("version").to_pylist() == [version]
+        shutil.rmtree(path)
+    with pytest.raises(UfsNotFoundError):
+        table.scan()
+
+
+def test_a_copy_in_another_store_is_read(dim: Dim) -> None:
+    """A store that is not written to is read: a managed table copied there is one."""
+    dim.writer.write(rows([100], 2))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(dim.path), "/copied/dim", recursive=True)
+    try:
+        for options in MODES.values():
+            copy = LookupTable("memory://copied/dim", {"lookup.cache.dir": str(dim.path) + "-cache", **options})
+            assert copy.scan().num_rows == 101
+            assert copy.get(100) == [{"id": 100, "version": 2}]
+        with pytest.raises(NotSupportedError, match="memory"):
+            LookupTable("memory://copied/dim").write(rows([1]))
+    finally:
+        memory.rm("/copied", recursive=True)
