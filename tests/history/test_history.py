@@ -16,6 +16,8 @@ from tests.history.checker import State, check, states
 from tests.history.run import Place, local_place, run, s3_place
 from tests.s3server import S3Server
 
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
+
 SECONDS = 60.0
 SEED = 20261121
 

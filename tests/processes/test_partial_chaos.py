@@ -30,7 +30,7 @@ from tests.fakes import FaultyStore
 from tests.processes.test_fill import in_fresh_process, must_end
 from tests.processes.test_snapshots import EACH, FILES, publish
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS = 20
 PROCESSES = 8
