@@ -172,17 +172,15 @@ class NotificationLog:
             state, found = self._from_checkpoint() or (None, self._events_after(0, None))
         except UfsNotFoundError:
             return None
-        events = [event for _, event in found]
-        if state is None:
-            if not events:
-                return None
-            state, events = TableState.begun(events[0], redact("path", self._path(1))), events[1:]
-        state = state.advanced(events)
-        self._keep(state, None, found[-1][0] if found else None)
+        if not found:
+            return None
+        state = state or TableState.begun(found[0][1], redact("path", self._path(1)))
+        state = state.advanced(event for _, event in found[1:])
+        self._keep(state, None, found[-1][0])
         return state
 
     def _from_checkpoint(self) -> tuple[TableState, list[tuple[FileVersion, Event]]] | None:
-        """The newest checkpoint's state and the events after it; None if there is none of this table."""
+        """The newest checkpoint's state and the events from its last one on; None if there is none of this table."""
         state = self._checkpoint()
         if state is None:
             return None
@@ -190,7 +188,7 @@ class NotificationLog:
         # A checkpoint may come late, after its table was dropped and another one was made.
         if not found or found[0][1].nonce != state.nonce:
             return None
-        return state, found[1:]
+        return state, found
 
     def _checkpoint(self) -> TableState | None:
         """The newest checkpoint that can be read; None without one."""

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField
 
 from pyspark_lookup.errors import OptionError
-from pyspark_lookup.options import CacheMode, MetadataSource, OnError, View
+from pyspark_lookup.options import OnError, View
 from pyspark_lookup.spark.join import lookup_udf, row_type
-from pyspark_lookup.spark.tables import LookedUp, TableArgument, cache_given, looked_up, quoted, with_cache
+from pyspark_lookup.spark.tables import LookedUp, TableArgument, defaults_to_full, looked_up, quoted, with_default_cache
 
 __all__ = ["register_lookup"]
 
@@ -46,7 +46,9 @@ def register_lookup(
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
     keys = [key] if isinstance(key, str) else list(key)
-    found = _with_default_cache(looked_up(spark, table, keys, columns, options))
+    found = looked_up(spark, table, keys, columns, options)
+    if defaults_to_full(found):
+        found = with_default_cache(found, found.view(View.SUMMARY).collect()[0].bytes)
     if not found.chosen:
         raise OptionError("argument columns: give at least one column of the table")
     view = f"_lookup_{name}_version"
@@ -56,14 +58,6 @@ def register_lookup(
     own = tuple(StructField(column, found.type_of(column)) for column in found.keys)
     others = tuple(field for field in found.chosen if field.name not in found.keys)
     _register(dataclasses.replace(found, chosen=(*own, *others)), f"{name}_rows", view, many=True, as_rows=True)
-
-
-def _with_default_cache(table: LookedUp) -> LookedUp:
-    by_query = table.parsed.provider is None and table.parsed.metadata_source is MetadataSource.UFS
-    if cache_given(table.options) or not by_query:
-        return table
-    facts = table.view(View.SUMMARY).collect()[0]
-    return with_cache(table, CacheMode.FULL) if facts.bytes <= table.parsed.split_size else table
 
 
 def _register(table: LookedUp, function: str, view: str, many: bool, as_rows: bool = False) -> None:

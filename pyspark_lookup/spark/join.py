@@ -34,9 +34,18 @@ from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.joining import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
 from pyspark_lookup.keys import comparable
-from pyspark_lookup.options import CacheMode, MetadataSource, OnError, View
+from pyspark_lookup.options import CacheMode, OnError, View
 from pyspark_lookup.schema import widens
-from pyspark_lookup.spark.tables import LookedUp, TableArgument, cache_given, looked_up, quoted, with_cache
+from pyspark_lookup.spark.tables import (
+    LookedUp,
+    TableArgument,
+    cache_given,
+    defaults_to_full,
+    looked_up,
+    quoted,
+    with_cache,
+    with_default_cache,
+)
 from pyspark_lookup.spark.tasks import Probe, Resolve
 
 __all__ = ["explain_lookup", "lookup_join", "lookup_udf", "row_type"]
@@ -44,12 +53,10 @@ __all__ = ["explain_lookup", "lookup_join", "lookup_udf", "row_type"]
 _log = logging.getLogger("pyspark_lookup.join")
 _HOW = {"left": "left", "leftouter": "left", "left_outer": "left", "inner": "inner"}
 _VERSION_COLUMN = "_lookup_version"
+# Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py), and up
+# to more where keys are known to repeat: lookups hand their rows over in lists.
 _BROADCAST_ROWS = 2_000_000
 _BROADCAST_REPEATED_ROWS = 3_000_000
-"""Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py).
-
-More where keys are known to repeat: lookups hand their rows over in lists.
-"""
 _explained: dict[str, str] = {}
 _explained_lock = threading.Lock()
 _versions: weakref.WeakKeyDictionary[SparkSession, dict[tuple[str, bool], DataFrame]] = weakref.WeakKeyDictionary()
@@ -202,12 +209,12 @@ def _strategy(df: DataFrame, table: LookedUp, wanted: str) -> tuple[str, LookedU
         return "broadcast", table, "asked for"
     facts = None
     given = cache_given(table.options)
-    # In CACHE mode a full cache would need a trigger, which nobody named.
-    by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
-    cached = with_cache(table, CacheMode.FULL) if by_query and not given else table
+    cached = table
     if table.parsed.provider is None and not (given and (wanted == "cache" or df.isStreaming)):
-        facts = cached.view(View.SUMMARY).collect()[0]
-        cached = cached if facts.bytes <= table.parsed.split_size else table
+        # A snapshot that is there knows more.
+        viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
+        facts = viewed.view(View.SUMMARY).collect()[0]
+        cached = with_default_cache(table, facts.bytes)
     if wanted == "cache":
         return "cache", cached, "asked for"
     if df.isStreaming:

@@ -22,7 +22,16 @@ from pyspark_lookup.runtime import runtime
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.spark.planning import table_options
 
-__all__ = ["LookedUp", "TableArgument", "cache_given", "looked_up", "quoted", "with_cache"]
+__all__ = [
+    "LookedUp",
+    "TableArgument",
+    "cache_given",
+    "defaults_to_full",
+    "looked_up",
+    "quoted",
+    "with_cache",
+    "with_default_cache",
+]
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
 _FORMAT = "lookupcache"
@@ -208,6 +217,18 @@ def _table(
 def cache_given(options: Mapping[str, str]) -> bool:
     """Whether `lookup.cache` is set, by the table, the lookup or the conf file."""
     return "lookup.cache" in options or "lookup.cache" in conf_file_options()
+
+
+def defaults_to_full(table: LookedUp) -> bool:
+    """Whether a lookup gives the table a full cache if it is small: nobody said which, and none would need a trigger."""
+    by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
+    return by_query and not cache_given(table.options)
+
+
+def with_default_cache(table: LookedUp, size: int) -> LookedUp:
+    """The table with the cache that a lookup gives it. `size`: of its files, in bytes."""
+    small = size <= table.parsed.split_size
+    return with_cache(table, CacheMode.FULL) if small and defaults_to_full(table) else table
 
 
 def with_cache(table: LookedUp, mode: CacheMode) -> LookedUp:

@@ -105,7 +105,7 @@ class TableWriter:
         begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
         """
         state = self._log.latest() or self._create(schema)
-        self._abort_dead(state)
+        known = None if self._abort_dead(state) else state
         write_id: int | None = None
         if name is None:
             found: list[int] = []
@@ -115,7 +115,7 @@ class TableWriter:
                 found[:] = [state.high_watermark + 1]
                 return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
 
-            state = self._log.append(allocate)
+            state = self._log.append(allocate, after=known)
             write_id = found[0]
             name = f"write-{write_id:020d}"
         return Job(state.table_id, write_id, mode, name, self._definition(state, schema), self._clock.steady_s())
@@ -289,12 +289,14 @@ class TableWriter:
             if job.write_id is not None and self._clock.steady_s() - job.began_s > self._hearts.interval_s:
                 self._hearts.forget(job.write_id)
 
-    def _abort_dead(self, state: TableState) -> None:
-        """Abort the writes of which nothing was heard for too long."""
-        for write_id in self._hearts.dead(state.table_id, [write.id for write in state.open_writes()]):
+    def _abort_dead(self, state: TableState) -> bool:
+        """Abort the writes of which nothing was heard for too long; whether there are some."""
+        dead = self._hearts.dead(state.table_id, [write.id for write in state.open_writes()])
+        for write_id in dead:
             job = Job(state.table_id, write_id, WriteMode.APPEND, f"write-{write_id:020d}", state.definition, 0.0)
             _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
             self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
+        return bool(dead)
 
     def alter(
         self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
