@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -27,17 +28,21 @@ from tests.spark.test_source import put
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
 
 HOME = Path(pyspark.__file__).parent
+NOTHING: Mapping[str, str] = MappingProxyType({})
 KEYS = 400
 BATCHES = 12
 _APPLICATION = """
 import json, os, sys, threading
 from pyspark.sql import SparkSession, functions as sf
 from pyspark_lookup import lookup_join
-master, home = sys.argv[1:]
-spark = (SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.executor.memory", "1g")
+master, home, conf = sys.argv[1:]
+builder = (SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.executor.memory", "1g")
     .config("spark.executor.cores", "1").config("spark.cores.max", "2").config("spark.sql.shuffle.partitions", "4")
     .config("spark.driver.host", "127.0.0.1").config("spark.ui.showConsoleProgress", "false")
-    .config("spark.scheduler.minRegisteredResourcesRatio", "1.0").getOrCreate())
+    .config("spark.scheduler.minRegisteredResourcesRatio", "1.0"))
+for key, value in json.loads(conf).items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 
 @sf.udf("string")
@@ -89,7 +94,7 @@ class Cluster:
             worker = self._start(
                 "worker.Worker",
                 "--host",
-                "127.0.0.1",
+                f"127.0.0.{number + 1}",  # two hosts to Spark
                 "--webui-port",
                 "0",
                 "-c",
@@ -129,9 +134,9 @@ class Cluster:
 class Application:
     """A Spark application that tells what it does, line by line, and waits for an answer to each."""
 
-    def __init__(self, cluster: Cluster, script: str) -> None:
+    def __init__(self, cluster: Cluster, script: str, conf: Mapping[str, str] = NOTHING) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _APPLICATION + script, cluster.master, str(cluster.home)],
+            [sys.executable, "-c", _APPLICATION + script, cluster.master, str(cluster.home), json.dumps(dict(conf))],
             env=environment(cluster.confs[0]),
             cwd=cluster.home,
             stdin=subprocess.PIPE,
