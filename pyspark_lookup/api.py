@@ -148,16 +148,21 @@ class LookupTable:
         fit, WriteConflictError, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other
         files, NotSupportedError for a store without exclusive create, CommitUnknownError or another UfsError.
         """
-        self._check_open()
         try:
             how = WriteMode(mode.lower())
         except ValueError:
-            raise OptionError(f"argument mode = {mode!r}: give 'append' or 'overwrite'") from None
+            how = WriteMode.DELETE
+        if how is WriteMode.DELETE:
+            raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
+        return self._write(rows, how)
+
+    def _write(self, rows: pa.Table | pa.RecordBatchReader, how: WriteMode) -> int:
+        self._check_open()
         engine = runtime().engine(self._options)
         writer = engine.writer(self._options)
         try:
             # What is known to write nothing needs no write id.
-            nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is WriteMode.APPEND
+            nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is not WriteMode.OVERWRITE
             job = writer.begin(rows.schema, how, runtime().nonce() if nothing else None)
             try:
                 files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")
@@ -167,6 +172,27 @@ class LookupTable:
             state = writer.commit(job, files)
             assert state is not None
             return state.position
+        finally:
+            engine.publish_metrics()
+
+    def upsert(self, rows: pa.Table | pa.RecordBatchReader) -> int:
+        """Write rows in place of those that have their keys, and beside the others, as one commit; its log position.
+
+        Of writes with one key the one that is committed last counts. Raises NonUniqueKeyError if two of the rows have one
+        key, OptionError for a table without key columns, and as `write`.
+        """
+        return self._write(rows, WriteMode.UPSERT)
+
+    def delete(self, keys: pa.Table) -> int:
+        """Remove the rows with those keys (columns as for `get_many`), as one commit; its log position.
+
+        Where there is none, nothing is committed. Raises SchemaError for keys of other types, and as `upsert`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        writer = engine.writer(self._options)
+        try:
+            return writer.delete(keys)
         finally:
             engine.publish_metrics()
 

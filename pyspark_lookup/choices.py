@@ -8,6 +8,7 @@ __all__ = [
     "CacheMode",
     "FileFormatName",
     "FilterPushdown",
+    "KeyedWrite",
     "MetadataSource",
     "OnError",
     "OnReloadFailure",
@@ -93,6 +94,12 @@ class View(enum.Enum):
     METRICS = "metrics"
     SUMMARY = "summary"
     TOLD = "told"
+
+
+class KeyedWrite(enum.Enum):
+    """How Spark's append mode writes rows by their keys."""
+
+    UPSERT = "upsert"
 
 
 class FileFormatName(enum.Enum):

@@ -33,7 +33,16 @@ from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.partial import PartialTables
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.provided import ProvidedScan, ProvidedTable
-from pyspark_lookup.scan import PreparedScan, Projection, Scan, Slice, TableScan, all_columns, share_of, slices_of
+from pyspark_lookup.scan import (
+    PreparedScan,
+    Projection,
+    Scan,
+    Slice,
+    TableScan,
+    all_columns,
+    share_of,
+    slices_of,
+)
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.snapshot.layers import Ranges, Snapshot
@@ -306,19 +315,18 @@ class TableReader:
         prepared = self._scan.prepare(plan.table, slices_of(files), projection, complete, whole)
         return pa.Table.from_batches(list(prepared.batches()), layout.columns)
 
-    def columns_of(
+    def prepared(
         self,
         table: Table,
         files: Sequence[FileVersion],
         data: pa.Schema,
         names: Sequence[str],
         wanted: Predicate | None,
-    ) -> pa.Table:
-        """Some columns of files with the columns `data`, of the rows of which `wanted` is true. Raises as `rows_where`."""
+    ) -> PreparedScan:
+        """Some columns of files with the columns `data`, of rows of which `wanted` may be true. Raises as `rows_where`."""
         columns = pa.schema([data.field(name) for name in names])
         projection = Projection(columns, data, pa.schema([]), wanted)
-        prepared = self._scan.prepare(table, slices_of(files), projection, False, lambda: data)
-        return pa.Table.from_batches(list(prepared.batches()), columns)
+        return self._scan.prepare(table, slices_of(files), projection, False, lambda: data)
 
     def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
         """Bring a version's bytes into this host's cache, where nothing that happens to its files can change them.

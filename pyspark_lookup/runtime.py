@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark_lookup.blocks import BlockCache
+from pyspark_lookup.bykey import KeyedRows
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import conf_file_secrets, redact
 from pyspark_lookup.disk import Disk, key_of, memory_backed
@@ -28,7 +29,6 @@ from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
 from pyspark_lookup.table import Kind, Table, is_glob
 from pyspark_lookup.ufs import Ufs
-from pyspark_lookup.unique import check_unique
 from pyspark_lookup.writing import TableWriter
 
 __all__ = ["Engine", "Publisher", "Runtime", "runtime"]
@@ -140,9 +140,9 @@ class Engine:
             )
         log = self.reader.metadata.log(url)
         table = self.reader.metadata.table_of(options, Kind.MANAGED)
-        unique = functools.partial(check_unique, self.reader, table)
+        rows = KeyedRows(self.reader, table)
         raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
-        return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, unique, raise_floor)
+        return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, table, rows, raise_floor)
 
 
 class Runtime:

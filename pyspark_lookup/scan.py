@@ -15,9 +15,12 @@ import pyarrow as pa
 from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.formats import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.hidden import HiddenRows, counted
+from pyspark_lookup.keys import Numbers
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, joined_stats, may_match
 from pyspark_lookup.schema import cast_column, check_readable, merge_schemas
+from pyspark_lookup.stores import HIDDEN
 from pyspark_lookup.table import Table, partition_fields, partition_value, partition_values
 from pyspark_lookup.ufs import FileVersion, Range
 
@@ -105,6 +108,17 @@ class _OpenFile:
     names: dict[str, str]  # planned column -> this file's spelling, for those it has
     partition: Mapping[str, object]
     units: list[Unit] = dataclasses.field(default_factory=list)
+    hidden: Numbers | None = None  # places in the file of rows that do not count
+    starts: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def first_row(self, unit: Unit) -> int:
+        """The place in the file of a unit's first row, in a format that says how many rows its units have."""
+        if not self.starts:
+            first = 0
+            for other in self.index.units:
+                self.starts[other.number] = first
+                first += self.index.rows(other) or 0
+        return self.starts[unit.number]
 
     def spelled(self, columns: frozenset[str]) -> list[str]:
         """This file's names of those columns that it has."""
@@ -136,6 +150,7 @@ class TableScan(Protocol):
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]: ...
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None: ...
+    def hidden(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]: ...
     def prepare(
         self,
         table: Table,
@@ -153,6 +168,7 @@ class Scan:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
+        self._hidden = HiddenRows(blocks)
 
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may be read in parts."""
@@ -189,7 +205,8 @@ class Scan:
                 if name in values:
                     row.append(ColumnStats(values[name], values[name], int(values[name] is None), 1))
                 elif name not in spelled:
-                    row.append(ColumnStats(None, None, 1, 1))  # null in every row
+                    # Null in every row; but what names rows of others has the keys of its time only.
+                    row.append(None if file.piece.file.identity == HIDDEN else ColumnStats(None, None, 1, 1))
                 else:
                     row.append(joined_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
             found.append(row)
@@ -201,7 +218,12 @@ class Scan:
             file.index.rows(unit) for file in self._open(table, slices_of(files), None) for unit in file.index.units
         ]
         known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        hidden = sum(map(len, self.hidden(table, files).values()))
+        return sum(known) - hidden if len(known) == len(counts) else None
+
+    def hidden(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+        """The places of rows that do not count, by the URL of their file. Reads what says so, through the cache."""
+        return self._hidden.of(table.url, files)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -225,7 +247,9 @@ class Scan:
         opened = self._open(table, kept, projection)
         complete = complete and len(kept) == len(pieces) and not table.managed
         self._check_schema(opened, projection, complete, whole)
+        hidden = self.hidden(table, [piece.file for piece in kept])
         for file in opened:
+            file.hidden = hidden.get(file.piece.file.url)
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
             file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
             self._metrics.inc("rowGroupsPrunedCount", len(inside) - len(file.units))
@@ -367,12 +391,24 @@ class Prepared:
         yield from coalesced(self._filtered(), self._projection.columns, self._metrics)
 
     def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
-        """(file, middle byte, its rows) of every unit in file order, whatever the predicate."""
+        """(file, middle byte, its rows) of every unit in file order, whatever the predicate; those that do not count, too."""
         names = self._projection.columns.names
         for file in self._opened:
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
                 yield file.piece.file, unit.middle, _decoded(file, unit, names, self._projection, self._blocks)
+            file.data.clear()
+
+    def placed(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
+        """(file, places in it, the rows that count) of all units that may hold rows of which the predicate is true."""
+        names = self._projection.columns.names
+        for file in self._opened:
+            for unit in file.units:
+                first = file.first_row(unit)
+                for batch in _decoded(file, unit, names, self._projection, self._blocks):
+                    rows, places = counted(file.hidden, first, batch)
+                    first += batch.num_rows
+                    yield file.piece.file, places, rows
             file.data.clear()
 
     def _filtered(self) -> Iterator[pa.RecordBatch]:
@@ -381,9 +417,12 @@ class Prepared:
         for file in self._opened:
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
+                first = 0 if file.hidden is None else file.first_row(unit)
                 for batch in _decoded(file, unit, needed, self._projection, self._blocks):
-                    kept = matching_rows(batch, predicate)
-                    if kept is not None:
+                    rows = batch if file.hidden is None else counted(file.hidden, first, batch)[0]
+                    first += batch.num_rows
+                    kept = matching_rows(rows, predicate)
+                    if kept is not None and kept.num_rows:
                         yield kept.select(names)
             file.data.clear()
 

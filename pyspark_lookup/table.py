@@ -33,7 +33,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.notifications import LogVersion, TableState
 from pyspark_lookup.options import FileFormatName, LookupOptions, OnVersionGone
-from pyspark_lookup.stores import IMMUTABLE, LOG_DIRECTORY
+from pyspark_lookup.stores import HIDDEN, IMMUTABLE, LOG_DIRECTORY
 from pyspark_lookup.ufs import FileVersion, Listing
 from pyspark_lookup.writeids import ValidWriteIdList
 
@@ -144,6 +144,11 @@ class TableVersion:
         """The version that has only those of the files, as `lookup.partition` leaves them."""
         return self if files == self.files else TableVersion(self.table_id, files)
 
+    @property
+    def hidden(self) -> tuple[FileVersion, ...]:
+        """Files that say which rows of `files` do not count."""
+        return self.files[0].hidden if self.files else ()
+
     def valid_log(self, table: Table) -> LogVersion:
         """What says which writes may be seen. Raises ValueError without that: no rows of a managed table are read so (HIVE-21637)."""
         if self.log is None or self.table_id != table.id:
@@ -186,8 +191,10 @@ def _managed_version(table: Table, state: TableState, position: int | None) -> T
             write_ids = ValidWriteIdList.parse(log.write_ids)
     except ValueError as problem:
         raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
+    hidden = tuple(FileVersion(f"{table.url}/{file.path}", file.size, HIDDEN) for file in state.hidden(write_ids))
     files = (
-        FileVersion(f"{table.url}/{file.path}", file.size, IMMUTABLE, at_s) for file, _, at_s in state.files(write_ids)
+        FileVersion(f"{table.url}/{file.path}", file.size, IMMUTABLE, at_s, hidden=hidden)
+        for file, _, at_s in state.files(write_ids)
     )
     return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), log)
 

@@ -69,12 +69,14 @@ def test_managed_examples_run(tmp_path: Path) -> None:
     assert re.findall(r"^\| (BOS|EWR|JFK|LGA)\|", shown, re.MULTILINE) == ["BOS", "EWR", "JFK", "LGA"]
     assert "['BOS', 'EWR', 'JFK', 'LGA']" in shown
     assert re.search(r"\|\s*1\|\s*JFK\|John F. Kennedy\|", shown)
-    assert re.search(r"^[0-9a-f]{32}:4:9223372036854775807::\n2$", shown, re.MULTILINE)
-    assert re.findall(r"\|\s*(create|append|overwrite)\|", shown) == [
+    assert re.search(r"^[0-9a-f]{32}:6:9223372036854775807::\n2$", shown, re.MULTILINE)
+    assert re.findall(r"\|\s*(create|append|upsert|delete|overwrite)\|", shown) == [
         "create",
         "append",
         "append",
         "append",
+        "upsert",
+        "delete",
         "overwrite",
     ]
 

@@ -64,10 +64,11 @@ RANKS = {
     "notifications.state": 7,
     "notifications.log": 9,
     "notifications": 10,
-    "writing.files": 11,
-    "writing.heartbeat": 11,
-    "writing.table": 12,
-    "writing": 13,
+    "hidden": 10,
+    "writing.files": 14,
+    "writing.heartbeat": 14,
+    "writing.table": 15,
+    "writing": 16,
     "table": 13,
     "formats.model": 9,
     "formats.names": 9,
@@ -102,7 +103,7 @@ RANKS = {
     "provided.scan": 21,
     "provided": 22,
     "reader": 24,
-    "unique": 25,
+    "bykey": 25,
     "planner": 25,
     "announcing": 26,
     "lookup": 26,
@@ -152,7 +153,7 @@ WITHOUT_ARROW = (
     }
 )
 # The hot path: whole columns as numbers.
-NUMBERS = {"unique", "keys", "index", "columns", "lookup", "joining"} | {
+NUMBERS = {"bykey", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
     n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")
 }
 # Other packages, and the modules that may know them.

@@ -200,8 +200,8 @@ def test_what_a_table_says_of_itself(dim: Dim, tmp_path: Path) -> None:
         _ = plain.valid_write_ids
     with pytest.raises(OptionError, match=r"lookup.version = '3' is for managed tables"):
         LookupTable(str(tmp_path / "plain.parquet"), {"lookup.version": "3"}).scan()
-    with pytest.raises(OptionError, match=r"'append' or 'overwrite'"):
-        dim.writer.write(rows([1]), "upsert")
+    with pytest.raises(OptionError, match=r"'append', 'overwrite' or 'upsert'"):
+        dim.writer.write(rows([1]), "merge")
 
 
 def test_keys_of_the_log_are_the_tables(dim: Dim) -> None:

@@ -249,8 +249,9 @@ def test_overwrites(site: Site) -> None:
     assert table.scan() == rows()
     table.write(rows(4))
     assert (ids_of(table.scan()), table.get(3), table.get(4)) == ([4], [], [{"id": 4, "name": "a"}])
-    with pytest.raises(errors.OptionError, match="'append' or 'overwrite'"):
-        table.write(rows(1), "upsert")
+    for mode in ("merge", "delete"):
+        with pytest.raises(errors.OptionError, match="'append', 'overwrite' or 'upsert'"):
+            table.write(rows(1), mode)
 
 
 def test_rows_that_end_in_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

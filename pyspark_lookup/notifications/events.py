@@ -48,10 +48,17 @@ FORMAT = 1
 
 
 class WriteMode(enum.Enum):
-    """What a committed write does to the rows of lower write ids: leaves them, or replaces all of them."""
+    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids, or those of its keys."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
+    UPSERT = "upsert"
+    DELETE = "delete"
+
+    @property
+    def by_key(self) -> bool:
+        """Whether it takes the place of the rows that have its keys when it is committed."""
+        return self in (WriteMode.UPSERT, WriteMode.DELETE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +117,12 @@ class Allocate(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Write(Event):
-    """Files of a write. Nobody uses them before its commit."""
+    """Files of a write. Nobody uses them before its commit. `hidden`: files that say which rows of others no longer count."""
 
     kind = "write"
     write_id: int
     files: tuple[DataFile, ...]
+    hidden: tuple[DataFile, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +163,8 @@ def event_bytes(event: Event) -> bytes:
         if field.name not in ("position", "table_id", "nonce", "at_s")
     }
     head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
-    said = {**head, "nonce": event.nonce, "at": event.at_s, **{name: v for name, v in body.items() if v is not None}}
+    given = {name: value for name, value in body.items() if value is not None and (name, value) != ("hidden", [])}
+    said = {**head, "nonce": event.nonce, "at": event.at_s, **given}
     return json.dumps(said, separators=(",", ":"), sort_keys=False).encode()
 
 
@@ -274,7 +283,7 @@ def _batch(value: Any) -> Batch:
 _BODIES: dict[type[Event], dict[str, Any]] = {
     Create: {"definition": definition_of},
     Allocate: {"write_id": _write_id, "mode": WriteMode},
-    Write: {"write_id": _write_id, "files": files_of},
+    Write: {"write_id": _write_id, "files": files_of, "hidden": files_of},
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": text_of},
     Alter: {"definition": definition_of},

@@ -51,6 +51,7 @@ class TableWrite:
     files: tuple[DataFile, ...] = ()
     ended_at: int | None = None
     committed: bool = False
+    hidden: tuple[DataFile, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -104,6 +105,7 @@ class TableState:
         self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
         self._definitions: list[tuple[int, Definition]] = []
         self._replaced_by = 0  # the highest overwrite that is committed
+        self._keyed_by = 0  # the highest write by key that is
 
     # --- from events ------------------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class TableState:
         state = TableState(self.table_id, self.position, self.nonce)
         state.writes, state.batches = dict(self.writes), dict(self.batches)
         state.changes, state._definitions = list(self.changes), list(self._definitions)
-        state._replaced_by = self._replaced_by
+        state._replaced_by, state._keyed_by = self._replaced_by, self._keyed_by
         for event in events:
             state._take(event)
         return state
@@ -140,12 +142,13 @@ class TableState:
                 self.writes[event.write_id] = TableWrite(event.write_id, event.mode, event.position)
             case Write():
                 write = self._open(event, event.write_id)
-                self.writes[write.id] = dataclasses.replace(write, files=(*write.files, *event.files))
+                files, hidden = (*write.files, *event.files), (*write.hidden, *event.hidden)
+                self.writes[write.id] = dataclasses.replace(write, files=files, hidden=hidden)
             case Commit():
                 self._commit(event, self._open(event, event.write_id))
             case Abort():
                 write = self._open(event, event.write_id)
-                self.writes[write.id] = dataclasses.replace(write, files=(), ended_at=event.position)
+                self.writes[write.id] = dataclasses.replace(write, files=(), hidden=(), ended_at=event.position)
             case Alter():
                 self._defined(event.position, event.at_s, event.definition)
             case _:
@@ -154,13 +157,18 @@ class TableState:
 
     def _commit(self, event: Commit, write: TableWrite) -> None:
         self.writes[write.id] = dataclasses.replace(write, ended_at=event.position, committed=True)
-        if write.mode is WriteMode.OVERWRITE:
-            self._replaced_by = max(self._replaced_by, write.id)
+        self._ranked(write)
         if event.definition is not None:
             self._definitions.append((event.position, event.definition))
         if event.batch is not None:
             self.batches[event.batch.query] = event.batch.id
         self.changes.append(Change(event.position, event.at_s, write.id))
+
+    def _ranked(self, write: TableWrite) -> None:
+        if write.mode is WriteMode.OVERWRITE:
+            self._replaced_by = max(self._replaced_by, write.id)
+        if write.mode.by_key:
+            self._keyed_by = max(self._keyed_by, write.id)
 
     def _defined(self, position: int, at_s: float, definition: Definition) -> None:
         self._definitions.append((position, definition))
@@ -201,6 +209,12 @@ class TableState:
             )
         if write.committed:
             raise WriteConflictError(f"write {write_id} of table {self.table_id} is committed already")
+        if write.mode is WriteMode.OVERWRITE and self._keyed_by > write_id:
+            # Its rows would stay beside those of the same keys.
+            raise WriteConflictError(
+                f"write {write_id} of table {self.table_id}, an overwrite, began before write {self._keyed_by}, which has "
+                "written by key and is committed: write again"
+            )
         if self._replaced_by > write_id:
             raise WriteConflictError(
                 f"write {write_id} of table {self.table_id} began before write {self._replaced_by}, which has replaced the "
@@ -265,7 +279,7 @@ class TableState:
         """The writes of which rows are seen, by id."""
         valid = [write for write in self.writes.values() if write_ids.is_valid(write.id)]
         base = max((write.id for write in valid if write.mode is WriteMode.OVERWRITE), default=0)
-        return (write for write in valid if write.id >= base and (write.files or write.id == base))
+        return (write for write in valid if write.id >= base and (write.files or write.hidden or write.id == base))
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
         """The files of which rows are seen, with their write's id and the time of its commit."""
@@ -273,6 +287,10 @@ class TableState:
         for write in self._seen(write_ids):
             for file in write.files:
                 yield file, write.id, times.get(write.id, 0.0)
+
+    def hidden(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
+        """The files that say which rows of `files` no longer count."""
+        return (file for write in self._seen(write_ids) for file in write.hidden)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -286,6 +304,7 @@ class TableState:
                 write.ended_at,
                 write.committed,
                 [[file.path, file.size, file.rows] for file in write.files],
+                [[file.path, file.size, file.rows] for file in write.hidden],
             ]
             for write in self.writes.values()
         ]
@@ -305,15 +324,18 @@ class TableState:
         """The state that `plain` wrote. Raises DamagedFileError for anything else."""
         try:
             state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
-            for number, (id_, mode, allocated_at, ended_at, committed, files) in enumerate(found["writes"], 1):
+            for number, (id_, mode, allocated_at, ended_at, committed, files, *hidden) in enumerate(found["writes"], 1):
                 ended = None if ended_at is None else count_of(ended_at)
-                write = TableWrite(id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed)
+                marks = files_of(hidden[0]) if hidden else ()
+                write = TableWrite(
+                    id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed, marks
+                )
                 within = write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
                 if id_ != number or committed not in (True, False) or not within or (committed and ended is None):
                     raise ValueError(f"write {number} cannot be")
                 state.writes[number] = write
-                if write.committed and write.mode is WriteMode.OVERWRITE:
-                    state._replaced_by = max(state._replaced_by, number)
+                if write.committed:
+                    state._ranked(write)
             state._definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
             state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
             state.changes = [

@@ -47,8 +47,9 @@ class Changes:
         """Put the bounds of a version's files on record, for the version after it to tell what changed."""
         if self._disk is None or self._recorded(version.digest) is not None:
             return
-        rows: dict[str, list[Any]] = {"file": [_name(file) for file in version.files]}
-        bounds = bounds_of(version.files)
+        files = [*version.files, *version.hidden]  # what names rows that do not count has their keys
+        rows: dict[str, list[Any]] = {"file": [_name(file) for file in files]}
+        bounds = bounds_of(files)
         for number, field in enumerate(self._keys):
             column = [row[number] for row in bounds]
             rows[f"{number}.low"] = [_value(stats, "low", field.type) for stats in column]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
+from pyspark_lookup.keys import Numbers
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.predicate import ColumnStats, columns_of
 from pyspark_lookup.provided.table import ProvidedTable
@@ -37,6 +38,9 @@ class ProvidedScan:
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
         return None
+
+    def hidden(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+        return {}
 
     def prepare(
         self,

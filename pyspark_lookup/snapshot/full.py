@@ -26,13 +26,13 @@ from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import ReloadFailedError, SourceChangedError, UfsError, VersionGoneError
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.notifications import LogVersion
 from pyspark_lookup.options import LookupOptions, OnReloadFailure
 from pyspark_lookup.reload import CacheReloadTrigger, LastReload
 from pyspark_lookup.snapshot.layers import Snapshot
 from pyspark_lookup.snapshot.load import Layout, Progress, SnapshotLoader, StoredLayer, open_layers
 from pyspark_lookup.snapshot.schedule import Schedule, Start, trigger_of
 from pyspark_lookup.snapshot.state import State, StoredVersion
+from pyspark_lookup.stores import HIDDEN
 from pyspark_lookup.table import Table, TableVersion, select_partitions
 from pyspark_lookup.ufs import FileVersion
 
@@ -88,7 +88,7 @@ class FullCache:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
         self._versions: weakref.WeakKeyDictionary[Snapshot, TableVersion] = weakref.WeakKeyDictionary()
-        self._log_versions: weakref.WeakKeyDictionary[Snapshot, LogVersion] = weakref.WeakKeyDictionary()
+        self._stored_as: weakref.WeakKeyDictionary[Snapshot, StoredVersion] = weakref.WeakKeyDictionary()
         self._jobs: list[_Job] = []  # the one that runs first
         self._running: _Job | None = None
         self._working = self._closed = False
@@ -171,15 +171,16 @@ class FullCache:
         return known
 
     def _version_in(self, snapshot: Snapshot) -> TableVersion:
+        with self._mutex:
+            stored = self._stored_as[snapshot]
+        marks = tuple(FileVersion(url, size, HIDDEN) for url, size in stored.marks)
         files = [
-            FileVersion(file.url, file.size, file.identity, file.modified_at_s)
+            FileVersion(file.url, file.size, file.identity, file.modified_at_s, hidden=marks)
             for layer in snapshot.layers
             for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
             if rank >= 0
         ]
-        with self._mutex:
-            log = self._log_versions.get(snapshot)
-        return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)), log)
+        return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)), stored.log)
 
     def _give_up(self) -> None:
         """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
@@ -387,7 +388,8 @@ class FullCache:
         snapshot = open_layers(self._disk, self.key, layers)
         if snapshot is None:
             raise OSError(f"the snapshot of {self._url} cannot be opened again: is the cache directory whole?")
-        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, log=version.log)
+        marks = tuple((mark.url, mark.size) for mark in version.hidden)
+        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, None, version.log, marks)
         self._remember(stored, snapshot)
         return snapshot, stored
 
@@ -408,8 +410,7 @@ class FullCache:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
-            if stored.log is not None:
-                self._log_versions[snapshot] = stored.log
+            self._stored_as[snapshot] = stored
             while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
                 del self._open[next(iter(self._open))]
         self._metrics.set_gauge("numCachedRecords", snapshot.rows)

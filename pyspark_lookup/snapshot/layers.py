@@ -8,7 +8,7 @@ the order of the keys, and in that into the order of the files and of the rows i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -131,16 +131,24 @@ class Snapshot:
                     yield stop - start, columns
 
 
-def hidden_rows(segment: Segment, ranks: Numbers) -> Numbers | None:
-    """A mark for each row whose file is gone (rank -1); None if there is no such row."""
+def hidden_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Numbers | None:
+    """A mark for each row that does not count; None if there is no such row.
+
+    That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
+    """
     gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
-    if not gone.any():
+    named = [(n, places[f.url]) for n, f in enumerate(segment.files) if ranks[n] >= 0 and f.url in places]
+    if not gone.any() and not named:
         return None
-    hidden = np.zeros(segment.rows, np.uint8)
+    marked = np.zeros(int(segment.file_starts[-1]), np.bool_)
+    for number in np.flatnonzero(gone).tolist():
+        marked[segment.file_starts[number] : segment.file_starts[number + 1]] = True
+    for number, rows in named:
+        marked[segment.file_starts[number] + rows] = True
+    hidden = np.empty(segment.rows, np.uint8)
     for start in range(0, segment.rows, BATCH_ROWS):
-        ordinals = segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)
-        hidden[start : start + BATCH_ROWS] = gone[np.searchsorted(segment.file_starts, ordinals, "right") - 1]
-    return hidden
+        hidden[start : start + BATCH_ROWS] = marked[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)]
+    return hidden if hidden.any() else None
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:

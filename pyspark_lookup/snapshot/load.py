@@ -10,15 +10,17 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import hashlib
 import random
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.disk import Disk
+from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.hidden import seen_rows
 from pyspark_lookup.index import SkewedError
 from pyspark_lookup.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.scan import PreparedScan, Projection, Slice, TableScan
@@ -56,11 +58,15 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class StoredLayer:
-    """A layer by its names on disk; `gone` are the numbers of its files that are not in the version."""
+    """A layer by its names on disk; `gone` are the numbers of its files that are not in the version.
+
+    `marked`: a digest of the rows of its other files that do not count.
+    """
 
     name: str
     hidden: str | None
     gone: tuple[int, ...]
+    marked: str = ""
 
 
 def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Snapshot | None:
@@ -109,7 +115,7 @@ class SnapshotLoader:
         `fold`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, or OSError if the directory cannot be written.
         """
-        held = _Held(last, version)
+        held = _Held(last, version, self._scan.hidden(table, version.files))
         fetched = [file for file in version.files if file not in held.places]
         if last is not None and not fold and self._is_small(version, held, fetched, last, layout):
             with contextlib.suppress(SkewedError):  # a base may have another seed
@@ -137,7 +143,7 @@ class SnapshotLoader:
         count = len(last.layers)
         kept = [0] if fetched and count > DELTAS_AT_MOST else list(range(count))
         layers = [
-            self._kept(last.layers[n].segment, stored[n], held.ranks[n])
+            self._kept(last.layers[n].segment, stored[n], held.ranks[n], held.hidden)
             for n in kept
             if n == 0 or (held.ranks[n] >= 0).any()
         ]
@@ -153,14 +159,17 @@ class SnapshotLoader:
         changed = sum(file.size for file in fetched) + held.gone_bytes
         return same and changed <= _DELTA_SHARE * max(version.bytes, 1)
 
-    def _kept(self, segment: Segment, stored: StoredLayer, ranks: Numbers) -> StoredLayer:
+    def _kept(
+        self, segment: Segment, stored: StoredLayer, ranks: Numbers, places: Mapping[str, Numbers]
+    ) -> StoredLayer:
         """A layer of the version before as one of this."""
         gone = tuple(np.flatnonzero(ranks < 0).tolist())
-        if gone == stored.gone:
+        marked = _digest([file.url for file, rank in zip(segment.files, ranks, strict=True) if rank >= 0], places)
+        if (gone, marked) == (stored.gone, stored.marked):
             return stored
-        marks = hidden_rows(segment, ranks)
+        marks = hidden_rows(segment, ranks, places)
         if marks is None:
-            return StoredLayer(stored.name, None, gone)
+            return StoredLayer(stored.name, None, gone, marked)
         name = f"{self._rng.getrandbits(64):016x}"
         writer = self._disk.create_segment({"hidden": len(marks)})
         try:
@@ -169,7 +178,7 @@ class SnapshotLoader:
             self._disk.publish_segment(self._table_key, name, writer)
         finally:
             writer.close()
-        return StoredLayer(stored.name, name, gone)
+        return StoredLayer(stored.name, name, gone, marked)
 
     def _written(
         self,
@@ -207,7 +216,11 @@ class SnapshotLoader:
                     for batch in batches:
                         first = np.uint64(counts[number]) | (np.uint64(number) << ROW_BITS)
                         positions = np.arange(batch.num_rows, dtype=np.uint64) + first
-                        builder.add(batch, positions, (done + size / 2) / total)
+                        seen = seen_rows(held.hidden.get(file.url), counts[number], batch.num_rows)
+                        if seen is None:
+                            builder.add(batch, positions, (done + size / 2) / total)
+                        elif seen.any():
+                            builder.add(batch.filter(pa.array(seen)), positions[seen], (done + size / 2) / total)
                         counts[number] += batch.num_rows
                     units[number].append((middle, counts[number] - before))
                 done += size
@@ -221,12 +234,13 @@ class SnapshotLoader:
             [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
             for n, f in enumerate(files)
         ]
+        meta["marks"] = held.marks
         try:
             writer.finish(meta)
             self._disk.publish_segment(self._table_key, name, writer)
         finally:
             writer.close()
-        return StoredLayer(name, None, ())
+        return StoredLayer(name, None, (), _digest([file.url for file in files], held.hidden))
 
     def _prepared(
         self, table: Table, files: Sequence[FileVersion], layout: Layout
@@ -264,20 +278,27 @@ def _rounds(files: Sequence[FileVersion], splittable: bool) -> Iterator[list[Sli
 
 
 class _Held:
-    """Which files of a version lie in the latest layers: `places` (layer, place in it), `ranks` of each layer's files."""
+    """Which files of a version lie in the latest layers: `places` (layer, place in it), `ranks` of each layer's files.
 
-    def __init__(self, last: Snapshot | None, version: TableVersion) -> None:
+    `hidden`: the rows of files that do not count in the version, by URL; `marks`: the files that say so.
+    """
+
+    def __init__(self, last: Snapshot | None, version: TableVersion, hidden: Mapping[str, Numbers]) -> None:
+        self.hidden = hidden
+        self.marks = [mark.url for mark in version.hidden]
         self._layers = last.layers if last is not None else ()
         self.places: dict[FileVersion, tuple[int, int]] = {}
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
         self.gone_bytes = 0
         current = {file: rank for rank, file in enumerate(version.files) if file.cacheable}
         for number, layer in enumerate(self._layers):
+            # Rows that were left out of it may count in a version that is older.
+            whole = set(layer.segment.marks) <= set(self.marks)
             for place, held in enumerate(layer.segment.files):
                 if layer.ranks[place] < 0:
                     continue
                 file = FileVersion(held.url, held.size, held.identity)
-                if held.identity and file in current:
+                if held.identity and file in current and whole:
                     self.places[file] = number, place
                     self.ranks[number][place] = current[file]
                 else:
@@ -292,7 +313,13 @@ class _Held:
                 if of == number and file in numbers:
                     ranks[place] = numbers[file]
             if (ranks >= 0).any():
-                yield Layer(layer.segment, hidden_rows(layer.segment, ranks), ranks)
+                yield Layer(layer.segment, hidden_rows(layer.segment, ranks, self.hidden), ranks)
+
+
+def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
+    """A name for the rows of those files that do not count; "" if there are none."""
+    parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
+    return key_of(*parts) if parts else ""
 
 
 def _conformed(columns: list[pa.Array], names: list[str], rows: int, schema: pa.Schema) -> pa.RecordBatch:

@@ -49,6 +49,8 @@ class Segment:
             SegmentFile(url, size, identity, rows, tuple((middle, count) for middle, count in units), *modified)
             for url, size, identity, rows, units, *modified in meta["files"]
         ]
+        # Files that named rows which were left out when this was written.
+        self.marks: tuple[str, ...] = tuple(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
         self._dictionaries: Mapping[str, int] = meta["dictionaries"]
         self._columns: dict[str, tuple[pa.Array, pa.Array | None]] = {}

@@ -21,6 +21,7 @@ class StoredVersion:
     bytes: int
     superseded_at_s: float | None = None
     log: LogVersion | None = None
+    marks: tuple[tuple[str, int], ...] = ()  # (URL, size) of the files that say which rows do not count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +90,15 @@ class State:
             versions = tuple(
                 StoredVersion(
                     row["digest"],
-                    tuple(StoredLayer(layer["name"], layer["hidden"], tuple(layer["gone"])) for layer in row["layers"]),
+                    tuple(
+                        StoredLayer(layer["name"], layer["hidden"], tuple(layer["gone"]), layer.get("marked", ""))
+                        for layer in row["layers"]
+                    ),
                     row["rows"],
                     row["bytes"],
                     row["superseded_at_s"],
                     None if row.get("log") is None else LogVersion.of_plain(row["log"]),
+                    tuple((url, size) for url, size in row.get("marks", ())),
                 )
                 for row in record["versions"]
             )

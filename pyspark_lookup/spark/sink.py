@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.notifications import Batch, DataFile, WriteMode
-from pyspark_lookup.options import LookupOptions, View
+from pyspark_lookup.options import KeyedWrite, LookupOptions, View
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.spark.planning import written_options
 from pyspark_lookup.spark.reading import session_options
@@ -67,9 +67,14 @@ def _parsed(options: Mapping[str, str], schema: StructType) -> LookupOptions:
 
 
 def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: str | None) -> Job:
+    if overwrite and options.write_mode is not None:
+        raise OptionError(
+            "option lookup.write.mode = 'upsert' is for Spark's append mode: an overwrite replaces all rows"
+        )
     engine = runtime().engine(options)
     try:
-        mode = WriteMode.OVERWRITE if overwrite else WriteMode.APPEND
+        by_key = WriteMode.UPSERT if options.write_mode is KeyedWrite.UPSERT else WriteMode.APPEND
+        mode = WriteMode.OVERWRITE if overwrite else by_key
         return engine.writer(options).begin(to_arrow_schema(schema, timezone="UTC"), mode, name)
     finally:
         engine.publish_metrics()

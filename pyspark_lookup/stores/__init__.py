@@ -4,6 +4,7 @@ This is the only package of ours that imports fsspec. Instances belong to one pr
 """
 
 from pyspark_lookup.stores.model import (
+    HIDDEN,
     IMMUTABLE,
     LOCAL_GRANULE_S,
     LOG_DIRECTORY,
@@ -17,6 +18,7 @@ from pyspark_lookup.stores.model import (
 from pyspark_lookup.stores.opening import open_store
 
 __all__ = [
+    "HIDDEN",
     "IMMUTABLE",
     "LOCAL_GRANULE_S",
     "LOG_DIRECTORY",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 __all__ = [
+    "HIDDEN",
     "IMMUTABLE",
     "LOCAL_GRANULE_S",
     "LOG_DIRECTORY",
@@ -35,6 +36,8 @@ LOCAL_GRANULE_S = 0.02
 REMOTE_GRANULE_S = 2.0
 IMMUTABLE = "immutable:"
 """The identity of a file that nobody ever changes begins so: it is told by its name, also where it was copied to."""
+HIDDEN = IMMUTABLE + "hidden"
+"""The identity of such a file that names rows of others which do not count any more."""
 SETTLED_AFTER_S = REMOTE_GRANULE_S
 """An identity seen this long ago, and still the file's, stands for one content in any store."""
 
@@ -45,7 +48,8 @@ class FileVersion:
 
     `identity` is the store's strongest token; "" means it has none and the bytes are not kept.
     `modified_at_s` (Unix time of the store's clock, None if unknown) and `settled` (False: so new
-    that the identity may yet stand for other bytes) describe the observation, not the state.
+    that the identity may yet stand for other bytes) describe the observation, not the state. `hidden`, of a
+    managed table: files that say which rows of this one, and of others, do not count in the version it is of.
     """
 
     url: str
@@ -53,6 +57,7 @@ class FileVersion:
     identity: str
     modified_at_s: float | None = dataclasses.field(default=None, compare=False)
     settled: bool = dataclasses.field(default=True, compare=False)
+    hidden: tuple[FileVersion, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
     def cacheable(self) -> bool:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.errors import SchemaError, UfsError
+from pyspark_lookup.hidden import hidden_bytes
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.notifications import DataFile, Definition
 from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
@@ -122,6 +123,10 @@ class DataFiles:
         if held:
             yield pa.Table.from_batches(held, schema)
 
+    def hide(self, rows: pa.Table) -> DataFile:
+        """A file that names rows of others which do not count any more (see `hidden`)."""
+        return self._put_bytes(hidden_bytes(rows), f"{self._directory}/hidden", rows.num_rows)
+
     def _put(self, table: pa.Table, path: str) -> DataFile:
         keys = self._definition.keys
         if keys:
@@ -130,8 +135,10 @@ class DataFiles:
         group = min(max(_GROUP_BYTES * table.num_rows // max(table.nbytes, 1), least), most)
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, row_group_size=group, compression="zstd", compression_level=1)
-        data = sink.getvalue().to_pybytes()
+        return self._put_bytes(sink.getvalue().to_pybytes(), path, table.num_rows)
+
+    def _put_bytes(self, data: bytes, path: str, rows: int) -> DataFile:
         while True:  # no file that somebody has put is ever replaced
             name = f"{path}-{self._rng.getrandbits(64):016x}.parquet"
             if self._ufs.put_if_absent(f"{self._url}/{name}", data):
-                return DataFile(name, len(data), table.num_rows)
+                return DataFile(name, len(data), rows)

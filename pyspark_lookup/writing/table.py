@@ -13,6 +13,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -27,7 +28,7 @@ from pyspark_lookup.errors import (
     UfsNotFoundError,
     WriteConflictError,
 )
-from pyspark_lookup.keys import check_key_types
+from pyspark_lookup.keys import cast_keys, check_key_types
 from pyspark_lookup.notifications import (
     Abort,
     Allocate,
@@ -45,16 +46,23 @@ from pyspark_lookup.notifications import (
 )
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.schema import resolve_names
+from pyspark_lookup.table import Table, managed_version
 from pyspark_lookup.ufs import FileVersion, Ufs
 from pyspark_lookup.writing.files import DataFiles, defined, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
 
-__all__ = ["CheckUnique", "Job", "TableWriter"]
+__all__ = ["Job", "RowsByKey", "TableWriter"]
 
 _log = logging.getLogger("pyspark_lookup.writing")
 
-CheckUnique = Callable[[Definition, Sequence[DataFile], Sequence[DataFile]], None]
-"""Raises NonUniqueKeyError if the first files have two rows of one key, or one of the others' keys."""
+
+class RowsByKey(Protocol):
+    """What there is to know of a table's rows by their keys: see `bykey.KeyedRows`."""
+
+    def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def check_different(self, keys: pa.Table) -> None: ...
+    def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
+    def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +91,8 @@ class TableWriter:
         clock: HostClock,
         rng: random.Random,
         options: LookupOptions,
-        check_unique: CheckUnique,
+        table: Table,
+        rows: RowsByKey,
         committed: Callable[[str, int], None],
     ) -> None:
         self._ufs = ufs
@@ -91,7 +100,8 @@ class TableWriter:
         self._clock = clock
         self._rng = rng
         self._options = options
-        self._check_unique = check_unique
+        self._table = table
+        self._rows = rows
         self._committed = committed
         self._hearts = Heartbeats(ufs, disk, clock, rng, log.url, options.write_timeout_s)
         self._url = redact("path", log.url)
@@ -111,14 +121,16 @@ class TableWriter:
             found: list[int] = []
 
             def allocate(state: TableState, nonce: str, at_s: float) -> Event:
-                self._definition(state, schema)
+                self._definition(state, schema, mode.by_key)
                 found[:] = [state.high_watermark + 1]
                 return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
 
             state = self._log.append(allocate, after=known)
             write_id = found[0]
             name = f"write-{write_id:020d}"
-        return Job(state.table_id, write_id, mode, name, self._definition(state, schema), self._clock.steady_s())
+        return Job(
+            state.table_id, write_id, mode, name, self._definition(state, schema, mode.by_key), self._clock.steady_s()
+        )
 
     def _create(self, schema: pa.Schema) -> TableState:
         self._check_empty()
@@ -142,7 +154,7 @@ class TableWriter:
                 "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
             )
 
-    def _definition(self, state: TableState, schema: pa.Schema) -> Definition:
+    def _definition(self, state: TableState, schema: pa.Schema, by_key: bool) -> Definition:
         """What the table is defined as with these rows. Raises SchemaError or OptionError."""
         keys = self._options.keys
         own = state.definition
@@ -151,17 +163,21 @@ class TableWriter:
                 f"option lookup.keys = {','.join(keys)!r}: {self._url} was created with {','.join(own.keys) or 'none'!r}; "
                 "leave it out"
             )
-        if self._options.write_unique_keys and not own.keys:
-            raise OptionError(f"option lookup.write.unique-keys: {self._url} has no key columns (lookup.keys)")
+        if (self._options.write_unique_keys or by_key) and not own.keys:
+            what = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
+            raise OptionError(f"{what}: {self._url} has no key columns (lookup.keys)")
         return matched(own, schema, self._options.write_merge_schema, self._url)
 
-    def commit(self, job: Job, files: Sequence[DataFile], batch: Batch | None = None) -> TableState | None:
+    def commit(
+        self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, keys: pa.Table | None = None
+    ) -> TableState | None:
         """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
 
-        An append without files changes nothing. Raises WriteConflictError, NonUniqueKeyError or SchemaError if it cannot
-        be (the write is aborted then), CommitUnknownError if the store does not say.
+        `keys`: of a delete. What would change nothing is not committed. Raises WriteConflictError, NonUniqueKeyError or
+        SchemaError if it cannot be (the write is aborted then), CommitUnknownError if the store does not say.
         """
-        if not files and job.mode is WriteMode.APPEND:
+        nothing = keys is None or not keys.num_rows
+        if not files and nothing and job.mode is not WriteMode.OVERWRITE:
             self.abort(job, files, "no rows")
             return self._log.latest()
         job = self._allocated(job, batch)
@@ -169,33 +185,89 @@ class TableWriter:
             self.remove(job, files)
             return None
         try:
-            state = self._commit(job, job.write_id, files, batch)
+            state = self._commit(job, job.write_id, files, batch, keys)
         except (WriteConflictError, SchemaError, ValueError):
             self.abort(job, files)
             raise
+        if not state.writes[job.write_id].committed:
+            self.abort(job, files, "no rows")
+            return self._log.latest()
         self._committed(state.table_id, state.position)
         self._tidy(job)
         return state
 
-    def _commit(self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None) -> TableState:
-        checked: set[DataFile] = set()
+    def _commit(
+        self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, keys: pa.Table | None
+    ) -> TableState:
+        """The state with the write committed; without, if it would change nothing.
 
-        def write(state: TableState, nonce: str, at_s: float) -> Event | None:
-            self._check(state, job, files, checked)
-            if not files or state.writes[write_id].files:
-                return None
-            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, tuple(files))
+        What it takes the place of is looked for in all files that others have committed, again and again until none is new.
+        """
+        looked: set[str] = set()
+        left: Sequence[DataFile] = files
+        state = self._log.known()
+        if state is None or job.mode.by_key or self._options.write_unique_keys:
+            state = self._log.latest()
+        first = True
+        while True:
+            if state is None:
+                raise UfsNotFoundError(f"{self._url} is no managed table (any more)")
+            definition = self._check(state, job, write_id)
+            if keys is None and (job.mode.by_key or self._options.write_unique_keys):
+                keys = self._rows.keys_of(definition, files)
+                self._rows.check_different(keys)
+            fresh = self._others(state, job, looked)
+            hidden = self._hidden(job, definition, keys, fresh)
+            looked.update(file.url for file in fresh)
+            if first and not files and not hidden and job.mode is WriteMode.DELETE:
+                return state
+            if left or hidden:
+                state = self._log.append(self._writes(job, write_id, left, hidden), after=None if first else state)
+            left, first = (), False
+            state = self._log.append(self._commits(job, write_id, looked, batch), after=state)
+            if state.writes[write_id].committed:
+                return state
 
-        def commit(state: TableState, nonce: str, at_s: float) -> Event:
-            definition = self._check(state, job, files, checked)
+    def _writes(
+        self, job: Job, write_id: int, files: Sequence[DataFile], hidden: Sequence[DataFile]
+    ) -> Callable[[TableState, str, float], Event]:
+        def write(state: TableState, nonce: str, at_s: float) -> Event:
+            self._check(state, job, write_id)
+            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, tuple(files), tuple(hidden))
+
+        return write
+
+    def _commits(
+        self, job: Job, write_id: int, looked: set[str], batch: Batch | None
+    ) -> Callable[[TableState, str, float], Event | None]:
+        def commit(state: TableState, nonce: str, at_s: float) -> Event | None:
+            definition = self._check(state, job, write_id)
             if batch is not None and state.is_committed(batch):
-                raise WriteConflictError(
-                    f"batch {batch.id} of streaming query {batch.query} was committed by somebody else"
-                )
+                raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
+            if self._others(state, job, looked):
+                return None  # others have committed since
             changed = definition if definition.schema != state.definition.schema else None
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
 
-        return self._log.append(commit, after=self._log.append(write))
+        return commit
+
+    def _others(self, state: TableState, job: Job, looked: set[str]) -> list[FileVersion]:
+        """The files with rows that may have this write's keys, and were not looked into yet."""
+        matters = job.mode.by_key or (self._options.write_unique_keys and job.mode is not WriteMode.OVERWRITE)
+        files = managed_version(self._table, state).files if matters else ()
+        return [file for file in files if file.url not in looked]
+
+    def _hidden(
+        self, job: Job, definition: Definition, keys: pa.Table | None, fresh: Sequence[FileVersion]
+    ) -> list[DataFile]:
+        """A file that names the rows of the `fresh` files which the write takes the place of, if there are any."""
+        if keys is None or not fresh:
+            return []
+        if not job.mode.by_key:
+            self._rows.check_new(definition, keys, fresh)
+            return []
+        found = self._rows.find(definition, keys, fresh)
+        return [self._files(job).hide(found)] if found.num_rows else []
 
     def _allocated(self, job: Job, batch: Batch | None) -> Job:
         """The job with a write id; without, if its batch is committed already."""
@@ -214,21 +286,13 @@ class TableWriter:
         self._log.append(allocate)
         return dataclasses.replace(job, write_id=found[0] if found else None)
 
-    def _check(self, state: TableState, job: Job, files: Sequence[DataFile], checked: set[DataFile]) -> Definition:
+    def _check(self, state: TableState, job: Job, write_id: int) -> Definition:
         """The table's definition if the job is committed next. Raises what makes that impossible."""
         self._check_same(state, job)
-        assert job.write_id is not None
-        state.check_open(job.write_id)
+        state.check_open(write_id)
         definition = matched(state.definition, job.definition.schema, True, self._url)
         if definition.schema != state.definition.schema and not self._options.write_merge_schema:
             raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
-        if self._options.write_unique_keys:
-            # A second check, of what others have committed since the first.
-            others = [] if job.mode is WriteMode.OVERWRITE else [f for f, _, _ in state.files(state.valid_write_ids())]
-            fresh = [file for file in others if file not in checked]
-            if fresh or not checked:
-                self._check_unique(definition, files, fresh)
-            checked.update(fresh, files)
         return definition
 
     def _check_same(self, state: TableState, job: Job) -> None:
@@ -268,14 +332,14 @@ class TableWriter:
         """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
         named = self._named(job)
         left = [file for file in files if file.path not in named]
-        DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng).remove(left)
+        self._files(job).remove(left)
         self._tidy(job)
 
     def _named(self, job: Job) -> set[str]:
         """The files that writes which are not aborted have in a job's directory."""
         state = self._log.known()
         writes = state.writes.values() if state is not None and state.table_id == job.table_id else ()
-        paths = (file.path for write in writes for file in write.files)
+        paths = (file.path for write in writes for file in (*write.files, *write.hidden))
         return {path for path in paths if path.startswith(job.directory + "/")}
 
     def _tidy(self, job: Job) -> None:
@@ -297,6 +361,22 @@ class TableWriter:
             _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
             self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
         return bool(dead)
+
+    def delete(self, keys: pa.Table) -> int:
+        """Commit that the rows with those keys do not count any more; the log position after it."""
+        state = self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url} is no managed table")
+        fields = [state.definition.schema.field(name) for name in state.definition.keys]
+        if not fields:
+            raise OptionError(f"{self._url} has no key columns (lookup.keys): nothing can be deleted by key")
+        asked = pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
+        if not asked.num_rows:
+            return state.position
+        job = self.begin(pa.schema(fields), WriteMode.DELETE)
+        done = self.commit(job, (), keys=asked)
+        assert done is not None
+        return done.position
 
     def alter(
         self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
@@ -323,8 +403,10 @@ class TableWriter:
 
     def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
         """The files of one task's rows. Attempts of a task write files of their own; only committed ones count."""
-        files = DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng)
-        return files.write(self._beating(job, batches), prefix)
+        return self._files(job).write(self._beating(job, batches), prefix)
+
+    def _files(self, job: Job) -> DataFiles:
+        return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng)
 
     def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:

@@ -1,7 +1,7 @@
 """What must be true of a history, judged from its notes, the log's events and the data files, read here by themselves.
 
-The model: a commit in log order adds its rows; one of an overwrite removes those of lower write ids first. Every read
-must equal the state after some prefix of that order.
+The model: a commit in log order adds its rows; one of an overwrite removes those of lower write ids first, one of an
+upsert or delete all rows of its keys. Every read must equal the state after some prefix of that order.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ class State:
 
     position: int
     rows: Rows
+    mode: str = ""
 
 
 def states(events: Iterable[bytes], read_file: Callable[[str], bytes]) -> tuple[list[State], dict[str, int]]:
     """(the states after each commit, the first being the empty table; the log position of each tag's commit)."""
-    writes: dict[int, tuple[str, list[tuple[str, int]]]] = {}
+    writes: dict[int, tuple[str, list[tuple[str, int]], list[str]]] = {}
     visible: dict[int, Rows] = {}
     found = [State(1, Rows())]
     tags: dict[str, int] = {}
     for number, event in enumerate(map(json.loads, events), 1):
         assert event["position"] == number
         if event["kind"] == "allocate":
-            writes[event["write_id"]] = event["mode"], []
+            writes[event["write_id"]] = event["mode"], [], []
         elif event["kind"] == "write":
             writes[event["write_id"]][1].extend((path, count) for path, _, count in event["files"])
+            writes[event["write_id"]][2].extend(path for path, _, _ in event.get("hidden", []))
         elif event["kind"] == "commit":
-            mode, files = writes[event["write_id"]]
+            mode, files, hidden = writes[event["write_id"]]
             rows = Rows()
             for path, count in files:  # those of a write that was aborted may be gone
                 read = pq.read_table(io.BytesIO(read_file(path))).to_pydict()
@@ -47,11 +49,19 @@ def states(events: Iterable[bytes], read_file: Callable[[str], bytes]) -> tuple[
                 rows.update(zip(read["id"], read["tag"], read["n"], strict=True))
             if mode == "overwrite":
                 visible = {id_: kept for id_, kept in visible.items() if id_ > event["write_id"]}
+            if mode in ("upsert", "delete"):
+                gone = {id_ for id_, _, _ in rows}
+                for path in hidden:
+                    gone |= set(pq.read_table(io.BytesIO(read_file(path))).column("id").to_pylist())
+                visible = {
+                    id_: Rows({row: n for row, n in kept.items() if row[0] not in gone})
+                    for id_, kept in visible.items()
+                }
             visible[event["write_id"]] = rows
             for tag in {tag for _, tag, _ in rows}:
                 assert tag not in tags, f"{tag} was committed twice"
                 tags[tag] = number
-            found.append(State(number, sum(visible.values(), Rows())))
+            found.append(State(number, sum(visible.values(), Rows()), mode))
     return found, tags
 
 
@@ -74,14 +84,19 @@ def check(
     for note in by_time:
         told[note["kind"]] += 1
         if note["kind"] == "acknowledged":
-            assert tags.get(note["tag"]) == note["position"], f"{note['tag']} was acknowledged and is not committed"
+            if note.get("mode") == "delete":
+                deleted = [state for state in found if (state.position, state.mode) == (note["position"], "delete")]
+                left = {row for state in deleted for row in state.rows if row[0] in set(note["keys"])}
+                assert not left, f"{note['tag']} was acknowledged and leaves {left}"
+            else:
+                assert tags.get(note["tag"]) == note["position"], f"{note['tag']} was acknowledged and is not committed"
         elif note["kind"] == "failed":
             assert note["tag"] not in tags, f"{note['tag']} failed and is committed"
         elif note["kind"] in ("scan", "own", "get"):
             who = note["who"]
             floor = last.get(who, 1)
             if note["kind"] == "own":
-                floor = max(floor, tags[note["after"]])
+                floor = max(floor, note["position"])
             if current(who) or sees_own_host(who):
                 before = [position for at, position in acknowledged if at < note["began"]]
                 floor = max([floor, *before])

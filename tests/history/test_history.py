@@ -103,7 +103,7 @@ def test_the_model() -> None:
         [note("scan", 1, ROWS[3]), note("scan", 2, ROWS[1], who="another")],
         [note("get", 1, [], keys=[9]), note("get", 2, ROWS[2], keys=[2, 9]), note("scan", 3, ROWS[3])],
         [note("acknowledged", 1, tag="b", position=7), note("unknown", 2, tag="x"), note("failed", 3, tag="y")],
-        [note("own", 5, ROWS[1] + ROWS[2], after="b")],
+        [note("own", 5, ROWS[1] + ROWS[2], position=7)],
     ],
 )
 def test_a_right_history_passes(notes: list[dict[str, Any]]) -> None:
@@ -123,7 +123,7 @@ def test_a_right_history_passes(notes: list[dict[str, Any]]) -> None:
         ([note("acknowledged", 1, tag="c", position=10), note("scan", 5, ROWS[1])], True),  # not current
         ([note("acknowledged", 1, tag="lost", position=14)], False),
         ([note("failed", 1, tag="b")], False),
-        ([note("own", 5, ROWS[1], after="b")], False),  # its own write unseen
+        ([note("own", 5, ROWS[1], position=7)], False),  # its own write unseen
     ],
 )
 def test_a_wrong_history_is_found(notes: list[dict[str, Any]], current: bool) -> None:

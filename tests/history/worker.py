@@ -51,22 +51,21 @@ def inject(rng: random.Random) -> None:
 
 
 def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, until_ns: int) -> None:
-    """Appends, some overwrites, some writes that are given up, each read back at once."""
+    """Appends, upserts, deletes, some overwrites, some writes that are given up; each read back at once."""
     number = 0
     while time.monotonic_ns() < until_ns:
         number += 1
         tag = f"{name}/{os.getpid()}/{number}"
-        mode = "overwrite" if rng.random() < 0.05 else "append"
+        mode = rng.choices(["append", "upsert", "delete", "overwrite"], [8, 6, 3, 1])[0]
         count = rng.randrange(1, 40)
-        rows = pa.table(
-            {"id": [rng.randrange(KEYS) for _ in range(count)], "tag": [tag] * count, "n": range(count)}, SCHEMA
-        )
-        give_up = rng.random() < 0.1
+        keys = [rng.randrange(KEYS) for _ in range(count)] if mode == "append" else rng.sample(range(KEYS), count)
+        rows = pa.table({"id": keys, "tag": [tag] * count, "n": range(count)}, SCHEMA)
+        give_up = rng.random() < 0.1 and mode != "delete"
         notes.add("begin", tag=tag, mode=mode, rows=rows.select(["id", "n"]).to_pylist(), give_up=give_up)
         try:
             if give_up:
                 table.write(_broken(rows), mode)
-            position = table.write(rows, mode)
+            position = table.write(rows, mode) if mode != "delete" else table.delete(rows.select(["id"]))
         except GivenUpError:
             notes.add("failed", tag=tag, error="given up")
         except CommitUnknownError as problem:
@@ -77,8 +76,8 @@ def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, until
             # The commit may have been made before what failed; the abort found that out, or could not ask.
             notes.add("unknown", tag=tag, error=f"{type(problem).__name__} {problem}")
         else:
-            notes.add("acknowledged", tag=tag, position=position)
-            _read_all(table, notes, "own", after=tag)
+            notes.add("acknowledged", tag=tag, mode=mode, keys=keys, position=position)
+            _read_all(table, notes, "own", position=position)
 
 
 class GivenUpError(Exception):

@@ -414,20 +414,18 @@ def test_reads_that_name_a_path_ignore_a_copied_schema(spark: SparkSession, tmp_
     assert {row.version for row in rows} == {2}
 
 
-def test_writes_say_what_to_do(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """df.write, INSERT and streams as source or sink are refused with the working way, and write nothing."""
+def test_plain_files_are_not_written(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """A table of somebody else's files is refused as a sink and as a stream, with what works, and stays as it was."""
     path = put(tmp_path / "dim.parquet", 1)
     before = path.read_bytes()
-    df = load(spark, path)
-    with pytest.raises(Exception, match="writing is not supported yet: write the files with"):
-        df.write.format("lookupcache").mode("append").save(str(tmp_path / "new"))
+    with pytest.raises(Exception, match=r"holds files that .* did not write"):
+        load(spark, path).write.format("lookupcache").mode("append").save(str(path))
     spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS (path '{path}')")
-    with pytest.raises(Exception, match="writing is not supported yet"):
+    with pytest.raises(Exception, match="which table is written cannot be told"):
         spark.sql(f"INSERT INTO {name} VALUES (1, 2)")
     with pytest.raises(Exception, match="change stream is not supported yet"):
         spark.readStream.format("lookupcache").load(str(path)).writeStream.format("noop").start().processAllAvailable()
     assert path.read_bytes() == before
-    assert not (tmp_path / "new").exists()
 
 
 # --- options and schemas --------------------------------------------------------------------------

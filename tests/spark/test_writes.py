@@ -357,6 +357,23 @@ def test_a_table_on_s3(spark: SparkSession, s3: S3Server) -> None:
     assert found.count() == 10
 
 
+def test_rows_are_upserted(spark: SparkSession, tmp_path: Path) -> None:
+    """lookup.write.mode=upsert takes the place of the rows with the same keys, seen by a scan and by a join in each cache mode."""
+    path, upsert = tmp_path / "t", {"lookup__write__mode": "upsert"}
+    write(spark.range(100).withColumn("v", sf.lit(0)), path)
+    write(spark.range(50, 150).withColumn("v", sf.lit(1)), path, **upsert)
+    expected = [0] * 50 + [1] * 100
+    assert [row.v for row in load(spark, path).orderBy("id").collect()] == expected
+    partial = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+    for options in ({"lookup.cache": "NONE"}, partial, {"lookup.cache": "FULL"}):
+        joined = lookup_join(spark.range(150), str(path), "id", strategy="cache", **options)
+        assert [row.v for row in joined.orderBy("id").collect()] == expected
+    with pytest.raises(Exception, match="id = 1 and the new rows have it more than once"):
+        write(spark.range(2).union(spark.range(2)).withColumn("v", sf.lit(2)), path, **upsert)
+    with pytest.raises(Exception, match="is for Spark's append mode"):
+        write(spark.range(2), path, "overwrite", **upsert)
+
+
 # --- streams -------------------------------------------------------------------------------------------
 
 
@@ -400,6 +417,17 @@ def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path)
     assert batches == [0, 1, 2, 3]
     committed = [file for event in events(path) if event["kind"] == "write" for file, _, _ in event["files"]]
     assert sorted(file.relative_to(path).as_posix() for file in data_files(path)) == sorted(committed)
+
+
+def test_a_stream_of_upserts(spark: SparkSession, tmp_path: Path) -> None:
+    """Each micro-batch takes the place of the rows with its keys."""
+    path = tmp_path / "t"
+    write(spark.range(40), path)
+    for number in range(3):
+        feed(tmp_path / "in", number)
+    run_stream(spark, tmp_path, path, **{"lookup.write.mode": "upsert"})
+    assert ids(spark, path) == list(range(40))
+    assert [event["mode"] for event in events(path) if event["kind"] == "allocate"] == ["append", *["upsert"] * 3]
 
 
 def test_a_query_with_a_new_checkpoint_is_another(spark: SparkSession, tmp_path: Path) -> None:

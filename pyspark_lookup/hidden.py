@@ -1,0 +1,110 @@
+"""Rows of a managed table's files that do not count any more: what upserts and deletes leave behind.
+
+A write by key puts a file that names the rows it takes the place of, by their file and place in it, beside their
+keys. Such files are parquet, so that their bounds tell which keys a write can have touched.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyspark_lookup.blocks import BlockCache
+from pyspark_lookup.errors import DamagedFileError
+from pyspark_lookup.keys import Numbers
+from pyspark_lookup.ufs import FileVersion
+
+__all__ = ["PATH", "ROW", "HiddenRows", "counted", "hidden_bytes", "place_fields", "seen_rows"]
+
+PATH, ROW = "_lookup_file", "_lookup_row"
+"""The columns that say where a row is: its file's path below the table, and its place in it (int64, from 0)."""
+_KEPT = 512  # files in memory, of those used last
+
+
+def place_fields() -> list[pa.Field]:
+    """The fields of `PATH` and `ROW`."""
+    return [pa.field(PATH, pa.string()), pa.field(ROW, pa.int64())]
+
+
+def hidden_bytes(rows: pa.Table) -> bytes:
+    """The file that names those rows: their key columns, `PATH` and `ROW`."""
+    sink = pa.BufferOutputStream()
+    ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")])
+    pq.write_table(ordered, sink, compression="zstd", compression_level=1)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def counted(hidden: Numbers | None, first: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Numbers]:
+    """The rows of a batch that count, and their places in the file; `first` is that of the batch's first row."""
+    places = np.arange(first, first + batch.num_rows)
+    seen = seen_rows(hidden, first, batch.num_rows)
+    return (batch, places) if seen is None else (batch.filter(pa.array(seen)), places[seen])
+
+
+def seen_rows(hidden: Numbers | None, first: int, rows: int) -> Numbers | None:
+    """Which of the `rows` rows of a file from the place `first` on count; None: all. `hidden`: places of those that do not."""
+    if hidden is None:
+        return None
+    low, high = np.searchsorted(hidden, [first, first + rows])
+    if low == high:
+        return None
+    mask = np.ones(rows, np.bool_)
+    mask[hidden[low:high] - first] = False
+    return mask
+
+
+class HiddenRows:
+    """What such files say, decoded once in this process."""
+
+    def __init__(self, blocks: BlockCache) -> None:
+        self._blocks = blocks
+        self._lock = threading.Lock()
+        self._known: dict[str, dict[str, Numbers]] = {}
+
+    def of(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
+        """For each of the files that has such rows, by URL, their places in it, ascending. `root`: the table's URL."""
+        files = list(files)
+        marks = {mark.url: mark for file in files for mark in file.hidden}
+        if not marks:
+            return {}
+        known = self._read(list(marks.values()))
+        wanted = {file.url: file.url.removeprefix(root + "/") for file in files}
+        found: dict[str, Numbers] = {}
+        for url, path in wanted.items():
+            parts = [known[mark][path] for mark in marks if path in known[mark]]
+            if parts:
+                found[url] = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+        return found
+
+    def _read(self, marks: Sequence[FileVersion]) -> dict[str, dict[str, Numbers]]:
+        """path -> places, for each of the marking files by URL."""
+        with self._lock:
+            found = {mark.url: self._known[mark.url] for mark in marks if mark.url in self._known}
+        missing = [mark for mark in marks if mark.url not in found]
+        locations = [self._blocks.get_blocks_and_locations(mark.url, mark) for mark in missing]
+        texts = self._blocks.read([(location, [(0, location.file.size)]) for location in locations])
+        for mark, (data,) in zip(missing, texts, strict=True):
+            found[mark.url] = _places(mark.url, data)
+        with self._lock:
+            for url, places in found.items():
+                self._known.pop(url, None)
+                self._known[url] = places
+            while len(self._known) > max(_KEPT, len(found)):
+                del self._known[next(iter(self._known))]
+        return found
+
+
+def _places(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
+    try:
+        table = pq.read_table(pa.BufferReader(data), columns=[PATH, ROW]).combine_chunks()
+        paths, rows = table.column(PATH).cast(pa.string()).to_numpy(), table.column(ROW).to_numpy()
+    except (pa.ArrowException, OSError, KeyError) as problem:
+        raise DamagedFileError(f"{url} does not name the rows that an upsert or delete hides: {problem}") from problem
+    if not len(rows):
+        return {}
+    starts = np.flatnonzero(np.concatenate([[True], paths[1:] != paths[:-1]]))
+    return {str(paths[start]): part for start, part in zip(starts, np.split(rows, starts[1:]), strict=True)}
