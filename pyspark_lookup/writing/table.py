@@ -21,6 +21,7 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import (
+    CommitUnknownError,
     NotATableError,
     OptionError,
     SchemaError,
@@ -189,6 +190,12 @@ class TableWriter:
         except (WriteConflictError, SchemaError, ValueError):
             self.abort(job, files)
             raise
+        except CommitUnknownError:
+            raise
+        except UfsError:  # while it looked into the files of others: no commit was tried
+            with contextlib.suppress(UfsError):
+                self.abort(job, files)
+            raise
         if not state.writes[job.write_id].committed:
             self.abort(job, files, "no rows")
             return self._log.latest()
@@ -206,7 +213,8 @@ class TableWriter:
         looked: set[str] = set()
         left: Sequence[DataFile] = files
         state = self._log.known()
-        if state is None or job.mode.by_key or self._options.write_unique_keys:
+        behind = state is None or state.table_id != job.table_id or write_id not in state.writes
+        if behind or job.mode.by_key or self._options.write_unique_keys:
             state = self._log.latest()
         first = True
         while True:
