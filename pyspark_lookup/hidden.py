@@ -64,6 +64,8 @@ class HiddenRows:
         self._blocks = blocks
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Numbers]] = {}
+        # Of the version that was asked about last: its marking files, and what they say together of each file.
+        self._merged: tuple[tuple[str, ...], dict[str, Numbers | None]] = (), {}
 
     def of(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """For each of the files that has such rows, by URL, their places in it, ascending. `root`: the table's URL."""
@@ -71,14 +73,20 @@ class HiddenRows:
         marks = {mark.url: mark for file in files for mark in file.hidden}
         if not marks:
             return {}
-        known = self._read(list(marks.values()))
-        wanted = {file.url: file.url.removeprefix(root + "/") for file in files}
-        found: dict[str, Numbers] = {}
-        for url, path in wanted.items():
-            parts = [known[mark][path] for mark in marks if path in known[mark]]
-            if parts:
-                found[url] = parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
-        return found
+        with self._lock:
+            of, merged = self._merged
+            if of != tuple(marks):
+                merged = {}
+                self._merged = tuple(marks), merged
+        wanted = dict.fromkeys(file.url for file in files)
+        new = [url for url in wanted if url not in merged]
+        if new:
+            known = self._read(list(marks.values()))
+            for url in new:
+                path = url.removeprefix(root + "/")
+                parts = [known[mark][path] for mark in marks if path in known[mark]]
+                merged[url] = None if not parts else np.unique(np.concatenate(parts))
+        return {url: places for url in wanted if (places := merged[url]) is not None}
 
     def _read(self, marks: Sequence[FileVersion]) -> dict[str, dict[str, Numbers]]:
         """path -> places, for each of the marking files by URL."""
