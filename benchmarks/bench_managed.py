@@ -6,8 +6,10 @@ planning  a new process of the host asks for the version of a table with 10 and 
           host has read before: store calls (goal at most 2) and seconds; and the first reading on a new host.
 append    1 % of new rows is appended to a table of 10M rows with `lookup.cache=FULL`; until a key of them is
           answered, beside a build of the whole snapshot; goal at most 15 % of that. The commit itself is apart.
+upsert    10,000 keys, spread over the same table, are upserted; until one of them is answered (goal at most 10 % of
+          a build), and the commit.
 
-    python -m benchmarks.bench_managed [--parts commit,planning,append] [--rows N] [--runs N]
+    python -m benchmarks.bench_managed [--parts commit,planning,append,upsert] [--rows N] [--runs N]
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from benchmarks.common import alternate, report
 from pyspark_lookup import LookupTable
 from pyspark_lookup.notifications import Allocate, Commit, Create, DataFile, Definition, Write, WriteMode, event_bytes
 
-PARTS = ("commit", "planning", "append")
+PARTS = ("commit", "planning", "append", "upsert")
 COMMITS = (10, 10_000)
 
 
@@ -114,11 +116,17 @@ def planning(work: Path, runs: int) -> None:
             print(f"| {commits:,} | {who} | {runs} | {median:.3f} | " + " | ".join(map(str, calls.values())) + " |")
 
 
-def append(work: Path, rows: int, runs: int) -> None:
-    path = work / "full"
+def full_table(work: Path, name: str, rows: int) -> tuple[Path, LookupTable]:
+    """A table of so many customers, and the host that has written it."""
+    path = work / name
     table = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache.dir": str(work / "writer")})
     for part in range(10):
         table.write(customers(part * rows // 10, rows // 10, part))
+    return path, table
+
+
+def append(work: Path, rows: int, runs: int) -> None:
+    path, table = full_table(work, "full", rows)
     options = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "10 min"}
     builds, visible, commits = [], [], []
     for run in range(runs):
@@ -141,6 +149,30 @@ def append(work: Path, rows: int, runs: int) -> None:
           f"(max {max(v / b for v, b in zip(visible, builds, strict=True)) * 100:.1f} %)\n")  # fmt: skip
 
 
+def upsert(work: Path, rows: int, runs: int) -> None:
+    path, table = full_table(work, "upserted", rows)
+    options = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "10 min", "lookup.cache.dir": str(work / "host")}
+    reader = LookupTable(str(path), options)
+    started = time.perf_counter()
+    assert reader.get(1)
+    build = time.perf_counter() - started
+    rng = np.random.default_rng(7)
+    visible, commits = [], []
+    for run in range(runs):
+        new = customers(0, 10_000, run).set_column(0, "id", pa.array(rng.choice(rows, 10_000, replace=False)))
+        new = new.set_column(3, "visits", pa.array(np.full(10_000, 1000 + run)))
+        started = time.perf_counter()
+        table.upsert(new)
+        commits.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        (found,) = reader.get(new.column("id")[17].as_py())
+        visible.append(time.perf_counter() - started)
+        assert found["visits"] == 1000 + run
+    print(f"\n{rows:,} rows, FULL, built in {build:.2f} s; {runs} upserts of 10,000 keys, medians: commit "
+          f"{statistics.median(commits):.2f} s; visible after {statistics.median(visible):.2f} s, "
+          f"{statistics.median(visible) / build * 100:.1f} % of the build (max {max(visible) / build * 100:.1f} %)\n")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -155,6 +187,8 @@ def main() -> None:
             planning(work, given.runs or 5)
         if "append" in given.parts:
             append(work, given.rows, given.runs or 3)
+        if "upsert" in given.parts:
+            upsert(work, given.rows, given.runs or 5)
 
 
 if __name__ == "__main__":
