@@ -195,6 +195,10 @@ def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[LogVersion, Any, Val
             del opened[id_]
             aborted.add(id_)
             event = log.Abort(*at(position), id_)
+        elif opened[id_][0] is OVERWRITE and any(mode.by_key and other > id_ for other, mode, _ in commits):
+            with pytest.raises(errors.WriteConflictError, match="by key"):
+                state.check_open(id_)
+            continue
         elif model(commits)[0] > id_:
             with pytest.raises(errors.WriteConflictError, match="replaced"):
                 state.check_open(id_)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,9 @@ from pyspark_lookup.snapshot.build import ROW_BITS
 from pyspark_lookup.snapshot.segment import Segment
 
 __all__ = ["Answer", "Layer", "Ranges", "Snapshot", "hidden_rows"]
+
+
+_NOTHING: Mapping[str, Numbers] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +135,7 @@ class Snapshot:
                     yield stop - start, columns
 
 
-def hidden_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Numbers | None:
+def hidden_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers] = _NOTHING) -> Numbers | None:
     """A mark for each row that does not count; None if there is no such row.
 
     That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
