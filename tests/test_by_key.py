@@ -168,3 +168,18 @@ def test_readers_keep_up(site: Site, mode: str) -> None:
         assert reader.get(100 + number) == []
         assert reader.get(999)[0]["name"] == "0"
     assert reader.scan().num_rows == 950
+
+
+def test_a_delete_outlives_an_overwrite_beside_it(site: Site) -> None:
+    """What a delete hides of an append with a higher write id stays hidden when an overwrite between the two is committed."""
+    table = site.created()
+    writer = site.writer(host="b")
+    keys = pa.table({"id": [1]})
+    delete = writer.begin(keys.schema, WriteMode.DELETE)
+    overwrite = writer.begin(rows().schema, WriteMode.OVERWRITE)
+    table.write(rows(1, 2))
+    assert writer.commit(delete, (), keys=keys) is not None
+    assert ids_of(table.scan()) == [2]
+    writer.commit(overwrite, put(writer, overwrite, 7))
+    for mode in MODES.values():
+        assert ids_of(site.table(mode, host="c").scan()) == [2, 7]

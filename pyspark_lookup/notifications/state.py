@@ -271,7 +271,8 @@ class TableState:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
         defined_at, definition = self._definitions[last]
         seen = ",".join(str(write.id) for write in self._seen(write_ids))
-        digest = key_of("log", self.table_id, str(defined_at), seen)
+        hiding = ",".join(str(write.id) for write in self._hiding(write_ids))
+        digest = key_of("log", self.table_id, str(defined_at), seen, hiding)
         schema = text_of_schema(definition.schema)
         return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema)
 
@@ -290,7 +291,16 @@ class TableState:
 
     def hidden(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
         """The files that say which rows of `files` no longer count."""
-        return (file for write in self._seen(write_ids) for file in write.hidden)
+        return (file for write in self._hiding(write_ids) for file in write.hidden)
+
+    def _hiding(self, write_ids: ValidWriteIdList) -> Iterator[TableWrite]:
+        """The writes by key that may hide rows of those seen: what was committed after the first of them, by id.
+
+        That may be one that an overwrite has replaced, if rows of a higher write id were committed before it.
+        """
+        first = min((write.ended_at or 0 for write in self._seen(write_ids) if write.files), default=self.position)
+        keyed = (write for write in self.writes.values() if write.hidden and write_ids.is_valid(write.id))
+        return (write for write in keyed if (write.ended_at or 0) > first)
 
     # --- checkpoints ------------------------------------------------------------------------------
 
