@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.lookup import get_many, read_rows
 from pyspark_lookup.notifications import WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
+from pyspark_lookup.parsing import parse_duration_s
 from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import ReadTask
 from pyspark_lookup.runtime import Engine, runtime
@@ -152,7 +154,7 @@ class LookupTable:
             how = WriteMode(mode.lower())
         except ValueError:
             how = WriteMode.DELETE
-        if how is WriteMode.DELETE:
+        if how in (WriteMode.DELETE, WriteMode.COMPACT):
             raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
         return self._write(rows, how)
 
@@ -171,6 +173,7 @@ class LookupTable:
                 raise
             state = writer.commit(job, files)
             assert state is not None
+            engine.compact_if_due(self._options)
             return state.position
         finally:
             engine.publish_metrics()
@@ -192,7 +195,40 @@ class LookupTable:
         engine = runtime().engine(self._options)
         writer = engine.writer(self._options)
         try:
-            return writer.delete(keys)
+            position = writer.delete(keys)
+            engine.compact_if_due(self._options)
+            return position
+        finally:
+            engine.publish_metrics()
+
+    def compact(self) -> int:
+        """Fold small writes, and what upserts and deletes left behind, into files in the order of the keys; the log position after it.
+
+        It is one commit that changes no row; where nothing is to be gained, there is none. Raises WriteConflictError if
+        others replace the same rows again and again, and as `write`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        try:
+            return engine.compactor(self._options).compact().position
+        finally:
+            engine.publish_metrics()
+
+    def vacuum(self, older_than: str = "7 d", force: bool = False) -> dict[str, int | None]:
+        """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.
+
+        `oldest`: the first log position of which all can be read still; None: of any. Versions before it are
+        VersionGoneError. `force`: also for less than 7 days, when nothing reads or writes the table. Raises OptionError for
+        a time that is too short or none, UfsNotFoundError if there is no table, another UfsError.
+        """
+        self._check_open()
+        try:
+            older_than_s = parse_duration_s(older_than)
+        except ValueError as problem:
+            raise OptionError(f"argument older_than = {older_than!r}: expected {problem}") from None
+        engine = runtime().engine(self._options)
+        try:
+            return dataclasses.asdict(engine.vacuum(self._options, older_than_s, force))
         finally:
             engine.publish_metrics()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,20 +11,20 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import NonUniqueKeyError
-from pyspark_lookup.hidden import place_fields
+from pyspark_lookup.hidden import PATH, ROW, place_fields
 from pyspark_lookup.keys import Keys, one_array
 from pyspark_lookup.notifications import DataFile, Definition
 from pyspark_lookup.partial.rows import SEED, distinct_keys, match_rows
-from pyspark_lookup.predicate import Among, And, Predicate
+from pyspark_lookup.predicate import Among, And, ColumnStats, Compare, IsNull, Or, Predicate
 from pyspark_lookup.reader import TableReader
-from pyspark_lookup.scan import Prepared
-from pyspark_lookup.stores import IMMUTABLE
-from pyspark_lookup.table import Table
+from pyspark_lookup.scan import Prepared, PreparedScan, Projection, Scan, slices_of
+from pyspark_lookup.table import Table, version_of_file
 from pyspark_lookup.ufs import FileVersion
 
 __all__ = ["KeyedRows"]
 
 _AT_ONCE = 1_000_000  # rows that are compared with the keys in one go
+_PART_BYTES = 32 * 1024 * 1024  # as they lie in files, of rows that are put in order together
 
 
 class KeyedRows:
@@ -35,8 +36,8 @@ class KeyedRows:
 
     def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
         """The key columns of all rows of new files."""
-        versions = [FileVersion(f"{self._table.url}/{file.path}", file.size, IMMUTABLE) for file in files]
-        prepared = self._reader.prepared(self._table, versions, definition.schema, definition.keys, None)
+        versions = [version_of_file(self._table, file) for file in files]
+        prepared = self._prepared(versions, definition.schema, definition.keys, None)
         columns = pa.schema([definition.schema.field(name) for name in definition.keys])
         return pa.Table.from_batches(list(prepared.batches()), columns)
 
@@ -73,12 +74,61 @@ class KeyedRows:
         fields = [definition.schema.field(name) for name in names]
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
+    def hidden_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
+        """The rows that such files name: key columns (null where they were others then), `hidden.PATH` and `hidden.ROW`."""
+        data = pa.schema([*definition.schema, *place_fields()])
+        names = [*definition.keys, PATH, ROW]
+        versions = [version_of_file(self._table, file) for file in files]
+        batches = self._prepared(versions, data, names, None).batches()
+        return pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
+
+    def count(self, files: Sequence[FileVersion]) -> int:
+        """How many rows of those files count."""
+        found = self._reader.files().rows(self._table, files)
+        assert found is not None  # parquet says
+        return found
+
+    def ordered(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """The rows that count in those files, in parts that follow each other in the order of the keys.
+
+        A part fits in memory, unless very many rows have one key; within it the rows are as they come.
+        """
+        names = definition.schema.names
+        if not definition.keys:
+            for group in _groups(files):
+                yield self._prepared(group, definition.schema, names, None, keep=False).batches()
+            return
+        for wanted in self._ranges(definition, list(files), definition.keys, None):
+            yield self._prepared(files, definition.schema, names, wanted, keep=False).batches()
+
+    def _ranges(
+        self, definition: Definition, files: Sequence[FileVersion], keys: Sequence[str], within: Predicate | None
+    ) -> Iterator[Predicate | None]:
+        """Predicates of which each row fulfils one, by the values of the first of the key columns, or of more if need be."""
+        name = keys[0]
+        units = self._unit_bounds(files, definition.schema, name, within)
+        cuts = _cuts(definition.schema.field(name), units)
+        for low, high in zip([None, *cuts], [*cuts, None], strict=True):
+            # Nulls are in the first range, NaN in the last, as in Spark's order.
+            parts = [] if within is None else [within]
+            if low is not None:
+                parts.append(Compare(name, ">=", low))
+            if high is not None:
+                below = Compare(name, "<", high)
+                parts.append(below if low is not None else Or((IsNull(name), below)))
+            wanted = None if not parts else parts[0] if len(parts) == 1 else And(tuple(parts))
+            size = sum(bytes_ for stats, bytes_ in units if _overlaps(stats, low, high))
+            if size > 2 * _PART_BYTES and len(keys) > 1:
+                yield from self._ranges(definition, files, keys[1:], wanted)
+            else:
+                yield wanted
+
     def _placed(
         self, definition: Definition, files: Sequence[FileVersion], names: Sequence[str], wanted: Predicate
     ) -> Iterator[pa.Table]:
         """The rows that count, of row groups where `wanted` may be true, with where they are; some at a time."""
         schema = pa.schema([*(definition.schema.field(name) for name in names), *place_fields()])
-        prepared = self._reader.prepared(self._table, files, definition.schema, names, wanted)
+        prepared = self._prepared(files, definition.schema, names, wanted)
         assert isinstance(prepared, Prepared)
         parts: list[pa.Table] = []
         for file, places, batch in prepared.placed():
@@ -90,12 +140,70 @@ class KeyedRows:
         if parts:
             yield pa.concat_tables(parts)
 
+    def _prepared(
+        self,
+        files: Sequence[FileVersion],
+        data: pa.Schema,
+        names: Sequence[str],
+        wanted: Predicate | None,
+        keep: bool = True,
+    ) -> PreparedScan:
+        """Some columns of files with the columns `data`, of rows of which `wanted` may be true."""
+        columns = pa.schema([data.field(name) for name in names])
+        projection = Projection(columns, data, pa.schema([]), wanted)
+        return self._reader.files(keep).prepare(self._table, slices_of(files), projection, False, lambda: data)
+
+    def _unit_bounds(
+        self, files: Sequence[FileVersion], data: pa.Schema, name: str, wanted: Predicate | None
+    ) -> list[tuple[ColumnStats | None, int]]:
+        """(bounds of a column, bytes) of each unit of files in which `wanted` may be true."""
+        scan = self._reader.files(keep=False)
+        assert isinstance(scan, Scan)  # managed tables are files
+        projection = Projection(pa.schema([data.field(name)]), data, pa.schema([]), wanted)
+        return scan.unit_bounds(self._table, files, projection)
+
     def _twice(self, keys: pa.Table, row: int, why: str) -> NonUniqueKeyError:
         key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)
         return NonUniqueKeyError(
             f"{key} and {why}, so nothing was written to {redact('path', self._table.url)}: write each key once "
             "(lookup.write.unique-keys, or a write by key)"
         )
+
+
+def _groups(files: Sequence[FileVersion]) -> Iterator[list[FileVersion]]:
+    """The files in their order, some at a time."""
+    group: list[FileVersion] = []
+    for file in files:
+        if group and sum(other.size for other in group) + file.size > _PART_BYTES:
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]]) -> list[Any]:
+    """Values between which about as many bytes lie as are put in order together; ascending, none twice."""
+    kind = field.type
+    ordered = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
+    if not any(test(kind) for test in ordered):
+        return []
+    known = [(stats.low, size) for stats, size in units if stats is not None and stats.low is not None]
+    cuts: list[Any] = []
+    size = 0
+    for low, bytes_ in sorted(known, key=lambda unit: unit[0]):
+        if size >= _PART_BYTES and (not cuts or low > cuts[-1]):
+            cuts.append(low)
+            size = 0
+        size += bytes_
+    return cuts
+
+
+def _overlaps(stats: ColumnStats | None, low: Any, high: Any) -> bool:
+    """Whether a unit may have rows from `low` on and below `high` (None: no end)."""
+    if stats is None or stats.low is None or stats.high is None:
+        return True
+    return (low is None or stats.high >= low) and (high is None or stats.low < high)
 
 
 def _among(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:

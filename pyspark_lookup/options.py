@@ -194,6 +194,7 @@ class LookupOptions:
     write_mode: KeyedWrite | None = _option("lookup.write.mode", "upsert", choice_of(KeyedWrite), None, "Of writes in Spark's append mode: upsert, in place of the rows that have the same keys.")  # fmt: skip
     write_unique_keys: bool = _option("lookup.write.unique-keys", "boolean", parse_boolean, False, "Of writes: fail before the commit if two rows would have one key.", "false")  # fmt: skip
     write_merge_schema: bool = _option("lookup.write.merge-schema", "boolean", parse_boolean, False, "Of writes: add columns that the table does not have; older rows have null there.", "false")  # fmt: skip
+    write_compact_after: int = _option("lookup.write.compact-after", "integer", parse_count, 20, "Of writes: who commits folds small writes together once there are so many; 0: nobody does (`LookupTable.compact`).", "20")  # fmt: skip
     write_timeout_s: float = _option("lookup.write.timeout", "duration", _positive_duration_s, 86400.0, "Of writes: one of which nothing was heard for so long may be aborted by others.", "24 h")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
@@ -278,7 +279,9 @@ class LookupOptions:
     def _check_provider(self) -> None:
         """Raise OptionError for options of a provider without one, and for options of files with one."""
         if (self.retry_predicate, self.retry_fixed_delay_s, self.retry_max_attempts).count(None) not in (0, 3):
-            raise OptionError("options lookup.retry.predicate, .fixed-delay and .max-attempts: give all three or none")
+            raise OptionError(
+                "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
+            )
         if self.provider is None:
             given = [key for key in self.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
             given += [_PROVIDER + key for key, _ in self.provider_options]

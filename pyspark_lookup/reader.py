@@ -315,18 +315,9 @@ class TableReader:
         prepared = self._scan.prepare(plan.table, slices_of(files), projection, complete, whole)
         return pa.Table.from_batches(list(prepared.batches()), layout.columns)
 
-    def prepared(
-        self,
-        table: Table,
-        files: Sequence[FileVersion],
-        data: pa.Schema,
-        names: Sequence[str],
-        wanted: Predicate | None,
-    ) -> PreparedScan:
-        """Some columns of files with the columns `data`, of rows of which `wanted` may be true. Raises as `rows_where`."""
-        columns = pa.schema([data.field(name) for name in names])
-        projection = Projection(columns, data, pa.schema([]), wanted)
-        return self._scan.prepare(table, slices_of(files), projection, False, lambda: data)
+    def files(self, keep: bool = True) -> TableScan:
+        """What reads files; `keep`: what it read stays in this host's cache, for those who read it next."""
+        return self._scan if keep else self._load_scan
 
     def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
         """Bring a version's bytes into this host's cache, where nothing that happens to its files can change them.

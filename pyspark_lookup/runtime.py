@@ -23,13 +23,14 @@ from pyspark_lookup.disk import Disk, key_of, memory_backed
 from pyspark_lookup.errors import CacheDirectoryError, OptionError
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import COUNTERS, GAUGES, UNSET, CacheMetricGroup, add_metrics
+from pyspark_lookup.notifications import NotificationLog
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.provided import ProvidedStore, ProvidedTable, with_provider
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
 from pyspark_lookup.table import Kind, Table, is_glob
 from pyspark_lookup.ufs import Ufs
-from pyspark_lookup.writing import TableWriter
+from pyspark_lookup.writing import Compactor, TableWriter, Vacuumed, vacuum
 
 __all__ = ["Engine", "Publisher", "Runtime", "runtime"]
 
@@ -138,11 +139,28 @@ class Engine:
             raise OptionError(
                 f"option path = {redact('path', options.path)!r}: a table is written by its name, without wildcards"
             )
-        log = self.reader.metadata.log(url)
-        table = self.reader.metadata.table_of(options, Kind.MANAGED)
-        rows = KeyedRows(self.reader, table)
+        log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
         return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, table, rows, raise_floor)
+
+    def compactor(self, options: LookupOptions) -> Compactor:
+        """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""
+        writer = self.writer(options)
+        return Compactor(writer, *self._managed(options, self._ufs.url_of(options.path)), options.write_compact_after)
+
+    def compact_if_due(self, options: LookupOptions) -> None:
+        """After a commit: fold small writes, if there are enough of them (`lookup.write.compact-after`)."""
+        if options.write_compact_after:
+            self.compactor(options).compact_if_due()
+
+    def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
+        """Remove what the managed table at `options.path` has not needed for so long. Raises as `writing.vacuum` does."""
+        log, _, _ = self._managed(options, self._ufs.url_of(options.path))
+        return vacuum(self._ufs, log, f"{self._rng.getrandbits(64):016x}", older_than_s, force)
+
+    def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
+        table = self.reader.metadata.table_of(options, Kind.MANAGED)
+        return self.reader.metadata.log(url), table, KeyedRows(self.reader, table)
 
 
 class Runtime:

@@ -212,6 +212,20 @@ class Scan:
             found.append(row)
         return found
 
+    def unit_bounds(
+        self, table: Table, files: Sequence[FileVersion], projection: Projection
+    ) -> list[tuple[ColumnStats | None, int]]:
+        """(bounds of the projection's only column, bytes) of each unit of which rows may be in the projection."""
+        (name,) = projection.columns.names
+        found = []
+        for file in self._open(table, slices_of(files), projection):
+            for unit in file.index.units:
+                if self._may_match(file, unit, projection):
+                    size = sum(length for _, length in file.index.ranges(unit, file.index.schema.names))
+                    stats = file.index.stats(unit, file.names[name]) if name in file.names else None
+                    found.append((stats, size))
+        return found
+
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
         """How many rows the files have; None where only reading them would tell. Reads footers, through the cache."""
         counts = [

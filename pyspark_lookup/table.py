@@ -31,7 +31,7 @@ from pyspark_lookup.errors import (
     UfsNotFoundError,
     VersionGoneError,
 )
-from pyspark_lookup.notifications import LogVersion, TableState
+from pyspark_lookup.notifications import DataFile, LogVersion, TableState
 from pyspark_lookup.options import FileFormatName, LookupOptions, OnVersionGone
 from pyspark_lookup.stores import HIDDEN, IMMUTABLE, LOG_DIRECTORY
 from pyspark_lookup.ufs import FileVersion, Listing
@@ -51,6 +51,7 @@ __all__ = [
     "partition_value",
     "partition_values",
     "select_partitions",
+    "version_of_file",
 ]
 
 PartitionValue = str | None
@@ -75,7 +76,8 @@ class Table:
     """A table of files: where it is, in which store, and how its files are read.
 
     `url` is the canonical path; `format` is None only until the files are known. `pinned`: of a managed table, the
-    one version that is read, by a log position or a list of write ids; None: the current one.
+    one version that is read, by a log position or a list of write ids; None: the current one. `own`: a write that is open
+    and seen all the same, by its transaction.
     """
 
     url: str
@@ -85,6 +87,7 @@ class Table:
     success_file: bool = False
     settle_s: float | None = None
     pinned: int | str | None = None
+    own: int | None = None
 
     @property
     def id(self) -> str:
@@ -173,7 +176,10 @@ def managed_version(table: Table, state: TableState, position: int | None = None
     known = state.memo.get((table, position))
     if known is not None:
         return cast(TableVersion, known)
-    version = _managed_version(table, state, position)
+    try:
+        version = _managed_version(table, state, position)
+    except VersionGoneError as problem:
+        raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
     if len(state.memo) >= _VERSIONS_KEPT:
         state.memo.clear()
     state.memo[table, position] = version
@@ -184,19 +190,24 @@ def _managed_version(table: Table, state: TableState, position: int | None) -> T
     try:
         if position is None and isinstance(table.pinned, str):
             write_ids = ValidWriteIdList.parse(table.pinned)
-            log = state.version_of(write_ids)
+            log = state.version_of(write_ids, table.own)
         else:
             at = position if position is not None else cast("int | None", table.pinned)
             log = state.version(at)
             write_ids = ValidWriteIdList.parse(log.write_ids)
     except ValueError as problem:
-        raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
-    hidden = tuple(FileVersion(f"{table.url}/{file.path}", file.size, HIDDEN) for file in state.hidden(write_ids))
+        raise VersionGoneError(str(problem)) from None
+    hidden = tuple(version_of_file(table, file, HIDDEN) for file in state.hidden(write_ids))
     files = (
-        FileVersion(f"{table.url}/{file.path}", file.size, IMMUTABLE, at_s, hidden=hidden)
+        dataclasses.replace(version_of_file(table, file), modified_at_s=at_s, hidden=hidden)
         for file, _, at_s in state.files(write_ids)
     )
     return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), log)
+
+
+def version_of_file(table: Table, file: DataFile, identity: str = IMMUTABLE) -> FileVersion:
+    """A file that a managed table's log names, as the store has it."""
+    return FileVersion(f"{table.url}/{file.path}", file.size, identity)
 
 
 def kind_of(status: FileVersion | Listing) -> Kind:

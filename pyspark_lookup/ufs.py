@@ -145,6 +145,10 @@ class Ufs:
         """
         return self._retry(self._store.list_files, path, after, at_most, self._count)
 
+    def list_tree(self, path: str) -> tuple[FileVersion, ...]:
+        """All files below a directory, whatever their names (S3: one call per page; local: one per directory)."""
+        return self._retry(self._store.list_tree, path, self._count)
+
     def delete(self, path: str) -> None:
         """Remove a file, if it is there (one call). Raises NotSupportedError for stores that managed tables do not lie in."""
         self._retry(self._store.delete, path, self._count)

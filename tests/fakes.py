@@ -102,6 +102,10 @@ class FaultyStore:
         self._note("files", path)
         return self._inner.list_files(path, after, at_most, count)
 
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        self._note("tree", path)
+        return self._inner.list_tree(path, count)
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         self._note("put", path)
         return self._inner.put_if_absent(path, data, count)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import NonUniqueKeyError, OptionError, SchemaError, WriteConflictError
-from pyspark_lookup.notifications import WriteMode
+from pyspark_lookup.bykey import KeyedRows
+from pyspark_lookup.errors import NonUniqueKeyError, OptionError, SchemaError, VersionGoneError, WriteConflictError
+from pyspark_lookup.notifications import DataFile, WriteMode
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.runtime import runtime
+from pyspark_lookup.writing import Job, compaction
 from tests.test_writing import Site, ids_of, put, rows, site
 
 __all__ = ["site"]
@@ -25,18 +31,19 @@ MODES: dict[str, dict[str, str]] = {
     "full": {"lookup.cache": "FULL"},
 }
 Row = tuple[int | None, str | None, int]
+ALL_KEYS = [(id_, part) for id_ in range(7) for part in ("a", "b")]
 
 keys = st.tuples(st.none() | st.integers(0, 6), st.sampled_from(["a", "b"]))
-batches = st.lists(keys, min_size=1, max_size=8)
+MODES_OF_WRITES = ["append", "append", "upsert", "upsert", "delete", "overwrite"]
+writes = st.sampled_from(MODES_OF_WRITES).flatmap(
+    lambda mode: st.tuples(st.just(mode), st.lists(keys, min_size=1, max_size=8, unique=mode == "upsert"))
+)
 steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("append"), batches),
-        st.tuples(st.just("upsert"), st.lists(keys, min_size=1, max_size=8, unique=True)),
-        st.tuples(st.just("delete"), batches),
-        st.tuples(st.just("overwrite"), batches),
+    st.tuples(
+        st.sampled_from(["write", "write", "begin", "commit", "compact", "compact", "vacuum"]), writes, st.booleans()
     ),
-    min_size=1,
-    max_size=8,
+    min_size=4,
+    max_size=14,
 )
 
 
@@ -49,48 +56,153 @@ def rows_of(table: pa.Table) -> list[Row]:
     return sorted(zip(*(table.column(name).to_pylist() for name in SCHEMA.names), strict=True), key=repr)
 
 
-def applied(state: list[Row], step: str, asked: list[tuple[int | None, str]], version: int) -> list[Row]:
-    """The model: rows with a null in their key have none, so nothing replaces or removes them."""
-    named = {key for key in asked if None not in key}
-    new = [(*key, version) for key in asked]
-    if step == "append":
-        return state + new
-    if step == "overwrite":
-        return new
-    kept = [row for row in state if row[:2] not in named]
-    return kept if step == "delete" else kept + new
+@dataclasses.dataclass
+class Open:
+    """A write that was begun: its files, and what it will do."""
+
+    job: Job
+    files: list[DataFile]
+    step: str
+    asked: list[tuple[int | None, str]]
+    rows: list[Row]
+
+
+class Model:
+    """A table beside a list of rows with their write ids, which is what it should hold."""
+
+    def __init__(self, home: Path, mode: dict[str, str]) -> None:
+        self.path, self.mode = str(home / "t"), mode
+        self.own = {"lookup.cache.dir": str(home / "cache"), "lookup.write.compact-after": "0"}
+        self.table = LookupTable(self.path, {**self.own, "lookup.keys": "id,part"})
+        # Some rows that nobody touches, so that the first write is much larger than the others.
+        filler = random.Random(0)
+        large = [(100 + n, f"{filler.getrandbits(2048):x}", 0) for n in range(40)]
+        first: list[Row] = [*((id_, part, 0) for id_, part in ALL_KEYS), *large]
+        self.table.write(table_of(first))
+        self.reader = LookupTable(self.path, {**self.own, **mode})
+        options = LookupOptions.parse({**self.own, "path": self.path})
+        self.engine = runtime().engine(options)
+        self.writer = self.engine.writer(options)
+        self.compactor = self.engine.compactor(options)
+        self.state: list[tuple[Row, int]] = [(row, 1) for row in first]
+        self.opened: list[Open] = []
+        self.versions: dict[int, list[Row]] = {}
+        self.oldest = 0
+        self.count = 0
+        self.done = set[str]()
+
+    def begin(self, step: str, asked: list[tuple[int | None, str]]) -> Open:
+        self.count += 1
+        new = [(*key, self.count) for key in asked]
+        mode = WriteMode(step)
+        names = SCHEMA if mode is not WriteMode.DELETE else pa.schema([SCHEMA.field(0), SCHEMA.field(1)])
+        job = self.writer.begin(names, mode)
+        files = [] if mode is WriteMode.DELETE else self.writer.write(job, table_of(new).to_batches(), "part")
+        return Open(job, files, step, asked, new)
+
+    def commit(self, write: Open) -> None:
+        """Commit it; or it is refused, for an overwrite that came too late."""
+        asked = table_of([(*key, 0) for key in write.asked]).select(["id", "part"])
+        effect = self.writer.deletion(asked) if write.step == "delete" else None
+        try:
+            self.writer.commit(write.job, write.files, effect=effect)
+        except WriteConflictError:
+            assert write.step == "overwrite" or "overwrite" in self.done
+            return
+        id_ = write.job.write_id
+        assert id_ is not None
+        # A row with a null in its key has none: nothing replaces or removes it.
+        named = {key for key in write.asked if None not in key} if write.step in ("upsert", "delete") else set()
+        base = id_ if write.step == "overwrite" else 0
+        kept = [(row, of) for row, of in self.state if row[:2] not in named and of >= base]
+        self.state = kept + ([] if write.step == "delete" else [(row, id_) for row in write.rows])
+        self.done.add(write.step)
+        self.note()
+
+    def note(self) -> None:
+        self.versions[self.table.describe()["position"]] = self.expected
+
+    @property
+    def expected(self) -> list[Row]:
+        return sorted((row for row, _ in self.state), key=repr)
+
+    def compact(self, meanwhile: Any) -> None:
+        """Compact, while somebody else writes: once it has read what it folds."""
+        count = KeyedRows.count
+        pending = [] if meanwhile is None else [meanwhile]
+
+        def counted(rows: KeyedRows, files: Any) -> int:
+            found = count(rows, files)
+            if pending:
+                self.commit(self.begin(*pending.pop()))
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KeyedRows, "count", counted)
+            self.compactor.compact()
+        if pending:
+            self.commit(self.begin(*pending.pop()))
+        self.note()
+
+    def vacuum(self) -> None:
+        """Remove at once what the current version does not need."""
+        oldest = self.table.vacuum("0 s", force=True)["oldest"]
+        self.oldest = oldest or self.oldest
+
+    def take(self, step: str, write: Any, beside: bool) -> None:
+        """One step; `beside`: of a compaction, the write is committed while it is under way."""
+        match step:
+            case "write":
+                self.commit(self.begin(*write))
+            case "begin":
+                self.opened.append(self.begin(*write))
+            case "commit" if self.opened:
+                self.commit(self.opened.pop(-1 if beside else 0))
+            case "compact":
+                self.compact(write if beside else None)
+            case "vacuum":
+                self.vacuum()
+
+    def check(self) -> None:
+        """What is read now is what should be there."""
+        assert rows_of(self.reader.scan()) == self.expected
+        for key in ALL_KEYS:
+            found = sorted(tuple(row[name] for name in SCHEMA.names) for row in self.reader.get(key))
+            assert found == [row for row in self.expected if row[:2] == key]
+
+    def check_past(self) -> None:
+        """Each version can be read again, or is known to be gone if vacuum may have taken it."""
+        for position, expected in self.versions.items():
+            past = LookupTable(self.path, {**self.own, **self.mode, "lookup.version": position})
+            try:
+                assert rows_of(past.scan()) == expected
+            except VersionGoneError:
+                assert position < self.oldest
+            past.close()
+
+    def close(self) -> None:
+        self.table.close()
+        self.reader.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
-@given(steps)
-@settings(max_examples=25, deadline=None)
-def test_any_sequence_is_as_the_model(tmp_path_factory: pytest.TempPathFactory, mode: str, history: list[Any]) -> None:
-    """Random appends, upserts, deletes and overwrites, against a list: scans, lookups of every key, and each version again."""
-    home = tmp_path_factory.mktemp("by-key")
-    options = {"lookup.cache.dir": str(home / "cache")}
-    writer = LookupTable(str(home / "t"), {**options, "lookup.keys": "id,part"})
-    writer.write(table_of([]))
-    reader = LookupTable(str(home / "t"), {**options, **MODES[mode]})
-    state: list[Row] = []
-    known: list[tuple[int, list[Row]]] = []
-    for version, (step, asked) in enumerate(history):
-        before, state = state, applied(state, step, asked, version)
-        given_rows = table_of([(*key, version) for key in asked])
-        if step == "delete":
-            position = writer.delete(given_rows.select(["id", "part"]))
-        else:
-            position = writer.write(given_rows, step)
-        assert rows_of(reader.scan()) == sorted(state, key=repr)
-        for key in ((id_, part) for id_ in range(7) for part in ("a", "b")):
-            found = sorted(tuple(row[name] for name in SCHEMA.names) for row in reader.get(key))
-            assert found == sorted(row for row in state if row[:2] == key)
-        if step != "delete" or before != state:
-            known.append((position, sorted(state, key=repr)))
-    for position, expected in known:
-        past = LookupTable(str(home / "t"), {**options, **MODES[mode], "lookup.version": position})
-        assert rows_of(past.scan()) == expected
-    for table in (writer, reader):
-        table.close()
+@given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
+@settings(max_examples=12, deadline=None)
+def test_any_sequence_is_as_the_model(
+    tmp_path_factory: pytest.TempPathFactory, mode: str, history: list[Any], small: int
+) -> None:
+    """Random writes of all kinds, overlapping ones too, compactions and vacuums, against a list: scans, lookups, each version again.
+
+    `small`: in bytes, what a compaction folds whatever else there is.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compaction, "_ALWAYS", small)
+        model = Model(tmp_path_factory.mktemp("by-key"), MODES[mode])
+        for step, write, beside in history:
+            model.take(step, write, beside)
+            model.check()
+        model.check_past()
+        model.close()
 
 
 def last_event(site: Site) -> str:
@@ -178,7 +290,7 @@ def test_a_delete_outlives_an_overwrite_beside_it(site: Site) -> None:
     delete = writer.begin(keys.schema, WriteMode.DELETE)
     overwrite = writer.begin(rows().schema, WriteMode.OVERWRITE)
     table.write(rows(1, 2))
-    assert writer.commit(delete, (), keys=keys) is not None
+    assert writer.commit(delete, (), effect=writer.deletion(keys)) is not None
     assert ids_of(table.scan()) == [2]
     writer.commit(overwrite, put(writer, overwrite, 7))
     for mode in MODES.values():

@@ -85,6 +85,7 @@ VALID = [
     ("lookup.write.mode", "UPSERT", KeyedWrite.UPSERT),
     ("lookup.write.unique-keys", "true", True),
     ("lookup.write.merge-schema", "TRUE", True),
+    ("lookup.write.compact-after", "0", 0),
     ("lookup.write.timeout", "2 h", 7200.0),
     ("lookup.on-version-gone", "newer", OnVersionGone.NEWER),
     ("lookup.on-version-gone", "FAIL", OnVersionGone.FAIL),

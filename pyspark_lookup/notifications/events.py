@@ -28,6 +28,7 @@ __all__ = [
     "DataFile",
     "Definition",
     "Event",
+    "Vacuum",
     "Write",
     "WriteMode",
     "count_of",
@@ -48,12 +49,14 @@ FORMAT = 1
 
 
 class WriteMode(enum.Enum):
-    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids, or those of its keys."""
+    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, or
+    is the same rows as some writes in other files."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
     UPSERT = "upsert"
     DELETE = "delete"
+    COMPACT = "compact"
 
     @property
     def by_key(self) -> bool:
@@ -117,12 +120,14 @@ class Allocate(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Write(Event):
-    """Files of a write. Nobody uses them before its commit. `hidden`: files that say which rows of others no longer count."""
+    """Files of a write. Nobody uses them before its commit. `hidden`: files that say which rows of others no longer count.
+    `replaces`: of a compaction, the writes whose rows these are."""
 
     kind = "write"
     write_id: int
     files: tuple[DataFile, ...]
     hidden: tuple[DataFile, ...] = ()
+    replaces: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +157,17 @@ class Alter(Event):
     definition: Definition
 
 
-_KINDS: dict[str, type[Event]] = {event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Alter)}
+@dataclasses.dataclass(frozen=True)
+class Vacuum(Event):
+    """The files of these writes, which no version that is kept needs, are being removed."""
+
+    kind = "vacuum"
+    write_ids: tuple[int, ...]
+
+
+_KINDS: dict[str, type[Event]] = {
+    event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Alter, Vacuum)
+}
 
 
 def event_bytes(event: Event) -> bytes:
@@ -163,7 +178,7 @@ def event_bytes(event: Event) -> bytes:
         if field.name not in ("position", "table_id", "nonce", "at_s")
     }
     head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
-    given = {name: value for name, value in body.items() if value is not None and (name, value) != ("hidden", [])}
+    given = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
     said = {**head, "nonce": event.nonce, "at": event.at_s, **given}
     return json.dumps(said, separators=(",", ":"), sort_keys=False).encode()
 
@@ -220,7 +235,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Batch):
         return [value.query, value.id]
     if isinstance(value, tuple):
-        return [[file.path, file.size, file.rows] for file in value]
+        return [[one.path, one.size, one.rows] if isinstance(one, DataFile) else one for one in value]
     return value
 
 
@@ -275,6 +290,10 @@ def _write_id(value: Any) -> int:
     return int(value)
 
 
+def _write_ids(value: Any) -> tuple[int, ...]:
+    return tuple(_write_id(one) for one in value)
+
+
 def _batch(value: Any) -> Batch:
     query, number = value
     return Batch(text_of(query), count_of(number))
@@ -283,8 +302,9 @@ def _batch(value: Any) -> Batch:
 _BODIES: dict[type[Event], dict[str, Any]] = {
     Create: {"definition": definition_of},
     Allocate: {"write_id": _write_id, "mode": WriteMode},
-    Write: {"write_id": _write_id, "files": files_of, "hidden": files_of},
+    Write: {"write_id": _write_id, "files": files_of, "hidden": files_of, "replaces": _write_ids},
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": text_of},
     Alter: {"definition": definition_of},
+    Vacuum: {"write_ids": _write_ids},
 }

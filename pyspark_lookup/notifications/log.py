@@ -206,6 +206,12 @@ class NotificationLog:
     def _read(self, file: FileVersion) -> bytes:
         return self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])[0]
 
+    def times(self) -> dict[int, float]:
+        """When each event was put, by position, in Unix time on the store's clock: one LIST per page of them."""
+        found = self._ufs.list_files(self._directory("log"))
+        names = ((file.url.rsplit("/", 1)[-1].removesuffix(".json"), file.modified_at_s) for file in found)
+        return {int(name): at_s for name, at_s in names if name.isdecimal() and at_s is not None}
+
     # --- what this host knows ---------------------------------------------------------------------
 
     def _kept(self) -> _Known | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from pyspark_lookup.notifications.events import (
     DataFile,
     Definition,
     Event,
+    Vacuum,
     Write,
     WriteMode,
     count_of,
@@ -38,12 +40,18 @@ from pyspark_lookup.notifications.events import (
 )
 from pyspark_lookup.writeids import ValidWriteIdList
 
+_FOLDS_AT_MOST = 8
+
 __all__ = ["Change", "LogVersion", "TableState", "TableWrite"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TableWrite:
-    """One write id: what it does, its files so far, and the positions of its allocation and of its end (None: open)."""
+    """One write id: what it does, its files so far, and the positions of its allocation and of its end (None: open).
+
+    `replaces`: of a compaction, the writes whose rows are in its files; `least` and `rank` are the lowest and the highest
+    write id that these rows came with. `vacuumed`: its files are gone.
+    """
 
     id: int
     mode: WriteMode
@@ -52,10 +60,39 @@ class TableWrite:
     ended_at: int | None = None
     committed: bool = False
     hidden: tuple[DataFile, ...] = ()
+    replaces: tuple[int, ...] = ()
+    least: int = 0
+    rank: int = 0
+    vacuumed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.rank:
+            object.__setattr__(self, "least", self.id)
+            object.__setattr__(self, "rank", self.id)
 
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its files, each of which there is once."""
+        return tuple(file.path.rpartition("/")[2] for file in (*self.files, *self.hidden))
+
+    @property
+    def does_something(self) -> bool:
+        """Whether it has put files, of rows or of what hides some."""
+        return bool(self.files or self.hidden)
+
+    def replacing(self, writes: Mapping[int, TableWrite], replaces: tuple[int, ...]) -> TableWrite:
+        """This write as a compaction of those."""
+        least = min(writes[id_].least for id_ in replaces)
+        rank = max(writes[id_].rank for id_ in replaces)
+        return dataclasses.replace(self, replaces=(*self.replaces, *replaces), least=least, rank=rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +108,8 @@ class Change:
 class LogVersion:
     """One version of a managed table: its table's id, what a list lets through, and how the table was defined.
 
-    `position` is that of the last event that matters to it, `write_ids` the list in Hive's text form.
+    `position` is that of the last event that matters to it, `write_ids` the list in Hive's text form. `folds`: for the
+    latest compactions in it the names of its files, and of those that they took the place of.
     """
 
     table_id: str
@@ -80,16 +118,18 @@ class LogVersion:
     digest: str
     keys: tuple[str, ...]
     schema: str
+    folds: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = dataclasses.field(default=(), compare=False)
 
     def plain(self) -> list[Any]:
         """The version as JSON can hold it."""
-        return [self.table_id, self.position, self.write_ids, self.digest, list(self.keys), self.schema]
+        return [self.table_id, self.position, self.write_ids, self.digest, list(self.keys), self.schema, self.folds]
 
     @classmethod
     def of_plain(cls, found: Any) -> LogVersion:
         """The version that `plain` wrote. Raises TypeError or ValueError for anything else."""
-        table_id, position, write_ids, digest, keys, schema = found
-        return cls(table_id, position, write_ids, digest, tuple(keys), schema)
+        table_id, position, write_ids, digest, keys, schema, folds = found
+        folded = tuple((tuple(own), tuple(others)) for own, others in folds)
+        return cls(table_id, position, write_ids, digest, tuple(keys), schema, folded)
 
 
 class TableState:
@@ -144,16 +184,30 @@ class TableState:
                 write = self._open(event, event.write_id)
                 files, hidden = (*write.files, *event.files), (*write.hidden, *event.hidden)
                 self.writes[write.id] = dataclasses.replace(write, files=files, hidden=hidden)
+                self._replace(event, write.id, event.replaces)
             case Commit():
                 self._commit(event, self._open(event, event.write_id))
             case Abort():
                 write = self._open(event, event.write_id)
-                self.writes[write.id] = dataclasses.replace(write, files=(), hidden=(), ended_at=event.position)
+                self.writes[write.id] = TableWrite(write.id, write.mode, write.allocated_at, ended_at=event.position)
             case Alter():
                 self._defined(event.position, event.at_s, event.definition)
+            case Vacuum():
+                for id_ in event.write_ids:
+                    if id_ not in self.writes or self.writes[id_].ended_at is None:
+                        raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
+                    self.writes[id_] = dataclasses.replace(self.writes[id_], files=(), hidden=(), vacuumed=True)
             case _:
                 raise self._contradiction(event, "creates the table once more")
         self.position, self.nonce = event.position, event.nonce
+
+    def _replace(self, event: Event, write_id: int, replaces: tuple[int, ...]) -> None:
+        """Take it that a compaction's files have the rows of those writes."""
+        if not replaces:
+            return
+        if any(id_ >= write_id or not self.writes[id_].committed for id_ in replaces):
+            raise self._contradiction(event, f"folds writes into write {write_id} that were not committed before")
+        self.writes[write_id] = self.writes[write_id].replacing(self.writes, replaces)
 
     def _commit(self, event: Commit, write: TableWrite) -> None:
         self.writes[write.id] = dataclasses.replace(write, ended_at=event.position, committed=True)
@@ -215,12 +269,23 @@ class TableState:
                 f"write {write_id} of table {self.table_id}, an overwrite, began before write {self._keyed_by}, which has "
                 "written by key and is committed: write again"
             )
+        if write.mode is WriteMode.OVERWRITE:
+            self._check_compactions(write_id)
         if self._replaced_by > write_id:
             raise WriteConflictError(
                 f"write {write_id} of table {self.table_id} began before write {self._replaced_by}, which has replaced the "
                 "table's rows and is committed: its rows would never be seen; write again"
             )
         return write
+
+    def _check_compactions(self, write_id: int) -> None:
+        """Raise WriteConflictError if an overwrite would hide some of the rows of a compaction, and not others."""
+        for write in self.writes.values():
+            if write.committed and write.replaces and write.least < write_id < write.rank:
+                raise WriteConflictError(
+                    f"write {write_id} of table {self.table_id}, an overwrite, began before write {write.rank}, which was "
+                    f"folded together with older ones by write {write.id}: write again"
+                )
 
     def is_committed(self, batch: Batch) -> bool:
         """Whether a stream's micro-batch, or a later one of that stream, is committed."""
@@ -246,8 +311,8 @@ class TableState:
         last = bisect.bisect_right(self.changes, at, key=lambda change: change.position) - 1
         return self._version(write_ids, at, self.changes[last].position)
 
-    def version_of(self, write_ids: ValidWriteIdList) -> LogVersion:
-        """The version that a list lets through, in the table's present columns.
+    def version_of(self, write_ids: ValidWriteIdList, own: int | None = None) -> LogVersion:
+        """The version that a list lets through, in the table's present columns. `own`: an open write that it may let through.
 
         Raises ValueError for a list of another table, or one that is ahead of the log (a write's files are not usable before
         its commit), and VersionGoneError if it lets through a write that was aborted.
@@ -259,28 +324,79 @@ class TableState:
                 f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
             )
         for write in self.writes.values():
-            if write.committed or not write_ids.is_valid(write.id):
+            if write.committed or write.id == own or not write_ids.is_valid(write.id):
                 continue
             if write.ended_at is None:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
-        ends = (write.ended_at or 0 for write in self._seen(write_ids))
+        ends = (self._end(write) for write in self._seen(write_ids))
         return self._version(write_ids, self.position, max([self._definitions[-1][0], *ends]))
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> LogVersion:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
         defined_at, definition = self._definitions[last]
-        seen = ",".join(str(write.id) for write in self._seen(write_ids))
-        hiding = ",".join(str(write.id) for write in self._hiding(write_ids))
+        needed = [list(self._seen(write_ids)), list(self._hiding(write_ids))]
+        for write in itertools.chain(*needed):
+            if write.vacuumed:
+                raise VersionGoneError(
+                    f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
+                    "later version, or vacuum what is older only"
+                )
+        seen, hiding = (",".join(str(write.id) for write in writes) for writes in needed)
         digest = key_of("log", self.table_id, str(defined_at), seen, hiding)
         schema = text_of_schema(definition.schema)
-        return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema)
+        folds = tuple(self._folds(write_ids))
+        return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema, folds)
+
+    def _folds(self, write_ids: ValidWriteIdList) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """The latest compactions in a version, also those that were folded again, in their order."""
+        valid, _ = self._standing(write_ids)
+        folding = sorted((write for write in valid if write.replaces), key=self._end)
+        for write in folding[-_FOLDS_AT_MOST:]:
+            others = [self.writes[id_] for id_ in write.replaces]
+            if not any(other.vacuumed for other in others):
+                yield write.names, tuple(name for other in others for name in other.names)
 
     def _seen(self, write_ids: ValidWriteIdList) -> Iterator[TableWrite]:
         """The writes of which rows are seen, by id."""
-        valid = [write for write in self.writes.values() if write_ids.is_valid(write.id)]
+        valid, replaced = self._standing(write_ids)
         base = max((write.id for write in valid if write.mode is WriteMode.OVERWRITE), default=0)
-        return (write for write in valid if write.id >= base and (write.files or write.hidden or write.id == base))
+        return (
+            write
+            for write in valid
+            if write.rank >= base
+            and write.id not in replaced
+            and (write.files or write.hidden or write.vacuumed or write.id == base)
+        )
+
+    def _standing(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
+        """The valid writes, and which of them are replaced by compactions among them.
+
+        A compaction stands for the writes in it as they were at its commit. It is left out where a list lets through
+        only some of them, or not all of what had been committed by then and could have hidden or replaced their rows.
+        """
+        valid, replaced, usable = [], set[int](), set[int]()
+        limit = self.position + 1
+        for write in self.writes.values():
+            if write_ids.is_valid(write.id):
+                valid.append(write)
+            elif write.committed and write.mode is not WriteMode.APPEND:
+                limit = min(limit, write.ended_at or limit)
+        folding = [write for write in valid if write.replaces]
+        for write in sorted(folding, key=lambda write: write.ended_at or 0):
+            kept = (
+                write_ids.is_valid(id_) and (id_ in usable or not self.writes[id_].replaces) for id_ in write.replaces
+            )
+            if (write.ended_at or limit) < limit and all(kept):
+                usable.add(write.id)
+                replaced.update(write.replaces)
+        return [write for write in valid if not write.replaces or write.id in usable], replaced
+
+    def needed(self, position: int | None = None) -> list[TableWrite]:
+        """The writes that the version at a position (None: now) is made of: those whose rows are seen, or hide some."""
+        write_ids = self.valid_write_ids(position)
+        found = {write.id: write for write in (*self._seen(write_ids), *self._hiding(write_ids))}
+        return list(found.values())
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
         """The files of which rows are seen, with their write's id and the time of its commit."""
@@ -298,9 +414,14 @@ class TableState:
 
         That may be one that an overwrite has replaced, if rows of a higher write id were committed before it.
         """
-        first = min((write.ended_at or 0 for write in self._seen(write_ids) if write.files), default=self.position)
-        keyed = (write for write in self.writes.values() if write.hidden and write_ids.is_valid(write.id))
-        return (write for write in keyed if (write.ended_at or 0) > first)
+        first = min((self._end(write) for write in self._seen(write_ids) if write.files), default=self.position + 1)
+        valid, replaced = self._standing(write_ids)
+        keyed = (write for write in valid if (write.hidden or write.vacuumed) and write.id not in replaced)
+        return (write for write in keyed if self._end(write) >= first)
+
+    def _end(self, write: TableWrite) -> int:
+        """The position of its end; of an open one, whose own rows its transaction sees, that of the event to come."""
+        return self.position + 1 if write.ended_at is None else write.ended_at
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -315,6 +436,8 @@ class TableState:
                 write.committed,
                 [[file.path, file.size, file.rows] for file in write.files],
                 [[file.path, file.size, file.rows] for file in write.hidden],
+                list(write.replaces),
+                write.vacuumed,
             ]
             for write in self.writes.values()
         ]
@@ -334,12 +457,15 @@ class TableState:
         """The state that `plain` wrote. Raises DamagedFileError for anything else."""
         try:
             state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
-            for number, (id_, mode, allocated_at, ended_at, committed, files, *hidden) in enumerate(found["writes"], 1):
+            for number, (id_, mode, allocated_at, ended_at, committed, files, *more) in enumerate(found["writes"], 1):
                 ended = None if ended_at is None else count_of(ended_at)
-                marks = files_of(hidden[0]) if hidden else ()
+                hidden, replaces, vacuumed = more
                 write = TableWrite(
-                    id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed, marks
+                    id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed, files_of(hidden)
                 )
+                write = dataclasses.replace(write, vacuumed=bool(vacuumed))
+                if replaces:
+                    write = write.replacing(state.writes, tuple(count_of(one) for one in replaces))
                 within = write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
                 if id_ != number or committed not in (True, False) or not within or (committed and ended is None):
                     raise ValueError(f"write {number} cannot be")

@@ -1,12 +1,13 @@
 """Which keys a change of the table's files can have touched.
 
 Two versions differ in the files that only one of them has. A key whose value lies between the bounds of
-no such file has the same rows in both.
+no such file has the same rows in both. A compaction's files say what those say that they took the place of.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -25,11 +26,13 @@ from pyspark_lookup.ufs import FileVersion
 
 __all__ = ["Changes", "FileBounds"]
 
+Folds = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""
 
 _CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
 _KEPT = 16
+_FOLDS = b"folds"
 
 
 class Changes:
@@ -49,13 +52,17 @@ class Changes:
             return
         files = [*version.files, *version.hidden]  # what names rows that do not count has their keys
         rows: dict[str, list[Any]] = {"file": [_name(file) for file in files]}
+        rows["name"] = [file.url.rpartition("/")[2] for file in files]
         bounds = bounds_of(files)
         for number, field in enumerate(self._keys):
             column = [row[number] for row in bounds]
             rows[f"{number}.low"] = [_value(stats, "low", field.type) for stats in column]
             rows[f"{number}.high"] = [_value(stats, "high", field.type) for stats in column]
             rows[f"{number}.none"] = [stats is not None and stats.all_null for stats in column]
-        table = pa.table(rows, schema=self._schema())
+        folds = version.log.folds if version.log is not None else ()
+        rows["live"] = [True] * len(files)
+        table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._folded(folds)])
+        table = table.replace_schema_metadata({_FOLDS: json.dumps(folds)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -76,7 +83,7 @@ class Changes:
         before, after = self._recorded(old), self._recorded(new)
         if before is None or after is None or before.schema != after.schema:
             return None
-        changed = pa.concat_tables([_without(before, after), _without(after, before)])
+        changed = _changed(before, after)
         if changed.num_rows > _CHANGED_AT_MOST:
             return None
         touched = np.zeros(len(keys[0]), np.bool_)
@@ -93,6 +100,15 @@ class Changes:
                     inside &= bits_of(within)
             touched |= inside
         return touched
+
+    def _folded(self, folds: Folds) -> pa.Table:
+        """What is on record of files that compactions took the place of."""
+        latest = self._disk.get_record("bounds", self._latest) if folds and self._disk is not None else None
+        before = self._recorded(latest) if isinstance(latest, str) else None
+        if before is None:
+            return self._schema().empty_table()
+        rows = _named(before.replace_schema_metadata(), [name for _, folded in folds for name in folded])
+        return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
 
     def _recorded(self, digest: str) -> pa.Table | None:
         with self._lock:
@@ -119,7 +135,7 @@ class Changes:
         return key_of(digest, *self._keys.names)
 
     def _schema(self) -> pa.Schema:
-        fields = [pa.field("file", pa.string())]
+        fields = [pa.field("file", pa.string()), pa.field("name", pa.string()), pa.field("live", pa.bool_())]
         for number, field in enumerate(self._keys):
             fields += [pa.field(f"{number}.low", field.type), pa.field(f"{number}.high", field.type)]
             fields += [pa.field(f"{number}.none", pa.bool_())]
@@ -132,6 +148,31 @@ def _name(file: FileVersion) -> str:
 
 def _without(rows: pa.Table, others: pa.Table) -> pa.Table:
     return rows.filter(pc.invert(pc.is_in(rows.column("file"), value_set=others.column("file"))))
+
+
+def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
+    """The rows of files in which two versions differ. What was folded between them counts, what it was folded into does not."""
+    folds = json.loads((after.schema.metadata or {}).get(_FOLDS, b"[]"))
+    before, after = before.replace_schema_metadata(), after.replace_schema_metadata()
+    folded_rows = after.filter(pc.invert(after.column("live")))
+    before, after = before.filter(before.column("live")), after.filter(after.column("live"))
+    gone, added = _without(before, after), _without(after, before)
+    known, on_record = set(before.column("name").to_pylist()), set(folded_rows.column("name").to_pylist())
+    between: list[pa.Table] = []
+    for own, folded in folds:
+        if (known | on_record).issuperset(folded):
+            between.append(_named(folded_rows, [name for name in folded if name not in known]))
+            gone, added = _without_named(gone, folded), _without_named(added, own)
+            known.update(own, folded)
+    return pa.concat_tables([gone, added, *between])
+
+
+def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    return rows.filter(pc.is_in(rows.column("name"), value_set=pa.array(names, pa.string())))
+
+
+def _without_named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    return rows.filter(pc.invert(pc.is_in(rows.column("name"), value_set=pa.array(names, pa.string()))))
 
 
 def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:

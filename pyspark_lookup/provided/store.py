@@ -53,6 +53,9 @@ class ProvidedStore:
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         return ()
 
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        return ()
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         raise NotSupportedError(f"{self._url}: a provider's table is not written here")
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.hidden import seen_rows
 from pyspark_lookup.index import SkewedError
 from pyspark_lookup.keys import Numbers, Seed, draw_seed
@@ -293,12 +294,12 @@ class _Held:
         current = {file: rank for rank, file in enumerate(version.files) if file.cacheable}
         for number, layer in enumerate(self._layers):
             # Rows that were left out of it may count in a version that is older.
-            whole = set(layer.segment.marks) <= set(self.marks)
+            whole = _whole(layer.segment, self.marks, hidden)
             for place, held in enumerate(layer.segment.files):
                 if layer.ranks[place] < 0:
                     continue
                 file = FileVersion(held.url, held.size, held.identity)
-                if held.identity and file in current and whole:
+                if held.identity and file in current and whole[place]:
                     self.places[file] = number, place
                     self.ranks[number][place] = current[file]
                 else:
@@ -314,6 +315,21 @@ class _Held:
                     ranks[place] = numbers[file]
             if (ranks >= 0).any():
                 yield Layer(layer.segment, hidden_rows(layer.segment, ranks, self.hidden), ranks)
+
+
+def _whole(segment: Segment, marks: Sequence[str], hidden: Mapping[str, Numbers]) -> Numbers:
+    """For each file of a segment whether it has all the rows that count in a version with those marks."""
+    if set(segment.marks) <= set(marks):
+        return np.ones(len(segment.files), np.bool_)
+    # Other marks may say the same: a compaction writes those that it replaces anew.
+    there = np.zeros(int(segment.file_starts[-1]), np.bool_)
+    for start in range(0, segment.rows, BATCH_ROWS):
+        there[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
+    for number, file in enumerate(segment.files):
+        if file.url in hidden:
+            there[segment.file_starts[number] + hidden[file.url]] = True
+    ends = zip(segment.file_starts[:-1].tolist(), segment.file_starts[1:].tolist(), strict=True)
+    return np.array([there[start:end].all() for start, end in ends], np.bool_)
 
 
 def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:

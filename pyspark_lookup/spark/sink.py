@@ -114,6 +114,7 @@ class BatchWriter(DataSourceArrowWriter):
         engine = _engine(self._options)
         try:
             engine.writer(self._options).commit(self._job, _files(messages))
+            engine.compact_if_due(self._options)
         finally:
             engine.publish_metrics()
 
@@ -150,6 +151,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         engine = _engine(self._options)
         try:
             engine.writer(self._options).commit(told.job, _files(messages), Batch(told.query, batchId))
+            engine.compact_if_due(self._options)
         finally:
             engine.publish_metrics()
 

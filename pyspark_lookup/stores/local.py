@@ -149,6 +149,19 @@ class LocalStore:
         return tuple(found)
 
     @translated
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        found = []
+        for directory, _, names in os.walk(self._path(path)):
+            count("list")
+            for name in names:
+                place = os.path.join(directory, name)
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(place)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append(self._version(place, status))
+        return tuple(found)
+
+    @translated
     def delete(self, path: str, count: Count) -> None:
         """Remove a file, if it is there, and the directory that it leaves empty."""
         local = self._path(path)

@@ -129,6 +129,10 @@ class FsspecStore:
         named = sorted((info["name"].rsplit("/", 1)[-1], info["name"], info) for info in files)
         return tuple(self._version(name, info) for last, name, info in named if last > after)[:at_most]
 
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        """Refused, as `put_if_absent` is: only managed tables look for what nobody names."""
+        raise self._no_writing(path)
+
     def delete(self, path: str, count: Count) -> None:
         """Refused, as `put_if_absent` is: only managed tables remove files, of their own."""
         raise self._no_writing(path)

@@ -153,6 +153,9 @@ class S3Store:
                 return tuple(found)
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        return self.list_files(path, "", None, count)
+
     @translated
     def delete(self, path: str, count: Count) -> None:
         """Remove an object, if it is there."""

@@ -1,7 +1,9 @@
 """Writing a managed table, without Spark: rows to files, files to commits."""
 
+from pyspark_lookup.writing.compaction import Compactor
 from pyspark_lookup.writing.files import DataFiles, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
 from pyspark_lookup.writing.table import Job, TableWriter
+from pyspark_lookup.writing.vacuum import Vacuumed, vacuum
 
-__all__ = ["DataFiles", "Heartbeats", "Job", "TableWriter", "matched"]
+__all__ = ["Compactor", "DataFiles", "Heartbeats", "Job", "TableWriter", "Vacuumed", "matched", "vacuum"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Iterator
 
@@ -94,7 +95,25 @@ class DataFiles:
         files: list[DataFile] = []
         try:
             for table in self._tables(batches):
-                files.append(self._put(table, f"{self._directory}/{prefix}-{len(files):05d}"))
+                files.append(self._put(self._sorted(table), f"{self._directory}/{prefix}-{len(files):05d}"))
+        except BaseException:
+            self.remove(files)
+            raise
+        return files
+
+    def write_ordered(self, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
+        """The files of rows that come in parts in the order of the keys: no two of them have keys between each other's."""
+        if not self._definition.keys:
+            return self.write(itertools.chain.from_iterable(parts), prefix)
+        files: list[DataFile] = []
+        try:
+            for part in parts:
+                rows = [conformed(batch, self._definition.schema, self._url) for batch in part]
+                table = self._sorted(pa.Table.from_batches(rows, self._definition.schema))
+                at_once = max(table.num_rows * _FILE_BYTES // max(table.nbytes, 1), 1)
+                for start in range(0, table.num_rows, at_once):
+                    path = f"{self._directory}/{prefix}-{len(files):05d}"
+                    files.append(self._put(table.slice(start, at_once), path))
         except BaseException:
             self.remove(files)
             raise
@@ -127,10 +146,11 @@ class DataFiles:
         """A file that names rows of others which do not count any more (see `hidden`)."""
         return self._put_bytes(hidden_bytes(rows), f"{self._directory}/hidden", rows.num_rows)
 
-    def _put(self, table: pa.Table, path: str) -> DataFile:
+    def _sorted(self, table: pa.Table) -> pa.Table:
         keys = self._definition.keys
-        if keys:
-            table = table.sort_by([(name, "ascending") for name in keys])
+        return table.sort_by([(name, "ascending") for name in keys]) if keys else table
+
+    def _put(self, table: pa.Table, path: str) -> DataFile:
         least, most = _GROUP_ROWS
         group = min(max(_GROUP_BYTES * table.num_rows // max(table.nbytes, 1), least), most)
         sink = pa.BufferOutputStream()

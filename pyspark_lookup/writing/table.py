@@ -13,7 +13,6 @@ import dataclasses
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -47,23 +46,15 @@ from pyspark_lookup.notifications import (
 )
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.schema import resolve_names
-from pyspark_lookup.table import Table, managed_version
+from pyspark_lookup.table import Table
 from pyspark_lookup.ufs import FileVersion, Ufs
+from pyspark_lookup.writing.effects import ByKey, Effect, NewKeys, Plain, RowsByKey
 from pyspark_lookup.writing.files import DataFiles, defined, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
 
-__all__ = ["Job", "RowsByKey", "TableWriter"]
+__all__ = ["Job", "TableWriter"]
 
 _log = logging.getLogger("pyspark_lookup.writing")
-
-
-class RowsByKey(Protocol):
-    """What there is to know of a table's rows by their keys: see `bykey.KeyedRows`."""
-
-    def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
-    def check_different(self, keys: pa.Table) -> None: ...
-    def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
-    def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,16 +160,34 @@ class TableWriter:
             raise OptionError(f"{what}: {self._url} has no key columns (lookup.keys)")
         return matched(own, schema, self._options.write_merge_schema, self._url)
 
+    def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
+        """What a write of those files does to the rows of others, as its mode and the options say."""
+        if job.mode.by_key:
+
+            def keys(definition: Definition) -> pa.Table:
+                found = self._rows.keys_of(definition, files)
+                self._rows.check_different(found)
+                return found
+
+            return ByKey(self._rows, self._table, keys)
+        if self._options.write_unique_keys:
+            return NewKeys(self._rows, self._table, files, job.mode is WriteMode.OVERWRITE)
+        return Plain()
+
+    def deletion(self, keys: pa.Table) -> Effect:
+        """That the rows with those keys do not count any more. `keys`: the key columns, in their types."""
+        return ByKey(self._rows, self._table, lambda _: keys)
+
     def commit(
-        self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, keys: pa.Table | None = None
+        self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, effect: Effect | None = None
     ) -> TableState | None:
         """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
 
-        `keys`: of a delete. What would change nothing is not committed. Raises WriteConflictError, NonUniqueKeyError or
-        SchemaError if it cannot be (the write is aborted then), CommitUnknownError if the store does not say.
+        `effect`: if it is not that of the job's mode. What would change nothing is not committed. Raises
+        WriteConflictError, NonUniqueKeyError or SchemaError if it cannot be (the write is aborted then), CommitUnknownError
+        if the store does not say.
         """
-        nothing = keys is None or not keys.num_rows
-        if not files and nothing and job.mode is not WriteMode.OVERWRITE:
+        if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
             self.abort(job, files, "no rows")
             return self._log.latest()
         job = self._allocated(job, batch)
@@ -186,7 +195,7 @@ class TableWriter:
             self.remove(job, files)
             return None
         try:
-            state = self._commit(job, job.write_id, files, batch, keys)
+            state = self._commit(job, job.write_id, files, batch, effect or self.effect(job, files))
         except (WriteConflictError, SchemaError, ValueError):
             self.abort(job, files)
             raise
@@ -204,78 +213,55 @@ class TableWriter:
         return state
 
     def _commit(
-        self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, keys: pa.Table | None
+        self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
     ) -> TableState:
-        """The state with the write committed; without, if it would change nothing.
-
-        What it takes the place of is looked for in all files that others have committed, again and again until none is new.
-        """
-        looked: set[str] = set()
-        left: Sequence[DataFile] = files
+        """The state with the write committed; without, if it would change nothing."""
         state = self._log.known()
         behind = state is None or state.table_id != job.table_id or write_id not in state.writes
-        if behind or job.mode.by_key or self._options.write_unique_keys:
+        if behind or not isinstance(effect, Plain):
             state = self._log.latest()
-        first = True
+        after: TableState | None = None
         while True:
             if state is None:
                 raise UfsNotFoundError(f"{self._url} is no managed table (any more)")
-            definition = self._check(state, job, write_id)
-            if keys is None and (job.mode.by_key or self._options.write_unique_keys):
-                keys = self._rows.keys_of(definition, files)
-                self._rows.check_different(keys)
-            fresh = self._others(state, job, looked)
-            hidden = self._hidden(job, definition, keys, fresh)
-            looked.update(file.url for file in fresh)
-            if first and not files and not hidden and job.mode is WriteMode.DELETE:
+            definition = self._check(state, job, write_id, effect)
+            rows = effect.look(state, definition)
+            hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
+            write = state.writes[write_id]
+            if files or hidden or (effect.replaces and not write.replaces):
+                state = after = self._log.append(self._writes(job, write_id, effect, files, hidden), after=after)
+            files = ()
+            if job.mode.by_key and not state.writes[write_id].does_something:
                 return state
-            if left or hidden:
-                state = self._log.append(self._writes(job, write_id, left, hidden), after=None if first else state)
-            left, first = (), False
-            state = self._log.append(self._commits(job, write_id, looked, batch), after=state)
+            state = after = self._log.append(self._commits(job, write_id, effect, batch), after=after)
             if state.writes[write_id].committed:
                 return state
 
     def _writes(
-        self, job: Job, write_id: int, files: Sequence[DataFile], hidden: Sequence[DataFile]
+        self, job: Job, write_id: int, effect: Effect, files: Sequence[DataFile], hidden: Sequence[DataFile]
     ) -> Callable[[TableState, str, float], Event]:
         def write(state: TableState, nonce: str, at_s: float) -> Event:
-            self._check(state, job, write_id)
-            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, tuple(files), tuple(hidden))
+            self._check(state, job, write_id, effect)
+            # A compaction says so with the first files it puts, even if there are none.
+            replaces = () if state.writes[write_id].replaces else effect.replaces
+            put = tuple(files), tuple(hidden), replaces
+            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, *put)
 
         return write
 
     def _commits(
-        self, job: Job, write_id: int, looked: set[str], batch: Batch | None
+        self, job: Job, write_id: int, effect: Effect, batch: Batch | None
     ) -> Callable[[TableState, str, float], Event | None]:
         def commit(state: TableState, nonce: str, at_s: float) -> Event | None:
-            definition = self._check(state, job, write_id)
+            definition = self._check(state, job, write_id, effect)
             if batch is not None and state.is_committed(batch):
                 raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
-            if self._others(state, job, looked):
+            if effect.is_due(state):
                 return None  # others have committed since
             changed = definition if definition.schema != state.definition.schema else None
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
 
         return commit
-
-    def _others(self, state: TableState, job: Job, looked: set[str]) -> list[FileVersion]:
-        """The files with rows that may have this write's keys, and were not looked into yet."""
-        matters = job.mode.by_key or (self._options.write_unique_keys and job.mode is not WriteMode.OVERWRITE)
-        files = managed_version(self._table, state).files if matters else ()
-        return [file for file in files if file.url not in looked]
-
-    def _hidden(
-        self, job: Job, definition: Definition, keys: pa.Table | None, fresh: Sequence[FileVersion]
-    ) -> list[DataFile]:
-        """A file that names the rows of the `fresh` files which the write takes the place of, if there are any."""
-        if keys is None or not fresh:
-            return []
-        if not job.mode.by_key:
-            self._rows.check_new(definition, keys, fresh)
-            return []
-        found = self._rows.find(definition, keys, fresh)
-        return [self._files(job).hide(found)] if found.num_rows else []
 
     def _allocated(self, job: Job, batch: Batch | None) -> Job:
         """The job with a write id; without, if its batch is committed already."""
@@ -294,10 +280,11 @@ class TableWriter:
         self._log.append(allocate)
         return dataclasses.replace(job, write_id=found[0] if found else None)
 
-    def _check(self, state: TableState, job: Job, write_id: int) -> Definition:
+    def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
         """The table's definition if the job is committed next. Raises what makes that impossible."""
         self._check_same(state, job)
         state.check_open(write_id)
+        effect.check(state)
         definition = matched(state.definition, job.definition.schema, True, self._url)
         if definition.schema != state.definition.schema and not self._options.write_merge_schema:
             raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
@@ -382,7 +369,7 @@ class TableWriter:
         if not asked.num_rows:
             return state.position
         job = self.begin(pa.schema(fields), WriteMode.DELETE)
-        done = self.commit(job, (), keys=asked)
+        done = self.commit(job, (), effect=self.deletion(asked))
         assert done is not None
         return done.position
 
@@ -412,6 +399,10 @@ class TableWriter:
     def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
         """The files of one task's rows. Attempts of a task write files of their own; only committed ones count."""
         return self._files(job).write(self._beating(job, batches), prefix)
+
+    def write_ordered(self, job: Job, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
+        """The files of rows that come in parts in the order of the keys (see `DataFiles`)."""
+        return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
 
     def _files(self, job: Job) -> DataFiles:
         return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng)

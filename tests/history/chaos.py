@@ -50,6 +50,9 @@ class ChaoticStore:
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         return self._call(self._inner.list_files, path, after, at_most, count)
 
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        return self._call(self._inner.list_tree, path, count)
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         return self._call(self._inner.put_if_absent, path, data, count)
 

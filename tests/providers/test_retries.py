@@ -212,7 +212,8 @@ def test_errors_and_absences_are_tried_again_apart(desk: Desk) -> None:
 def test_the_options_of_asking_again_come_together(desk: Desk, chosen: tuple[str, ...]) -> None:
     """Some of the three are as good as a mistake."""
     with pytest.raises(
-        OptionError, match=r"lookup.retry.predicate, .fixed-delay and .max-attempts: give all three or none"
+        OptionError,
+        match=r"lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none",
     ):
         desk.serve(SyncFunction(rows_of(USERS)), {key: RETRY[key] for key in chosen})
 

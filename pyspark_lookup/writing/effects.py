@@ -1,0 +1,189 @@
+"""What a commit does to rows that others have committed, and what it has to look into for that.
+
+Others commit while a write is under way. So what is there is looked into as often as something is new, and the commit
+event is put only where nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import WriteConflictError
+from pyspark_lookup.hidden import PATH
+from pyspark_lookup.notifications import DataFile, Definition, TableState
+from pyspark_lookup.table import Table, managed_version, version_of_file
+from pyspark_lookup.ufs import FileVersion
+
+__all__ = ["ByKey", "Effect", "Folding", "NewKeys", "Plain", "RowsByKey"]
+
+
+class RowsByKey(Protocol):
+    """What there is to know of a table's rows by their keys: see `bykey.KeyedRows`."""
+
+    def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def check_different(self, keys: pa.Table) -> None: ...
+    def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
+    def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
+    def hidden_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def count(self, files: Sequence[FileVersion]) -> int: ...
+    def ordered(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]: ...
+
+
+class Effect(Protocol):
+    """What one write does beside adding rows. `replaces`: of a compaction, the writes whose rows its files have."""
+
+    @property
+    def replaces(self) -> tuple[int, ...]: ...
+
+    def check(self, state: TableState) -> None:
+        """Raise WriteConflictError if the write can no longer be committed after this state."""
+
+    def is_due(self, state: TableState) -> bool:
+        """Whether the state has something that matters and was not looked into."""
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        """Look into that; the rows found there that the write takes the place of, as `RowsByKey.find` says them."""
+
+
+class Plain:
+    """Rows beside those there are, or in place of all of lower write ids: nothing to look into."""
+
+    replaces: tuple[int, ...] = ()
+
+    def check(self, state: TableState) -> None:
+        pass
+
+    def is_due(self, state: TableState) -> bool:
+        return False
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        return None
+
+
+class _Looking:
+    """Looks into each file that others have committed once."""
+
+    replaces: tuple[int, ...] = ()
+
+    def __init__(self, rows: RowsByKey, table: Table) -> None:
+        self._rows = rows
+        self._table = table
+        self._looked: set[str] = set()
+
+    def check(self, state: TableState) -> None:
+        pass
+
+    def is_due(self, state: TableState) -> bool:
+        return bool(self._fresh(state))
+
+    def _fresh(self, state: TableState) -> list[FileVersion]:
+        return [file for file in managed_version(self._table, state).files if file.url not in self._looked]
+
+
+class ByKey(_Looking):
+    """Takes the place of the rows with its keys: those of `keys` (see `add`)."""
+
+    def __init__(self, rows: RowsByKey, table: Table, keys: Callable[[Definition], pa.Table] | None) -> None:
+        super().__init__(rows, table)
+        self._keys_of = keys
+        self._keys: pa.Table | None = None
+
+    def check(self, state: TableState) -> None:
+        if self._keys is not None and tuple(self._keys.column_names) != state.definition.keys:
+            raise WriteConflictError(
+                f"table {state.table_id} was given other key columns since this write began: write again"
+            )
+
+    def add(self, keys: pa.Table, looked: Iterable[FileVersion]) -> None:
+        """Take the place of rows with these keys, too; the write has done so in the files `looked` already."""
+        urls = {file.url for file in looked}
+        self._looked = urls if self._keys is None else self._looked & urls
+        self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        if self._keys is None and self._keys_of is not None:
+            self._keys = self._keys_of(definition)
+        fresh = self._fresh(state)
+        self._looked.update(file.url for file in fresh)
+        return self._rows.find(definition, self._keys, fresh) if fresh and self._keys is not None else None
+
+
+class NewKeys(_Looking):
+    """Adds rows with keys that are not there (`lookup.write.unique-keys`), or replaces all that are (`alone`)."""
+
+    def __init__(self, rows: RowsByKey, table: Table, files: Sequence[DataFile], alone: bool) -> None:
+        super().__init__(rows, table)
+        self._files = files
+        self._alone = alone
+        self._keys: pa.Table | None = None
+
+    def is_due(self, state: TableState) -> bool:
+        return self._keys is None or (not self._alone and super().is_due(state))
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        """Raises NonUniqueKeyError for a key that is there twice."""
+        if self._keys is None:
+            self._keys = self._rows.keys_of(definition, self._files)
+            self._rows.check_different(self._keys)
+        fresh = [] if self._alone else self._fresh(state)
+        self._looked.update(file.url for file in fresh)
+        if fresh:
+            self._rows.check_new(definition, self._keys, fresh)
+        return None
+
+
+class Folding:
+    """Puts the rows of `replaces`, as they were at the state `since`, into `files`.
+
+    What others have hidden of them later is hidden there. `kept`: what the replaced writes hide in other files.
+    """
+
+    def __init__(
+        self,
+        rows: RowsByKey,
+        table: Table,
+        since: TableState,
+        replaces: Sequence[int],
+        files: Sequence[DataFile],
+        kept: pa.Table | None,
+    ) -> None:
+        self.replaces = tuple(sorted(replaces))
+        self._rows = rows
+        self._table = table
+        self._since = since
+        self._kept = kept
+        self._paths = {file.path for id_ in replaces for file in since.writes[id_].files}
+        self._files = files
+        self._looked: set[int] = set()
+
+    def check(self, state: TableState) -> None:
+        seen = {write.id for write in state.needed()}
+        if not seen.issuperset(self.replaces) or state.definition.keys != self._since.definition.keys:
+            raise WriteConflictError(
+                f"table {state.table_id} was overwritten, compacted or given other keys as it was compacted: compact it again"
+            )
+
+    def is_due(self, state: TableState) -> bool:
+        return bool(self._fresh(state))
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        fresh = self._fresh(state)
+        self._looked.update(fresh)
+        marks = self._rows.hidden_by(definition, [file for id_ in fresh for file in state.writes[id_].hidden])
+        inside = pa.array([path in self._paths for path in marks.column(PATH).to_pylist()], pa.bool_())
+        keys = marks.filter(inside).select(list(definition.keys))
+        own = [version_of_file(self._table, file) for file in self._files]
+        found = [self._kept] if self._kept is not None else []
+        self._kept = None
+        if keys.num_rows and own:
+            found.append(self._rows.find(definition, keys, own))
+        return pa.concat_tables(found) if found else None
+
+    def _fresh(self, state: TableState) -> list[int]:
+        """The writes by key that were committed since."""
+        known = self._since.position
+        ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) > known)
+        return [write.id for write in ended if write.hidden and write.id not in self._looked]

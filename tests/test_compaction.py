@@ -1,0 +1,546 @@
+"""Compactions and vacuums: what they fold and remove, what they leave alone, and what readers see of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup.api import LookupTable
+from pyspark_lookup.bykey import KeyedRows
+from pyspark_lookup.errors import (
+    OptionError,
+    UfsNotFoundError,
+    UfsUnavailableError,
+    VersionGoneError,
+    WriteConflictError,
+)
+from pyspark_lookup.notifications import TableState, WriteMode
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.writing import compaction
+from pyspark_lookup.writing import files as files_module
+from tests.test_by_key import MODES
+from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
+
+__all__ = ["site"]
+
+OFF = {"lookup.write.compact-after": "0"}
+DAY_S = 86400.0
+
+
+def of_ids(low: int, high: int, name: str = "a") -> pa.Table:
+    return pa.table({"id": range(low, high), "name": [name] * (high - low)}, SCHEMA)
+
+
+def wide(low: int, high: int) -> pa.Table:
+    """Rows that take many bytes in a file."""
+    draw = random.Random(low)
+    return pa.table({"id": range(low, high), "name": [f"{draw.getrandbits(1024):x}" for _ in range(low, high)]}, SCHEMA)
+
+
+def folds(state: TableState) -> list[int]:
+    return [write.id for write in state.writes.values() if write.mode is WriteMode.COMPACT and write.committed]
+
+
+def aged(site: Site, days: float, but: int = 0) -> None:
+    """Let all that lies in the table have been put so long ago, but for the events of the log after position `but` (0: none)."""
+    for path in site.path.rglob("*"):
+        if path.is_file() and not (but and path.parent.name == "log" and int(path.stem) > but):
+            at = path.stat().st_mtime - days * DAY_S
+            os.utime(path, (at, at))
+
+
+@contextlib.contextmanager
+def failing(site: Site, when: Callable[[str, str], bool]) -> Iterator[None]:
+    """Let calls to the store fail, of kinds and paths of which `when` is true."""
+
+    def fail(kind: str, subject: object) -> None:
+        if when(kind, str(subject)):
+            raise UfsUnavailableError("injected")
+
+    for store in site.stores:
+        store.before = fail
+    yield
+    for store in site.stores:
+        store.before = lambda kind, subject: None
+
+
+# --- compaction ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", ["id", None])
+def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
+    """A compaction leaves one file in the order of the keys, and every row; a second one finds nothing to do."""
+    table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
+    for low in (200, 0, 100):
+        table.write(of_ids(low, low + 100))
+    before = table.scan()
+    position = table.compact()
+    (file,) = site.committed()
+    found = pq.read_table(site.path / file)
+    assert found.column("id").to_pylist() == (list(range(300)) if keys else [*range(200, 300), *range(200)])
+    assert table.scan().sort_by("id") == before.sort_by("id")
+    assert table.compact() == position == site.state().position
+    assert table.describe()["version"] == table.version
+
+
+def test_what_is_hidden_is_left_out(site: Site) -> None:
+    """After a compaction no file says which rows do not count, and deleted rows are in no file."""
+    table = site.created(OFF)
+    table.write(of_ids(0, 100))
+    table.upsert(of_ids(10, 20, "new"))
+    table.delete(pa.table({"id": range(50, 100)}))
+    table.compact()
+    (file,) = site.committed()
+    assert pq.read_table(site.path / file).column("name").to_pylist() == ["a"] * 10 + ["new"] * 10 + ["a"] * 30
+    assert list(site.state().hidden(site.state().valid_write_ids())) == []
+
+
+def test_deleting_all_leaves_no_file(site: Site) -> None:
+    """A table whose rows are all deleted is compacted to no file, and can be written again."""
+    table = site.created(OFF)
+    table.write(of_ids(0, 10))
+    table.delete(pa.table({"id": range(10)}))
+    table.compact()
+    assert (site.committed(), table.scan().num_rows) == ([], 0)
+    table.upsert(rows(3))
+    assert ids_of(table.scan()) == [3]
+
+
+def test_a_large_write_stays_as_it_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is much larger than the small writes is not written again; the rows that they hide in it stay hidden."""
+    monkeypatch.setattr(compaction, "_ALWAYS", 20_000)
+    table = site.created(OFF)
+    table.write(wide(0, 2000))
+    base = site.committed()
+    for number in range(4):
+        table.upsert(rows(number, number + 1, name="new"))
+    table.delete(pa.table({"id": [1999]}))
+    table.compact()
+    state = site.state()
+    assert len(site.committed()) == 2
+    assert set(base) < set(site.committed())
+    assert len(list(state.hidden(state.valid_write_ids()))) == 1
+    for mode in MODES.values():
+        reader = site.table(mode, host="b")
+        assert ids_of(reader.scan()) == list(range(1999))
+        assert [reader.get(id_)[0]["name"] for id_ in range(5)] == ["new"] * 5
+        assert reader.get(1999) == []
+
+
+def test_rows_are_folded_in_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than fits in memory is put in order part by part: no two files have keys between each other's."""
+    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 20_000)
+    monkeypatch.setattr(files_module, "_FILE_BYTES", 30_000)
+    monkeypatch.setattr(files_module, "_GROUP_ROWS", (10, 20))
+    monkeypatch.setattr(files_module, "_GROUP_BYTES", 1000)
+    table = site.created(OFF)
+    table.write(wide(0, 500))
+    table.write(wide(250, 750))
+    table.write(rows(None, None))
+    before = table.scan()
+    table.compact()
+    bounds = []
+    for file in site.committed():
+        ids = [id_ for id_ in pq.read_table(site.path / file).column("id").to_pylist() if id_ is not None]
+        bounds.append((min(ids), max(ids)))
+        assert ids == sorted(ids)
+    assert len(bounds) > 5
+    assert all(a[1] <= b[0] for a, b in zip(sorted(bounds), sorted(bounds)[1:], strict=False))
+    order = [("id", "ascending"), ("name", "ascending")]
+    assert table.scan().sort_by(order) == before.sort_by(order)
+
+
+def test_two_key_columns_are_cut_by_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first key column has few values, rows are cut by the second; nulls and NaN are in some part."""
+    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 2000)
+    monkeypatch.setattr(files_module, "_GROUP_ROWS", (10, 20))
+    monkeypatch.setattr(files_module, "_GROUP_BYTES", 100)
+    table = LookupTable(str(tmp_path / "t"), {**OFF, "lookup.keys": "kind,id", "lookup.cache.dir": str(tmp_path / "c")})
+    draw = random.Random(1)
+    kinds = [draw.choice(["a", "b", None]) for _ in range(2000)]
+    table.write(pa.table({"kind": kinds, "id": [draw.choice([None, *range(500)]) for _ in kinds], "v": range(2000)}))
+    table.write(pa.table({"kind": ["c"], "id": [1], "v": [2000]}))
+    table.compact()
+    assert table.describe()["files"] > 5
+    assert sorted(table.scan().column("v").to_pylist()) == list(range(2001))
+
+
+def test_floats_are_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys with NaN, infinities and both zeros survive a compaction."""
+    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 100)
+    monkeypatch.setattr(files_module, "_GROUP_ROWS", (2, 2))
+    table = LookupTable(str(tmp_path / "t"), {**OFF, "lookup.keys": "k", "lookup.cache.dir": str(tmp_path / "c")})
+    values = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, None, 1.5, 2.5]
+    table.write(pa.table({"k": values, "v": range(8)}))
+    table.write(pa.table({"k": values, "v": range(8, 16)}))
+    table.compact()
+    assert sorted(table.scan().column("v").to_pylist()) == list(range(16))
+
+
+def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any], times: int = 1) -> list[Exception]:
+    """Let `action` run while a compaction is under way: it has read and written, and not committed."""
+    count, left, raised = KeyedRows.count, [action] * times, list[Exception]()
+
+    def counted(self: KeyedRows, files: Any) -> int:
+        found = count(self, files)
+        if left:
+            try:
+                left.pop()()
+            except WriteConflictError as conflict:
+                raised.append(conflict)
+        return found
+
+    monkeypatch.setattr(KeyedRows, "count", counted)
+    return raised
+
+
+def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is appended, upserted and deleted while it runs stays so."""
+    table = site.created(OFF)
+    for low in (0, 10):
+        table.write(of_ids(low, low + 10))
+
+    def changes() -> None:
+        table.upsert(rows(3, 30, name="new"))
+        table.delete(pa.table({"id": [5, 30]}))
+        table.write(rows(40))
+
+    beside(site, monkeypatch, changes)
+    table.compact()
+    assert folds(site.state()) == [3]
+    for mode in MODES.values():
+        reader = site.table(mode, host="b")
+        assert ids_of(reader.scan()) == [*range(5), *range(6, 20), 40]
+        assert [row["name"] for row in reader.get(3)] == ["new"]
+        assert reader.get(5) == reader.get(30) == []
+    table.compact()
+    assert ids_of(table.scan()) == [*range(5), *range(6, 20), 40]
+
+
+def test_an_overwrite_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction of rows that were replaced meanwhile begins anew, and leaves nothing of its first attempt."""
+    table = site.created(OFF)
+    for low in (0, 10):
+        table.write(of_ids(low, low + 10))
+
+    def replaced() -> None:
+        table.write(of_ids(50, 60), "overwrite")
+        table.write(of_ids(60, 70))
+
+    beside(site, monkeypatch, replaced)
+    table.compact()
+    assert ids_of(table.scan()) == list(range(50, 70))
+    assert len(site.committed()) == 1
+    assert [file for file in site.files() if "fold" in file] == site.committed()
+
+
+def test_a_restless_table_is_not_compacted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overwrites that come each time it tries: refused by name, and the rows are the last overwrite's."""
+    table = site.created(OFF)
+    table.write(rows(1))
+    table.write(rows(2))
+
+    def replaced() -> None:
+        table.write(rows(7), "overwrite")
+        table.write(rows(8))
+
+    beside(site, monkeypatch, replaced, times=9)
+    with pytest.raises(WriteConflictError, match=r"(compact it|write) again"):
+        table.compact()
+    assert ids_of(table.scan()) == [7, 8]
+
+
+def test_two_compactions_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wins; the other finds its rows folded already, and then nothing to do."""
+    table, other = site.created(OFF), site.table(OFF, host="b")
+    for low in (0, 10, 20):
+        table.write(of_ids(low, low + 10))
+    beside(site, monkeypatch, other.compact)
+    table.compact()
+    assert len(folds(site.state())) == 1
+    assert ids_of(table.scan()) == list(range(30))
+
+
+def test_an_overwrite_that_began_before_what_was_folded(site: Site) -> None:
+    """It would replace some of a compaction's rows and not others: refused by name. One that began later replaces all."""
+    table = site.created(OFF)
+    table.write(rows(1))
+    writer = site.writer(host="b")
+    early = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    table.write(rows(2))
+    late = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    table.compact()
+    with pytest.raises(WriteConflictError, match="folded"):
+        writer.commit(early, put(writer, early, 7))
+    assert ids_of(table.scan()) == [1, 2]
+    writer.commit(late, put(writer, late, 8))
+    assert ids_of(table.scan()) == [8]
+
+
+def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
+    """A list that lets through only some of a compaction's writes is answered from their own files."""
+    table = site.created(OFF)
+    for id_ in (1, 2, 3):
+        table.write(rows(id_))
+    table.delete(pa.table({"id": [1]}))
+    now = table.valid_write_ids
+    table.compact()
+    after = table.valid_write_ids
+    some = type(now)(after.table, after.high_watermark, open=[3])
+    assert ids_of(table.scan(valid_write_ids=some)) == [2]
+    assert ids_of(table.scan(valid_write_ids=now)) == [2, 3] == ids_of(table.scan(valid_write_ids=after))
+    without = type(now)(after.table, after.high_watermark, open=[4])  # the delete, which the compaction has taken in
+    assert ids_of(table.scan(valid_write_ids=without)) == [1, 2, 3]
+
+
+def test_columns_added_before(site: Site) -> None:
+    """Rows from before a column was added have null there after a compaction, too."""
+    table = site.created({**OFF, "lookup.write.merge-schema": "true"})
+    table.write(rows(1))
+    table.write(pa.table({"id": [2], "name": ["b"], "more": [7]}))
+    table.compact()
+    assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7]
+
+
+def test_keys_that_were_changed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upserts by other key columns than now are folded with all that they hide; alone they are refused by name."""
+    table = site.created(OFF)
+    table.write(wide(0, 500))
+    table.upsert(rows(1, name="new"))
+    table.upsert(rows(2, name="new"))
+    table.alter(keys=["name"])
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "_ALWAYS", 20_000)
+        with pytest.raises(WriteConflictError, match="key columns have changed"):
+            table.compact()
+    table.compact()
+    assert ids_of(table.scan()) == list(range(500))
+    assert len(site.committed()) == 1
+
+
+def test_a_store_that_fails(site: Site) -> None:
+    """A compaction that cannot put its files is aborted, and the table is as it was."""
+    table = site.created(OFF)
+    for low in (0, 10):
+        table.write(of_ids(low, low + 10))
+    before = site.files()
+    fails = pytest.raises(UfsUnavailableError, match="injected")
+    with failing(site, lambda kind, path: kind == "put" and "fold" in path), fails:
+        table.compact()
+    assert (site.files(), ids_of(table.scan())) == (before, list(range(20)))
+    table.compact()
+    assert len(site.committed()) == 1
+
+
+def test_commits_compact(site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After lookup.write.compact-after small writes the one who commits folds them; not one before; with 0 nobody does."""
+    table = site.created({"lookup.write.compact-after": "5"})
+    never = LookupTable(str(site.path) + "-2", {**OFF, "lookup.keys": "id", "lookup.cache.dir": str(site.path) + "-c"})
+    for id_ in range(4):
+        table.upsert(rows(id_))
+        never.upsert(rows(id_))
+    assert folds(site.state()) == []
+    table.upsert(rows(4))
+    assert len(folds(site.state())) == 1
+    table.delete(pa.table({"id": [0]}))
+    for id_ in range(5, 25):
+        table.write(rows(id_))
+        never.upsert(rows(id_))
+    assert 4 <= len(folds(site.state())) <= 6
+    assert ids_of(table.scan()) == list(range(1, 25))
+    assert never.describe()["files"] == 24
+    # An error is logged, and the write is committed all the same.
+    monkeypatch.setattr(KeyedRows, "count", lambda *_: 1 / 0)
+    with caplog.at_level(logging.WARNING):
+        for id_ in range(30, 40):
+            table.write(rows(id_))
+    assert "another commit will try again" in caplog.text
+    assert ids_of(table.scan()) == [*range(1, 25), *range(30, 40)]
+
+
+def test_what_is_large_is_not_compacted_unasked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit folds what is small only; a person who asks gets more."""
+    monkeypatch.setattr(compaction, "_ALWAYS_UNASKED", 20_000)
+    table = site.created({"lookup.write.compact-after": "3"})
+    table.write(wide(0, 2000))
+    for id_ in range(9):
+        table.upsert(rows(id_))
+    assert folds(site.state()) != []
+    assert all(1 not in site.state().writes[id_].replaces for id_ in folds(site.state()))
+    table.compact()
+    assert len(site.committed()) == 1
+
+
+def test_somebody_is_at_it(site: Site) -> None:
+    """While a compaction has begun, commits leave it to that; but not for ever, its process may be dead."""
+    table = site.created({"lookup.write.compact-after": "3"})
+    site.writer(host="b").begin(SCHEMA, WriteMode.COMPACT)
+    for id_ in range(3):
+        table.write(rows(id_))
+    assert folds(site.state()) == []
+    for id_ in range(3, 9):
+        table.write(rows(id_))
+    assert folds(site.state()) != []
+
+
+def test_full_keeps_its_base(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full cache reads what was folded, and not the large file beside it."""
+    monkeypatch.setattr(compaction, "_ALWAYS", 20_000)
+    table = site.created(OFF)
+    table.write(wide(0, 5000))
+    for number in range(4):
+        table.upsert(rows(number, name="new"))
+    reader = site.table(MODES["full"], host="b")
+    assert reader.scan().num_rows == 5000
+    bytes_before = reader.metrics()["ufsGetBytes"]
+    table.compact()
+    assert reader.scan().num_rows == 5000
+    assert reader.metrics()["ufsGetBytes"] - bytes_before < 20_000
+    assert [reader.get(number)[0]["name"] for number in range(4)] == ["new"] * 4
+
+
+def test_partial_keeps_its_keys(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are cached stay so over a compaction, also of deltas that came after they were; changed ones do not."""
+    table = site.created(OFF)
+    table.write(wide(0, 2000))
+    reader = site.table(MODES["partial"], host="b")
+    asked = pa.table({"id": range(0, 2000, 100)})
+    reader.get_many(asked)
+    table.upsert(rows(7, 8, name="new"))
+    reader.get_many(asked)
+    table.upsert(rows(100, 101, name="new"))
+    for small in (20_000, compaction._ALWAYS):  # the small writes, then all of it
+        monkeypatch.setattr(compaction, "_ALWAYS", small)
+        table.compact()
+        misses = reader.metrics()["missCount"]
+        found = reader.get_many(asked)
+        assert reader.metrics()["missCount"] - misses <= 1
+        assert found.column("name").to_pylist()[1] == "new"
+
+
+# --- vacuum -------------------------------------------------------------------------------------------
+
+
+def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
+    """Files of replaced writes go after older_than, in the store's time; versions that need them are gone by name."""
+    table = site.created(OFF)
+    first = table.write(rows(1))
+    table.write(rows(2), "overwrite")
+    table.upsert(rows(2, 3, name="new"))
+    kept = table.compact()
+    assert table.vacuum() == {"files": 0, "bytes": 0, "oldest": None}
+    aged(site, 8)
+    found = table.vacuum()
+    assert (found["files"], found["oldest"]) == (4, kept)
+    assert site.files() == site.committed()
+    assert ids_of(table.scan()) == [2, 3]
+    for mode in MODES.values():
+        past = site.table({**mode, "lookup.version": str(first)}, host="b")
+        with pytest.raises(
+            VersionGoneError, match=r"version \d+ of table \w+ needs files of write 1, which were vacuumed"
+        ):
+            past.scan()
+    assert table.vacuum()["files"] == 0
+
+
+def test_vacuum_keeps_what_was_current_lately(site: Site) -> None:
+    """A version that was the current one within the time can be read after it, also if it is older than that itself."""
+    table = site.created(OFF)
+    versions = [table.write(rows(id_), "overwrite") for id_ in range(3)]
+    aged(site, 10, but=versions[1])  # the last one replaced the second just now
+    assert table.vacuum()["oldest"] == versions[1]
+    for version, expected in zip(versions[1:], (1, 2), strict=True):
+        assert ids_of(site.table({"lookup.version": str(version)}).scan()) == [expected]
+    with pytest.raises(VersionGoneError, match="vacuumed"):
+        site.table({"lookup.version": str(versions[0])}).scan()
+
+
+def test_vacuum_removes_orphans(site: Site) -> None:
+    """What failed attempts have left goes, as old signs of life and temporary files do; what an open write has put stays."""
+    table = site.created(OFF)
+    table.write(rows(1))
+    writer = site.writer()
+    job = writer.begin(SCHEMA, WriteMode.APPEND)
+    files = put(writer, job, 5)
+    dead = writer.begin(SCHEMA, WriteMode.APPEND)
+    writer.abort(dead, ())
+    orphans = [
+        site.path / f"write-{dead.write_id:020d}/part-00000-0123456789abcdef.parquet",
+        site.path / "stream-q/000000000001-x/part-00000-0123456789abcdef.parquet",
+        site.path / f"_lookup/heartbeats/{dead.write_id:020d}-00",
+        site.path / "_lookup/log/.00000000000000000009.json.1234",
+        site.path / "write-00000000000000000001/.part-1.tmp",
+    ]
+    sign = site.path / f"_lookup/heartbeats/{job.write_id:020d}-00"
+    for path in (*orphans, sign):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    assert table.vacuum()["files"] == 0
+    aged(site, 8)
+    assert table.vacuum() == {"files": 3, "bytes": 3, "oldest": None}
+    assert not any(path.exists() for path in orphans)
+    assert sign.exists()
+    writer.commit(job, files)
+    assert ids_of(table.scan()) == [1, 5]
+
+
+def test_what_vacuum_refuses(site: Site) -> None:
+    """Less than seven days without force, times that are none, and a place without a table."""
+    table = site.created(OFF)
+    for wrong in ("6 d", "1 h", "-1 d", "soon", ""):
+        with pytest.raises(OptionError, match="older_than"):
+            table.vacuum(wrong)
+    assert table.vacuum("0 s", force=True)["files"] == 0
+    with pytest.raises(UfsNotFoundError):
+        LookupTable(str(site.path) + "-none", {"lookup.cache.dir": str(site.path) + "-c"}).vacuum()
+
+
+def test_vacuum_that_dies(site: Site) -> None:
+    """Removing stops in the middle: versions that need the files are known to be gone, and the next vacuum removes the rest."""
+    table = site.created(OFF)
+    for id_ in range(4):
+        table.write(rows(id_), "overwrite")
+    left = [1]
+
+    def second(kind: str, path: str) -> bool:
+        if kind != "delete" or not path.endswith(".parquet"):
+            return False
+        left[0] -= 1
+        return left[0] < 0
+
+    with failing(site, second), pytest.raises(UfsUnavailableError):
+        table.vacuum("0 s", force=True)
+    assert len(site.files()) == 3
+    with pytest.raises(VersionGoneError, match="vacuumed"):
+        site.table({"lookup.version": "4"}).scan()
+    assert table.vacuum("0 s", force=True)["files"] == 2
+    assert ids_of(table.scan()) == [3]
+
+
+def test_what_was_folded_and_vacuumed(site: Site) -> None:
+    """Rounds of upserts, compactions and vacuums leave the files of one version, and lookups in each mode go on."""
+    table = site.created(OFF)
+    table.write(of_ids(0, 100))
+    readers = [site.table(mode, host="b") for mode in MODES.values()]
+    for round_ in range(5):
+        for number in range(4):
+            table.upsert(rows(number, 10 * round_ + 10 + number, name=str(round_)))
+        table.compact()
+        table.vacuum("0 s", force=True)
+        assert site.files() == site.committed()
+        for reader in readers:
+            assert [reader.get(number)[0]["name"] for number in range(4)] == [str(round_)] * 4
+            assert reader.scan().num_rows == 100
+    options = LookupOptions.parse({"path": str(site.path), "lookup.cache.dir": str(site.path) + "-new"})
+    state = site.runtime.engine(options).reader.metadata.log(str(site.path)).latest()
+    assert state is not None
+    assert TableState.of_plain(state.plain(), "a copy").plain() == state.plain()
