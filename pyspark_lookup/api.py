@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pyspark_lookup import planner
-from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import NotSupportedError, OptionError
-from pyspark_lookup.lookup import get_many, read_rows
 from pyspark_lookup.notifications import WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.parsing import parse_duration_s
 from pyspark_lookup.planner import Found
-from pyspark_lookup.reader import ReadTask
+from pyspark_lookup.reads import rows_of_keys, rows_with, scanned
 from pyspark_lookup.runtime import Engine, runtime
-from pyspark_lookup.scan import all_columns
-from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.table import Table
-from pyspark_lookup.where import parse_where
+from pyspark_lookup.transaction import Transaction, write_mode
 from pyspark_lookup.writeids import ValidWriteIdList
 
 if TYPE_CHECKING:
@@ -89,17 +85,8 @@ class LookupTable:
         addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
         `lookup.valid-write-ids`). Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
         """
-        overrides: dict[str, str] = {}
-        if columns is not None:
-            overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
         with self._asked(valid_write_ids) as (engine, found, options):
-            shown = planner.table_columns(found, options.overridden(overrides))
-            # Parsed by itself: joined as text, its parentheses could leave lookup.where.
-            added = [] if predicate is None else [parse_where(predicate, all_columns((found.data, found.partitions)))]
-            plan = planner.plan_read(found, options, shown, runtime().clock, added)
-            planner.plan_tasks(engine.reader, found, plan)
-            batches = read_rows(engine.reader, plan, ReadTask(0, 1), None, found.version)
-            return pa.Table.from_batches(list(batches), plan.projection.columns)
+            return scanned(engine, found, options, columns, predicate, runtime().clock)
 
     def get(self, key: Any, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
@@ -107,15 +94,7 @@ class LookupTable:
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
         """
         with self._asked(valid_write_ids) as (engine, found, options):
-            names = _key_names(options)
-            values = (
-                [key[name] for name in names] if isinstance(key, Mapping) else list(key) if len(names) > 1 else [key]
-            )
-            if len(values) != len(names):
-                raise ValueError(f"key {key!r}: lookup.keys has {len(names)} columns: {', '.join(names)}")
-            keys = pa.table({name: [value] for name, value in zip(names, values, strict=True)})
-            rows: list[dict[str, Any]] = _get_many(engine, found, options, keys).drop_columns([KEY_INDEX]).to_pylist()
-        return rows
+            return rows_with(engine, found, options, key, runtime().clock)
 
     def get_many(self, keys: pa.Table, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
@@ -126,7 +105,7 @@ class LookupTable:
         as `scan`.
         """
         with self._asked(valid_write_ids) as (engine, found, options):
-            return _get_many(engine, found, options, keys)
+            return rows_of_keys(engine, found, options, keys, runtime().clock)
 
     @contextlib.contextmanager
     def _asked(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
@@ -150,13 +129,7 @@ class LookupTable:
         fit, WriteConflictError, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other
         files, NotSupportedError for a store without exclusive create, CommitUnknownError or another UfsError.
         """
-        try:
-            how = WriteMode(mode.lower())
-        except ValueError:
-            how = WriteMode.DELETE
-        if how in (WriteMode.DELETE, WriteMode.COMPACT):
-            raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
-        return self._write(rows, how)
+        return self._write(rows, write_mode(mode))
 
     def _write(self, rows: pa.Table | pa.RecordBatchReader, how: WriteMode) -> int:
         self._check_open()
@@ -185,6 +158,15 @@ class LookupTable:
         key, OptionError for a table without key columns, and as `write`.
         """
         return self._write(rows, WriteMode.UPSERT)
+
+    def transaction(self) -> Transaction:
+        """Several writes as one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
+
+        `t` sees what was committed when it began and its own writes; nobody else sees them before the block ends well, and
+        nobody ever if it ends with an error or this process dies.
+        """
+        self._check_open()
+        return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
     def delete(self, keys: pa.Table) -> int:
         """Remove the rows with those keys (columns as for `get_many`), as one commit; its log position.
@@ -381,20 +363,3 @@ class LookupTable:
 def option_text(value: Any) -> str:
     """An option value as Spark passes it: `True` is "true"."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _key_names(options: LookupOptions) -> tuple[str, ...]:
-    if not options.keys:
-        raise OptionError("option lookup.keys is missing: name the key columns, e.g. {'lookup.keys': 'id'}")
-    return options.keys
-
-
-def _get_many(engine: Engine, found: Found, options: LookupOptions, keys: pa.Table) -> pa.Table:
-    shown = planner.table_columns(found, options)
-    everything = all_columns((found.data, found.partitions))
-    names = resolve_names(_key_names(options), everything, "lookup.keys")
-    columns = pa.schema(
-        [*(everything.field(name) for name in names), *(field for field in shown if field.name not in names)]
-    )
-    plan = planner.plan_read(found, options, columns, runtime().clock)
-    return get_many(engine.reader, plan, keys, names, None, found.version)

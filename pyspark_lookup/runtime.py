@@ -30,7 +30,7 @@ from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
 from pyspark_lookup.table import Kind, Table, is_glob
 from pyspark_lookup.ufs import Ufs
-from pyspark_lookup.writing import Compactor, TableWriter, Vacuumed, vacuum
+from pyspark_lookup.writing import Compactor, OpenWrites, TableWriter, Vacuumed, vacuum
 
 __all__ = ["Engine", "Publisher", "Runtime", "runtime"]
 
@@ -139,6 +139,10 @@ class Engine:
             raise OptionError(
                 f"option path = {redact('path', options.path)!r}: a table is written by its name, without wildcards"
             )
+        if options.pinned is not None:
+            raise OptionError(
+                "option lookup.version or lookup.valid-write-ids is for reads: a write takes none, remove it"
+            )
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
         return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, table, rows, raise_floor)
@@ -147,6 +151,12 @@ class Engine:
         """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""
         writer = self.writer(options)
         return Compactor(writer, *self._managed(options, self._ufs.url_of(options.path)), options.write_compact_after)
+
+    def open_writes(self, options: LookupOptions) -> OpenWrites:
+        """The writes of a transaction that begins now. Raises OptionError for a glob, UfsError if the store fails."""
+        writer = self.writer(options)
+        log, table, rows = self._managed(options, self._ufs.url_of(options.path))
+        return OpenWrites(writer, log, table, rows, options.write_unique_keys, log.latest())
 
     def compact_if_due(self, options: LookupOptions) -> None:
         """After a commit: fold small writes, if there are enough of them (`lookup.write.compact-after`)."""

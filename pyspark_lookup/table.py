@@ -191,6 +191,9 @@ def _managed_version(table: Table, state: TableState, position: int | None) -> T
         if position is None and isinstance(table.pinned, str):
             write_ids = ValidWriteIdList.parse(table.pinned)
             log = state.version_of(write_ids, table.own)
+        elif position is None and table.own is not None:
+            write_ids = state.valid_write_ids().commit(table.own)
+            log = state.version_of(write_ids, table.own)
         else:
             at = position if position is not None else cast("int | None", table.pinned)
             log = state.version(at)

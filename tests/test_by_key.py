@@ -295,3 +295,12 @@ def test_a_delete_outlives_an_overwrite_beside_it(site: Site) -> None:
     writer.commit(overwrite, put(writer, overwrite, 7))
     for mode in MODES.values():
         assert ids_of(site.table(mode, host="c").scan()) == [2, 7]
+
+
+def test_a_past_version_is_not_written(site: Site) -> None:
+    """A table that is read at a version of its past takes no writes: they are made of what there is now."""
+    site.created().write(rows(1))
+    past = site.table({"lookup.version": "1"})
+    for refused in (lambda: past.upsert(rows(2)), lambda: past.delete(pa.table({"id": [1]})), past.compact):
+        with pytest.raises(OptionError, match="is for reads"):
+            refused()

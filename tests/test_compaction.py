@@ -68,9 +68,11 @@ def failing(site: Site, when: Callable[[str, str], bool]) -> Iterator[None]:
 
     for store in site.stores:
         store.before = fail
-    yield
-    for store in site.stores:
-        store.before = lambda kind, subject: None
+    try:
+        yield
+    finally:
+        for store in site.stores:
+            store.before = lambda kind, subject: None
 
 
 # --- compaction ---------------------------------------------------------------------------------------

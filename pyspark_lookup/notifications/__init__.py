@@ -15,6 +15,7 @@ from pyspark_lookup.notifications.events import (
     WriteMode,
     event_bytes,
     schema_of_text,
+    text_of_schema,
 )
 from pyspark_lookup.notifications.log import NotificationLog
 from pyspark_lookup.notifications.state import Change, LogVersion, TableState, TableWrite
@@ -39,4 +40,5 @@ __all__ = [
     "WriteMode",
     "event_bytes",
     "schema_of_text",
+    "text_of_schema",
 ]

@@ -79,6 +79,11 @@ class TableWrite:
         return sum(file.size for file in self.files)
 
     @property
+    def label(self) -> str:
+        """What a version that it is in is known by: an open one, which its transaction sees, goes on changing."""
+        return str(self.id) if self.ended_at is not None else f"{self.id}+{len(self.files)}+{len(self.hidden)}"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of its files, each of which there is once."""
         return tuple(file.path.rpartition("/")[2] for file in (*self.files, *self.hidden))
@@ -342,7 +347,7 @@ class TableState:
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
                     "later version, or vacuum what is older only"
                 )
-        seen, hiding = (",".join(str(write.id) for write in writes) for writes in needed)
+        seen, hiding = (",".join(write.label for write in writes) for writes in needed)
         digest = key_of("log", self.table_id, str(defined_at), seen, hiding)
         schema = text_of_schema(definition.schema)
         folds = tuple(self._folds(write_ids))

@@ -24,9 +24,11 @@ from pyspark_lookup.predicate import ColumnStats
 from pyspark_lookup.table import TableVersion
 from pyspark_lookup.ufs import FileVersion
 
-__all__ = ["Changes", "FileBounds"]
+__all__ = ["Changes", "FileBounds", "Folds"]
+
 
 Folds = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""For each compaction the names of its files, and of those that they took the place of: see `LogVersion`."""
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""
 

@@ -17,7 +17,7 @@ from pyspark_lookup.notifications import DataFile, Definition, TableState
 from pyspark_lookup.table import Table, managed_version, version_of_file
 from pyspark_lookup.ufs import FileVersion
 
-__all__ = ["ByKey", "Effect", "Folding", "NewKeys", "Plain", "RowsByKey"]
+__all__ = ["Both", "ByKey", "Effect", "Folding", "NewKeys", "Plain", "RowsByKey"]
 
 
 class RowsByKey(Protocol):
@@ -68,9 +68,10 @@ class _Looking:
 
     replaces: tuple[int, ...] = ()
 
-    def __init__(self, rows: RowsByKey, table: Table) -> None:
+    def __init__(self, rows: RowsByKey, table: Table, own: str | None = None) -> None:
         self._rows = rows
         self._table = table
+        self._own = None if own is None else f"{table.url}/{own}/"
         self._looked: set[str] = set()
 
     def check(self, state: TableState) -> None:
@@ -80,14 +81,17 @@ class _Looking:
         return bool(self._fresh(state))
 
     def _fresh(self, state: TableState) -> list[FileVersion]:
-        return [file for file in managed_version(self._table, state).files if file.url not in self._looked]
+        found = (file for file in managed_version(self._table, state).files if file.url not in self._looked)
+        return [file for file in found if self._own is None or not file.url.startswith(self._own)]
 
 
 class ByKey(_Looking):
-    """Takes the place of the rows with its keys: those of `keys` (see `add`)."""
+    """Takes the place of the rows with its keys, those of `keys` and of `add`. `own`: the directory of files that it is not about."""
 
-    def __init__(self, rows: RowsByKey, table: Table, keys: Callable[[Definition], pa.Table] | None) -> None:
-        super().__init__(rows, table)
+    def __init__(
+        self, rows: RowsByKey, table: Table, keys: Callable[[Definition], pa.Table] | None, own: str | None = None
+    ) -> None:
+        super().__init__(rows, table, own)
         self._keys_of = keys
         self._keys: pa.Table | None = None
 
@@ -114,11 +118,17 @@ class ByKey(_Looking):
 class NewKeys(_Looking):
     """Adds rows with keys that are not there (`lookup.write.unique-keys`), or replaces all that are (`alone`)."""
 
-    def __init__(self, rows: RowsByKey, table: Table, files: Sequence[DataFile], alone: bool) -> None:
-        super().__init__(rows, table)
+    def __init__(
+        self, rows: RowsByKey, table: Table, files: Sequence[DataFile], alone: bool, own: str | None = None
+    ) -> None:
+        super().__init__(rows, table, own)
         self._files = files
         self._alone = alone
         self._keys: pa.Table | None = None
+
+    def add(self, keys: pa.Table) -> None:
+        """Rows with these keys are added, too; that they differ was looked into."""
+        self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
 
     def is_due(self, state: TableState) -> bool:
         return self._keys is None or (not self._alone and super().is_due(state))
@@ -133,6 +143,26 @@ class NewKeys(_Looking):
         if fresh:
             self._rows.check_new(definition, self._keys, fresh)
         return None
+
+
+class Both:
+    """The effects of several writes that are committed as one."""
+
+    replaces: tuple[int, ...] = ()
+
+    def __init__(self, effects: Sequence[Effect]) -> None:
+        self._effects = effects
+
+    def check(self, state: TableState) -> None:
+        for effect in self._effects:
+            effect.check(state)
+
+    def is_due(self, state: TableState) -> bool:
+        return any(effect.is_due(state) for effect in self._effects)
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        found = [rows for effect in self._effects if (rows := effect.look(state, definition)) is not None]
+        return pa.concat_tables(found) if found else None
 
 
 class Folding:

@@ -55,6 +55,7 @@ from pyspark_lookup.writing.heartbeat import Heartbeats
 __all__ = ["Job", "TableWriter"]
 
 _log = logging.getLogger("pyspark_lookup.writing")
+_OF_ROWS = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.DELETE)  # without some they change nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +232,7 @@ class TableWriter:
             if files or hidden or (effect.replaces and not write.replaces):
                 state = after = self._log.append(self._writes(job, write_id, effect, files, hidden), after=after)
             files = ()
-            if job.mode.by_key and not state.writes[write_id].does_something:
+            if job.mode in _OF_ROWS and not state.writes[write_id].does_something:
                 return state
             state = after = self._log.append(self._commits(job, write_id, effect, batch), after=after)
             if state.writes[write_id].committed:
@@ -357,21 +358,25 @@ class TableWriter:
             self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
         return bool(dead)
 
-    def delete(self, keys: pa.Table) -> int:
-        """Commit that the rows with those keys do not count any more; the log position after it."""
+    def keys_asked(self, keys: pa.Table) -> pa.Table:
+        """Keys that somebody gives, as columns of the table's types. Raises SchemaError, OptionError, UfsNotFoundError."""
         state = self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url} is no managed table")
         fields = [state.definition.schema.field(name) for name in state.definition.keys]
         if not fields:
             raise OptionError(f"{self._url} has no key columns (lookup.keys): nothing can be deleted by key")
-        asked = pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
-        if not asked.num_rows:
-            return state.position
-        job = self.begin(pa.schema(fields), WriteMode.DELETE)
-        done = self.commit(job, (), effect=self.deletion(asked))
-        assert done is not None
-        return done.position
+        return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
+
+    def delete(self, keys: pa.Table) -> int:
+        """Commit that the rows with those keys do not count any more; the log position after it."""
+        asked = self.keys_asked(keys)
+        state = self._log.known()
+        if asked.num_rows:
+            job = self.begin(asked.schema, WriteMode.DELETE)
+            state = self.commit(job, (), effect=self.deletion(asked))
+        assert state is not None
+        return state.position
 
     def alter(
         self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
@@ -393,6 +398,27 @@ class TableWriter:
         state = self._log.append(alter)
         self._committed(state.table_id, state.position)
         return state
+
+    # --- a transaction's side ---------------------------------------------------------------------
+
+    def widened(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
+        """The job with rows of these columns, too. Raises as `begin` does."""
+        state = self._log.known()
+        if state is None or state.table_id != job.table_id:
+            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+        self._definition(state, schema, by_key)
+        definition = matched(job.definition, schema, self._options.write_merge_schema, self._url)
+        return dataclasses.replace(job, definition=definition)
+
+    def put(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
+        """Put files in the log, and what says that `rows` of others do not count; who commits the job commits them."""
+        hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
+        if job.write_id is not None and (files or hidden):
+            self._log.append(self._writes(job, job.write_id, Plain(), files, hidden))
+
+    def discard(self, job: Job, files: Iterable[DataFile]) -> None:
+        """Remove files of a job that were not put in the log."""
+        self._files(job).remove(files)
 
     # --- a task's side ----------------------------------------------------------------------------
 

@@ -1,0 +1,161 @@
+"""Several writes of one table under one write id: seen by their transaction at once, by others at its commit, or never."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from pyspark_lookup.errors import CommitUnknownError, UfsError, WriteConflictError
+from pyspark_lookup.notifications import DataFile, NotificationLog, TableState, WriteMode, text_of_schema
+from pyspark_lookup.table import Table, TableVersion, managed_version
+from pyspark_lookup.writeids import ValidWriteIdList
+from pyspark_lookup.writing.effects import Both, ByKey, NewKeys, RowsByKey
+from pyspark_lookup.writing.table import Job, TableWriter
+
+__all__ = ["OpenWrites"]
+
+
+class OpenWrites:
+    """The writes of one transaction so far, each put in the log when it is made; `since`: the table as it began (None: none yet).
+
+    An overwrite makes those before it moot, so it takes a write id of its own.
+    """
+
+    def __init__(
+        self,
+        writer: TableWriter,
+        log: NotificationLog,
+        table: Table,
+        rows: RowsByKey,
+        unique: bool,
+        since: TableState | None,
+    ) -> None:
+        self._writer = writer
+        self._log = log
+        self._table = table
+        self._rows = rows
+        self._unique = unique
+        self._base = since.valid_write_ids() if since is not None else None
+        self._since = since
+        self._job: Job | None = None
+        self._keyed: ByKey | None = None
+        self._new: NewKeys | None = None
+        self._count = 0
+        self._unknown: CommitUnknownError | None = None
+
+    # --- what it sees -----------------------------------------------------------------------------
+
+    def valid_write_ids(self) -> ValidWriteIdList | None:
+        """What the transaction sees: what was committed when it began, and its own writes; None without a table."""
+        if self._job is None or self._base is None:
+            return self._base
+        return self._base.commit(self._write_id)
+
+    def version(self) -> tuple[Table, TableVersion]:
+        """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
+        seen, state = self.valid_write_ids(), self._log.known()
+        if seen is None or state is None or state.table_id != seen.table:
+            raise WriteConflictError(f"{self._log.url} is not there, or not the table that the transaction began with")
+        own = None if self._job is None else self._write_id
+        table = dataclasses.replace(self._table, pinned=str(seen), own=own)
+        version = managed_version(table, state)
+        if self._job is not None and version.log is not None:
+            # Columns that its own writes add.
+            log = dataclasses.replace(version.log, schema=text_of_schema(self._job.definition.schema))
+            version = dataclasses.replace(version, log=log)
+        return table, version
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def write(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
+        """Write rows, which the transaction sees from now on. Raises as `TableWriter.begin` and `commit` do."""
+        if mode is WriteMode.OVERWRITE and self._job is not None:
+            self.abort("the transaction has overwritten it")
+        job = self._begun(schema, mode)
+        self._count += 1
+        files = self._writer.write(job, batches, f"part-{self._count:05d}")
+        try:
+            self._put(job, files, mode)
+        except CommitUnknownError:
+            raise  # the log may name them
+        except BaseException:
+            self._writer.discard(job, files)
+            raise
+
+    def delete(self, keys: pa.Table) -> None:
+        """Remove the rows with those keys, own ones too. Raises as `TableWriter.delete` does."""
+        asked = self._writer.keys_asked(keys)
+        if asked.num_rows:
+            job = self._begun(asked.schema, WriteMode.DELETE)
+            self._hide(job, [], asked)
+
+    def _begun(self, schema: pa.Schema, mode: WriteMode) -> Job:
+        if self._job is None:
+            keyed = self._since is not None and bool(self._since.definition.keys)
+            # Whatever follows may be by key.
+            begun = WriteMode.UPSERT if keyed and mode is not WriteMode.OVERWRITE else mode
+            self._job = self._writer.begin(schema, begun)
+            if self._base is None:
+                self._base = ValidWriteIdList(self._job.table_id, 0)
+            elif self._base.table != self._job.table_id:
+                raise WriteConflictError(f"{self._log.url} was dropped and created anew since the transaction began")
+            table = dataclasses.replace(self._table, own=self._write_id)
+            self._keyed = ByKey(self._rows, table, None, self._job.directory)
+            self._new = NewKeys(self._rows, table, [], mode is WriteMode.OVERWRITE, self._job.directory)
+        self._job = self._writer.widened(self._job, schema, mode.by_key)
+        return self._job
+
+    def _put(self, job: Job, files: list[DataFile], mode: WriteMode) -> None:
+        definition = job.definition
+        if mode is WriteMode.UPSERT:
+            keys = self._rows.keys_of(definition, files)
+            self._rows.check_different(keys)
+            self._hide(job, files, keys)
+            return
+        if self._unique and self._new is not None:
+            keys = self._rows.keys_of(definition, files)
+            self._rows.check_different(keys)
+            self._rows.check_new(definition, keys, self.version()[1].files)
+            self._new.add(keys)
+        self._log_put(job, files, None)
+
+    def _hide(self, job: Job, files: list[DataFile], keys: pa.Table) -> None:
+        """Put files whose rows take the place of those with the keys, of which the transaction sees some already."""
+        assert self._keyed is not None
+        seen = self.version()[1].files
+        self._log_put(job, files, self._rows.find(job.definition, keys, seen))
+        own = f"{self._table.url}/{job.directory}/"
+        self._keyed.add(keys, [file for file in seen if not file.url.startswith(own)])
+
+    def _log_put(self, job: Job, files: list[DataFile], rows: pa.Table | None) -> None:
+        try:
+            self._writer.put(job, files, rows)
+        except CommitUnknownError as problem:
+            self._unknown = problem
+            raise
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def commit(self) -> TableState | None:
+        """Make all of it visible at once; None if nothing was written. Raises as `TableWriter.commit` does."""
+        if self._job is None or self._keyed is None or self._new is None:
+            return None
+        if self._unknown is not None:
+            self.abort("what it has written is unknown")
+            raise UfsError(f"the transaction was given up, because of one of its writes: {self._unknown}")
+        job, self._job = self._job, None
+        return self._writer.commit(job, (), effect=Both((self._keyed, self._new) if self._unique else (self._keyed,)))
+
+    def abort(self, reason: str) -> None:
+        """See to it that nothing of it is ever seen."""
+        if self._job is not None:
+            job, self._job = self._job, None
+            self._writer.abort(job, (), reason)
+
+    @property
+    def _write_id(self) -> int:
+        assert self._job is not None
+        assert self._job.write_id is not None
+        return self._job.write_id
