@@ -34,9 +34,9 @@ class KeyedRows:
         self._reader = reader
         self._table = table
 
-    def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
-        """The key columns of all rows of new files."""
-        versions = [version_of_file(self._table, file) for file in files]
+    def keys_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
+        """The key columns of all rows that count of these files; of new ones all do."""
+        versions = self._versions(files)
         prepared = self._prepared(versions, definition.schema, definition.keys, None)
         columns = pa.schema([definition.schema.field(name) for name in definition.keys])
         return pa.Table.from_batches(list(prepared.batches()), columns)
@@ -74,13 +74,30 @@ class KeyedRows:
         fields = [definition.schema.field(name) for name in names]
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
-    def hidden_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
+    def hidden_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
         """The rows that such files name: key columns (null where they were others then), `hidden.PATH` and `hidden.ROW`."""
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
-        versions = [version_of_file(self._table, file) for file in files]
+        versions = self._versions(files)
         batches = self._prepared(versions, data, names, None).batches()
         return pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
+
+    def counted(
+        self,
+        definition: Definition,
+        names: Sequence[str],
+        files: Sequence[FileVersion],
+        keys: pa.Table | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows that count in those files; with `keys`, of units that may have some of these. Columns: `names`."""
+        wanted = None
+        if keys is not None:
+            wanted = _among(definition.keys, [one_array(keys.column(name)) for name in definition.keys])
+        for file in files:  # one at a time: what is read of it is in memory
+            prepared = self._prepared([file], definition.schema, names, wanted, keep=False)
+            assert isinstance(prepared, Prepared)
+            for _, _, batch in prepared.placed():
+                yield batch
 
     def count(self, files: Sequence[FileVersion]) -> int:
         """How many rows of those files count."""
@@ -139,6 +156,9 @@ class KeyedRows:
                 parts = []
         if parts:
             yield pa.concat_tables(parts)
+
+    def _versions(self, files: Sequence[DataFile | FileVersion]) -> list[FileVersion]:
+        return [version_of_file(self._table, file) if isinstance(file, DataFile) else file for file in files]
 
     def _prepared(
         self,

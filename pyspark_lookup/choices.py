@@ -15,6 +15,7 @@ __all__ = [
     "OnVersionGone",
     "ReloadStrategy",
     "RetryPredicate",
+    "StreamStart",
     "VersionAt",
     "View",
 ]
@@ -94,6 +95,14 @@ class View(enum.Enum):
     METRICS = "metrics"
     SUMMARY = "summary"
     TOLD = "told"
+    CHANGES = "changes"
+
+
+class StreamStart(enum.Enum):
+    """Where a stream of changes begins: with the table as it is, or with what is committed from now on."""
+
+    SNAPSHOT = "SNAPSHOT"
+    LATEST = "LATEST"
 
 
 class KeyedWrite(enum.Enum):

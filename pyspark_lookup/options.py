@@ -28,6 +28,7 @@ from pyspark_lookup.choices import (
     OnVersionGone,
     ReloadStrategy,
     RetryPredicate,
+    StreamStart,
     VersionAt,
     View,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "OnVersionGone",
     "ReloadStrategy",
     "RetryPredicate",
+    "StreamStart",
     "VersionAt",
     "View",
     "is_local",
@@ -109,6 +111,17 @@ def _floor(text: str) -> str:
     return text.strip()
 
 
+def _stream_start(text: str) -> StreamStart | int:
+    if text.strip().isdecimal() and int(text) >= 1:
+        return int(text)
+    try:
+        found = choice_of(StreamStart)(text)
+    except ValueError:
+        raise ValueError("SNAPSHOT, LATEST or a log position, such as 12") from None
+    assert isinstance(found, StreamStart)
+    return found
+
+
 def _at_least_one(text: str) -> int:
     count = parse_count(text)
     if count < 1:
@@ -151,7 +164,7 @@ class LookupOptions:
     columns: tuple[str, ...] | None = _option("lookup.columns", "names", parse_names, None, "Columns to read, in this order.", "all")  # fmt: skip
     where: str | None = _option("lookup.where", "SQL predicate", parse_text, None, "Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.", "all rows")  # fmt: skip
     partition: str | None = _option("lookup.partition", "`max_pt()` or `k=v,…`", parse_text, None, "Partition directories to read; `max_pt()` is the latest.", "all")  # fmt: skip
-    view: View = _option("lookup.view", "data, files, versions, metrics, summary, told", choice_of(View), View.DATA, "What a read returns: the rows; the files of the current version; the versions this host knows; its counters; one row about the current version; or the version as a SQL function takes it.")  # fmt: skip
+    view: View = _option("lookup.view", "data, files, versions, metrics, summary, told, changes", choice_of(View), View.DATA, "What a read returns: the rows; the files of the current version; the versions this host knows; its counters; one row about the current version; the version as a SQL function takes it; or, of a managed table, what its commits have changed (`readStream`).")  # fmt: skip
     success_file: bool = _option("lookup.success-file", "boolean", parse_boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
@@ -191,6 +204,10 @@ class LookupOptions:
     on_error: OnError = _option("lookup.on-error", "FAIL, NULL", choice_of(OnError), OnError.FAIL, "Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in its columns and the reason in the column `lookup_error`.")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
     split_size: int = _option("lookup.scan.split-size", "size", bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
+    stream_start: StreamStart | int = _option("lookup.stream.start", "SNAPSHOT, LATEST or log position", _stream_start, StreamStart.SNAPSHOT, "Of a stream of changes: begin with the rows there are; with what is committed from now on; or with what was after this position.")  # fmt: skip
+    stream_max_rows: int | None = _option("lookup.stream.max-rows-per-trigger", "integer", _at_least_one, None, "Of a stream of changes: a micro-batch takes commits of about so many rows, or one.")  # fmt: skip
+    stream_max_files: int | None = _option("lookup.stream.max-files-per-trigger", "integer", _at_least_one, None, "... of so many files.")  # fmt: skip
+    stream_max_bytes: int | None = _option("lookup.stream.max-bytes-per-trigger", "size", bounded_bytes(1, 2**60), None, "... of so many bytes.")  # fmt: skip
     write_mode: KeyedWrite | None = _option("lookup.write.mode", "upsert", choice_of(KeyedWrite), None, "Of writes in Spark's append mode: upsert, in place of the rows that have the same keys.")  # fmt: skip
     write_unique_keys: bool = _option("lookup.write.unique-keys", "boolean", parse_boolean, False, "Of writes: fail before the commit if two rows would have one key.", "false")  # fmt: skip
     write_merge_schema: bool = _option("lookup.write.merge-schema", "boolean", parse_boolean, False, "Of writes: add columns that the table does not have; older rows have null there.", "false")  # fmt: skip
@@ -270,7 +287,12 @@ class LookupOptions:
                 "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
                 "every query: remove it, or set lookup.metadata.source = 'CACHE'"
             )
-        if self.view not in (View.DATA, View.TOLD) and (self.where or self.columns):
+        if sum(limit is not None for limit in self.stream_limits) > 1:
+            raise OptionError(
+                "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
+                "lookup.stream.max-bytes-per-trigger all limit a micro-batch: give one"
+            )
+        if self.view not in (View.DATA, View.TOLD, View.CHANGES) and (self.where or self.columns):
             raise OptionError(
                 f"option lookup.view = {self.view.value!r} has columns of its own: "
                 "filter it in Spark instead of by lookup.where or lookup.columns"
@@ -432,6 +454,11 @@ class LookupOptions:
     def storage_options(self) -> dict[str, Any]:
         """Keyword arguments for the fsspec filesystem."""
         return dict(self.storage)
+
+    @property
+    def stream_limits(self) -> tuple[int | None, int | None, int | None]:
+        """At most so many rows, files and bytes in a micro-batch."""
+        return self.stream_max_rows, self.stream_max_files, self.stream_max_bytes
 
     def __repr__(self) -> str:
         set_here = {

@@ -107,6 +107,7 @@ RANKS = {
     "provided": 22,
     "reader": 24,
     "bykey": 25,
+    "changes": 26,
     "planner": 25,
     "announcing": 26,
     "lookup": 26,
@@ -121,6 +122,7 @@ RANKS = {
     "spark.session": 30,
     "spark.planning": 31,
     "spark.reading": 31,
+    "spark.changes": 32,
     "spark.sink": 32,
     "spark.source": 33,
     "spark.tables": 32,
@@ -158,7 +160,7 @@ WITHOUT_ARROW = (
     }
 )
 # The hot path: whole columns as numbers.
-NUMBERS = {"bykey", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
+NUMBERS = {"bykey", "changes", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
     n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")
 }
 # Other packages, and the modules that may know them.

@@ -254,6 +254,11 @@ class TableState:
         """The table's columns, keys and properties now."""
         return self._definitions[-1][1]
 
+    def definition_at(self, position: int) -> Definition:
+        """The same as it was after the event at a position."""
+        last = bisect.bisect_right(self._definitions, position, key=lambda definition: definition[0]) - 1
+        return self._definitions[last][1]
+
     def open_writes(self) -> list[TableWrite]:
         """The writes that have not ended, by id."""
         return [write for write in self.writes.values() if write.ended_at is None]

@@ -14,6 +14,7 @@ from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices, one_array
 
 __all__ = [
     "SEED",
+    "RowIndex",
     "distinct_keys",
     "key_numbers",
     "match_rows",
@@ -38,15 +39,26 @@ def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
 
 def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
     """Which rows have which of the keys: (place of the key, row), by key, rows of one key in their order."""
-    stored = [one_array(rows.column(name)) for name in names]
-    held = Keys(stored)
-    order = order_rows(held, held.hashes(SEED))
-    builder = IndexBuilder(held.rows, None, wide=True)
-    builder.add(order, held)
-    indices = as_indices(order.rows)
-    index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
-    matches = index.probe(keys, keys.hashes(SEED))
-    return Matches(matches.keys, order.rows[matches.rows])
+    return RowIndex(rows, names).match(keys)
+
+
+class RowIndex:
+    """Some rows by their key columns `names`."""
+
+    def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
+        stored = [one_array(rows.column(name)) for name in names]
+        held = Keys(stored)
+        order = order_rows(held, held.hashes(SEED))
+        builder = IndexBuilder(held.rows, None, wide=True)
+        builder.add(order, held)
+        indices = as_indices(order.rows)
+        self._rows = order.rows
+        self._index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
+
+    def match(self, keys: Keys) -> Matches:
+        """Which rows have which of the keys, as `match_rows` says it."""
+        matches = self._index.probe(keys, keys.hashes(SEED))
+        return Matches(matches.keys, self._rows[matches.rows])
 
 
 def rows_at(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:

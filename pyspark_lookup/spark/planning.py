@@ -18,8 +18,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StringType, StructType, VarcharType
 
 from pyspark_lookup import planner
+from pyspark_lookup.changes import change_columns
 from pyspark_lookup.conf import conf_file_options
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.options import FilterPushdown, LookupOptions, View
 from pyspark_lookup.planner import Found
 from pyspark_lookup.predicate import Predicate
@@ -28,7 +29,15 @@ from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.spark.filters import predicate_of
 from pyspark_lookup.views import ViewTask, view_schema
 
-__all__ = ["OPTIONS_METADATA", "Planning", "prunes_by_pushed_filters", "schema_of", "table_options", "written_options"]
+__all__ = [
+    "OPTIONS_METADATA",
+    "Planning",
+    "prunes_by_pushed_filters",
+    "schema_of",
+    "stream_options",
+    "table_options",
+    "written_options",
+]
 
 OPTIONS_METADATA = "lookupcache.options"
 _MARK = "lookupcache.mark"
@@ -43,12 +52,13 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     creating = "provider" in options
     own = _own_options(options) if creating else _single_path(options)
     parsed = runtime().effective(LookupOptions.parse(own, conf=conf_file_options()))
-    if parsed.view is not View.DATA:
+    if parsed.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.view), own if creating else None), None
     engine = runtime().engine(parsed)
     try:
         found = planner.find(engine.reader, parsed)
         columns = planner.table_columns(found, parsed)
+        columns = change_columns(columns) if parsed.view is View.CHANGES else columns
     finally:
         engine.publish_metrics()
     return _with_options(columns, own if creating else None), found
@@ -131,6 +141,26 @@ def table_options(schema: StructType) -> dict[str, str]:
     return {}
 
 
+def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
+    """The options of a stream that is read. Raises OptionError for those of a table that lost its options."""
+    own = _single_path(read)
+    return runtime().effective(LookupOptions.parse(own, _stored_options(own, schema), conf_file_options()))
+
+
+def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """What a catalog table was created with; {} for a read that names its place."""
+    # A read that names its path is no read of the catalog table its schema may have come from.
+    if "path" in own or "lookup.provider" in own:
+        return {}
+    stored = table_options(schema)
+    if not stored:
+        raise OptionError(
+            "this table's options are lost: Spark passes them on only for a table created without a column list and "
+            "not by CREATE TABLE AS SELECT. Create it as CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim')"
+        )
+    return stored
+
+
 class Planning:
     """One read being planned in this process."""
 
@@ -144,15 +174,10 @@ class Planning:
     def of(cls, read: Mapping[str, str], schema: StructType, found: Found | None) -> Planning:
         """The plan of a read with these options of a table whose schema Spark knows already."""
         own = _single_path(read)
-        # A read that names its path is no read of the catalog table its schema may have come from.
-        named = "path" in own or "lookup.provider" in own
-        stored = {} if named else table_options(schema)
-        if not named and not stored:
-            raise OptionError(
-                "this table's options are lost: Spark passes them on only for a table created without a column list and "
-                "not by CREATE TABLE AS SELECT. Create it as CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim')"
-            )
+        stored = _stored_options(own, schema)
         options = runtime().effective(LookupOptions.parse(own, stored, conf_file_options()))
+        if options.view is View.CHANGES:
+            raise NotSupportedError("option lookup.view = 'changes': changes are read by spark.readStream")
         for fixed in ("lookup.columns", "lookup.view"):
             if stored and fixed in own:
                 raise OptionError(

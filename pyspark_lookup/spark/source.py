@@ -7,11 +7,12 @@ methods, the one place in this package where imports are not at the top.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
     Filter,
@@ -63,23 +64,17 @@ class LookupCacheDataSource(DataSource):
 
         return sink.batch_writer(self.options, schema, overwrite)
 
-    def streamReader(self, schema: StructType) -> NoReturn:
-        _not_yet(
-            "a change stream is not supported yet: read the table with spark.read and join it to the stream, each "
-            "micro-batch then sees its current version"
-        )
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The changes of a managed table, commit by commit."""
+        from pyspark_lookup.spark import changes
+
+        return changes.stream_reader(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A stream into a managed table, each micro-batch committed once."""
         from pyspark_lookup.spark import sink
 
         return sink.stream_writer(self.options, schema, overwrite)
-
-
-def _not_yet(message: str) -> NoReturn:
-    from pyspark_lookup.errors import NotSupportedError
-
-    raise NotSupportedError(f"format 'lookupcache': {message}")
 
 
 class LookupPartition(InputPartition):

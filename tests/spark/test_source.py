@@ -423,7 +423,7 @@ def test_plain_files_are_not_written(spark: SparkSession, tmp_path: Path, name: 
     spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS (path '{path}')")
     with pytest.raises(Exception, match="which table is written cannot be told"):
         spark.sql(f"INSERT INTO {name} VALUES (1, 2)")
-    with pytest.raises(Exception, match="change stream is not supported yet"):
+    with pytest.raises(Exception, match="is no managed table"):
         spark.readStream.format("lookupcache").load(str(path)).writeStream.format("noop").start().processAllAvailable()
     assert path.read_bytes() == before
 

@@ -1,0 +1,234 @@
+"""The changes of a managed table: what each commit of its log has added and taken away.
+
+A change is a row with its kind: `insert`, `delete`, or both images of an update, which is a row whose key an upsert
+writes anew. A compaction changes no row. Planning is by the log alone; rows are read where the tasks run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.bykey import KeyedRows
+from pyspark_lookup.conf import redact
+from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
+from pyspark_lookup.hidden import PATH
+from pyspark_lookup.keys import Keys, Numbers
+from pyspark_lookup.notifications import Change, Definition, TableState, TableWrite, WriteMode, schema_of_text
+from pyspark_lookup.partial.rows import RowIndex
+from pyspark_lookup.predicate import Predicate, columns_of
+from pyspark_lookup.reader import TableReader
+from pyspark_lookup.scan import matching_rows
+from pyspark_lookup.stores import HIDDEN
+from pyspark_lookup.table import Table, managed_version, version_of_file
+from pyspark_lookup.ufs import FileVersion
+
+__all__ = [
+    "CHANGE_TYPE",
+    "LOG_POSITION",
+    "ChangeTask",
+    "change_columns",
+    "changed_rows",
+    "changes_between",
+    "cost",
+    "snapshot_of",
+]
+
+CHANGE_TYPE, LOG_POSITION = "_change_type", "_log_position"
+"""The columns that say what became of a row (string), and which commit did it (int64, as `lookup.version`)."""
+
+INSERT, DELETE, BEFORE, AFTER = "insert", "delete", "update_preimage", "update_postimage"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangeTask:
+    """Rows that one commit has added or taken away.
+
+    `files`: they are in these, which know what of them counts. `marks`: of a write by key, what names the rows that it
+    takes the place of; `others`: the files on the other side of an update. `keys`, `schema`: the table's, at that time and now.
+    """
+
+    table: Table
+    position: int
+    added: bool
+    files: tuple[FileVersion, ...]
+    keys: tuple[str, ...]
+    schema: str
+    marks: tuple[FileVersion, ...] = ()
+    others: tuple[FileVersion, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """About as many bytes as are read for it."""
+        return sum(file.size for file in (self.marks if self.marks and not self.added else self.files))
+
+
+def change_columns(columns: pa.Schema) -> pa.Schema:
+    """The columns of changes of rows with these. Raises SchemaError where the table has columns of such names itself."""
+    for name in (CHANGE_TYPE, LOG_POSITION):
+        if name in columns.names:
+            raise SchemaError(
+                f"column {name!r} of the table is one that its changes have: leave it out (lookup.columns)"
+            )
+    return pa.schema([*columns, pa.field(CHANGE_TYPE, pa.string()), pa.field(LOG_POSITION, pa.int64())])
+
+
+# --- planning ---------------------------------------------------------------------------------------
+
+
+def snapshot_of(table: Table, state: TableState, position: int) -> list[ChangeTask]:
+    """All rows of the version at a position, as inserted by it. Raises VersionGoneError if it was vacuumed."""
+    version = managed_version(table, state, position)
+    keys, schema = state.definition_at(position).keys, _schema(table, state)
+    return [ChangeTask(table, position, True, (file,), keys, schema) for file in version.files]
+
+
+def cost(state: TableState, change: Change) -> tuple[int, int, int]:
+    """(rows, files, bytes) that a change of the table comes to."""
+    write = state.writes[change.write_id] if change.write_id is not None else None
+    if write is None or write.mode is WriteMode.COMPACT:
+        return 0, 0, 0
+    if write.vacuumed:  # nobody knows; who comes to it is told so
+        return 1, 1, 1
+    counted = [*write.files, *write.hidden]
+    if write.mode is WriteMode.OVERWRITE:
+        counted += [file for other in state.needed(change.position - 1) for file in other.files]
+    return sum(file.rows for file in counted), len(counted), sum(file.size for file in counted)
+
+
+def changes_between(
+    table: Table, state: TableState, after: int, until: int, appends_only: bool
+) -> Iterator[ChangeTask]:
+    """What the commits after one position, up to another, have changed, in their order.
+
+    Raises VersionGoneError if the files of one were vacuumed, NotSupportedError for one that is no append if those only
+    are asked for.
+    """
+    for change in state.changes:
+        if after < change.position <= until and change.write_id is not None:
+            write = state.writes[change.write_id]
+            if write.mode is not WriteMode.COMPACT:
+                yield from _tasks(table, state, change.position, write, appends_only)
+
+
+def _tasks(
+    table: Table, state: TableState, position: int, write: TableWrite, appends_only: bool
+) -> Iterator[ChangeTask]:
+    where = redact("path", table.url)
+    if write.vacuumed:
+        raise VersionGoneError(
+            f"{where}: what was changed at log position {position} was vacuumed before it was read. Begin anew with the "
+            "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), and vacuum what is older than the slowest stream"
+        )
+    removes = write.mode is WriteMode.OVERWRITE or bool(write.hidden)
+    if removes and appends_only:
+        raise NotSupportedError(
+            f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
+            f"say. Read lookup.view = changes, whose {CHANGE_TYPE} says it"
+        )
+    keys, schema = state.definition_at(position).keys, _schema(table, state)
+    marks = tuple(version_of_file(table, file, HIDDEN) for file in write.hidden)
+    own = [dataclasses.replace(version_of_file(table, file), hidden=marks) for file in write.files]
+    before: tuple[FileVersion, ...] = ()
+    if removes:
+        try:
+            before = managed_version(table, state, position - 1).files
+        except VersionGoneError as gone:
+            raise VersionGoneError(f"{gone}. The stream begins anew with a new checkpoint") from None
+    if write.mode is WriteMode.OVERWRITE:
+        stay = {file.url for file in managed_version(table, state, position).files}
+        for file in before:
+            if file.url not in stay:
+                yield ChangeTask(table, position, False, (file,), keys, schema)
+        before = tuple(file for file in before if file.url in stay)
+    if marks and before:
+        yield ChangeTask(table, position, False, before, keys, schema, marks, tuple(own))
+    for file in own:
+        yield ChangeTask(table, position, True, (file,), keys, schema, marks, before if marks else ())
+
+
+def _schema(table: Table, state: TableState) -> str:
+    return managed_version(table, state).valid_log(table).schema
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def changed_rows(
+    reader: TableReader, task: ChangeTask, columns: pa.Schema, wanted: Predicate | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task of which `wanted` is true, with `columns`; of those the last two may be what `change_columns` adds.
+
+    Raises SourceChangedError if a file is gone, SchemaError if the table does not have such columns.
+    """
+    shown = {name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION)}
+    tested = columns_of(wanted) if wanted is not None else frozenset[str]()
+    changes = _Changes(reader, task, {*shown, *tested, *task.keys})
+    for kinds, batch in changes.added() if task.added else changes.removed():
+        position = pa.repeat(pa.scalar(task.position, pa.int64()), batch.num_rows)
+        names = [*batch.schema.names, CHANGE_TYPE, LOG_POSITION]
+        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, position], names)
+        kept = matching_rows(rows, wanted)
+        if kept is not None and kept.num_rows:
+            yield pa.RecordBatch.from_arrays([kept.column(field.name) for field in columns], schema=columns)
+
+
+class _Changes:
+    """One task's rows, with what became of each."""
+
+    def __init__(self, reader: TableReader, task: ChangeTask, needed: Collection[str]) -> None:
+        self._task = task
+        self._rows = KeyedRows(reader, task.table)
+        self._definition = Definition(schema_of_text(task.schema), task.keys)
+        self._names = [name for name in self._definition.schema.names if name in needed]
+
+    def added(self) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
+        old: RowIndex | None = None
+        if self._task.marks and self._task.others:
+            keys, files = self._marked(self._task.others)
+            old = self._index(self._rows.find(self._definition, keys, files))
+        for batch in self._rows.counted(self._definition, self._names, self._task.files):
+            known = self._known(old, batch)
+            yield _kinds(known, AFTER, INSERT, batch.num_rows), batch
+
+    def removed(self) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
+        if not self._task.marks:
+            for batch in self._rows.counted(self._definition, self._names, self._task.files):
+                yield _kinds(None, BEFORE, DELETE, batch.num_rows), batch
+            return
+        keys, files = self._marked(self._task.files)
+        taken = self._index(keys)
+        new = self._index(self._rows.keys_of(self._definition, self._task.others)) if self._task.others else None
+        for batch in self._rows.counted(self._definition, self._names, files, keys):
+            found = self._known(taken, batch)
+            if found is not None:
+                rows = batch.filter(pa.array(found))
+                yield _kinds(self._known(new, rows), BEFORE, DELETE, rows.num_rows), rows
+
+    def _marked(self, files: Sequence[FileVersion]) -> tuple[pa.Table, list[FileVersion]]:
+        """The keys that the marks name, and which of the files have such rows."""
+        marks = self._rows.hidden_by(self._definition, self._task.marks)
+        paths = set(marks.column(PATH).to_pylist())
+        root = self._task.table.url + "/"
+        named = [file for file in files if file.url.removeprefix(root) in paths]
+        return marks.select(list(self._task.keys)), named
+
+    def _index(self, keys: pa.Table) -> RowIndex | None:
+        return RowIndex(keys, self._task.keys) if keys.num_rows else None
+
+    def _known(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
+        """Which rows have a key of the index; None: none."""
+        if index is None or not batch.num_rows:
+            return None
+        known = np.zeros(batch.num_rows, np.bool_)
+        known[index.match(Keys([batch.column(name) for name in self._task.keys])).keys] = True
+        return known if known.any() else None
+
+
+def _kinds(known: Numbers | None, one: str, other: str, rows: int) -> pa.Array:
+    if known is None:
+        return pa.repeat(pa.scalar(other, pa.string()), rows)
+    return pa.array(np.where(known, one, other).tolist(), pa.string())

@@ -1,0 +1,216 @@
+"""`readStream` on a managed table: its changes, by the log position of the last commit that was consumed.
+
+One process on the driver plans; a task has the files of its rows and asks nobody what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pyspark_lookup.changes import (
+    ChangeTask,
+    changed_rows,
+    changes_between,
+    cost,
+    snapshot_of,
+)
+from pyspark_lookup.conf import redact
+from pyspark_lookup.errors import NotSupportedError, OptionError, SourceChangedError, VersionGoneError
+from pyspark_lookup.notifications import TableState, schema_of_text
+from pyspark_lookup.options import LookupOptions, StreamStart, View
+from pyspark_lookup.runtime import runtime
+from pyspark_lookup.spark.planning import stream_options
+from pyspark_lookup.spark.reading import session_options
+from pyspark_lookup.table import Kind, Table
+from pyspark_lookup.where import parse_where
+
+__all__ = ["ChangePartition", "ChangeReader", "stream_reader"]
+
+_TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
+_TASK_FILES = 64
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
+    """The reader of a stream with these options. Raises OptionError or NotSupportedError for what cannot be one."""
+    parsed = stream_options(options, schema)
+    if parsed.pinned is not None:
+        raise OptionError("option lookup.version or lookup.valid-write-ids is for batch reads: use lookup.stream.start")
+    if parsed.view not in (View.DATA, View.CHANGES):
+        raise OptionError(f"option lookup.view = {parsed.view.value!r} is for batch reads: use data or changes")
+    return ChangeReader(parsed, to_arrow_schema(schema, timezone="UTC"))
+
+
+class ChangePartition(InputPartition):
+    """Some changes, which one task reads."""
+
+    def __init__(self, options: LookupOptions, columns: pa.Schema, tasks: Sequence[ChangeTask]) -> None:
+        super().__init__(None)
+        self.options = options
+        self.columns = columns
+        self.tasks = tuple(tasks)
+
+
+class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark asks for offsets and partitions; lives on the driver as long as its query."""
+
+    def __init__(self, options: LookupOptions, columns: pa.Schema) -> None:
+        self._options = options
+        self._columns = columns
+        self._table: Table | None = None
+        self._until: int | None = None
+
+    # --- offsets ----------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The position before the first commit to consume; 0: before the rows that there are."""
+        state, start = self._state(), self._options.stream_start
+        if start is StreamStart.SNAPSHOT:
+            return self._offset(state, 0)
+        position = state.position if start is StreamStart.LATEST else start
+        assert isinstance(position, int)
+        if position > state.position:
+            raise OptionError(
+                f"option lookup.stream.start = '{position}': the log of the table ends at {state.position}"
+            )
+        return self._offset(state, position)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The position up to which the next micro-batch goes: within the limit, but one commit at least."""
+        state = self._state(start)
+        until = state.position if self._until is None else min(self._until, state.position)
+        if start["position"] == 0:
+            # The rows there are come at once: they are of one version.
+            has_rows = any(sum(cost(state, change)) for change in state.changes if change.position <= until)
+            return self._offset(state, until) if has_rows else start
+        rows = files = size = 0
+        end = int(start["position"])
+        for change in state.changes:
+            if not start["position"] < change.position <= until:
+                continue
+            more = cost(state, change)
+            rows, files, size = rows + more[0], files + more[1], size + more[2]
+            if end > start["position"] and _exceeds(limit, rows, files, size):
+                break
+            if any(more):
+                end = change.position
+        return self._offset(state, end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What lookup.stream.max-…-per-trigger says."""
+        rows, files, size = self._options.stream_limits
+        if rows is not None:
+            return ReadMaxRows(rows)
+        if files is not None:
+            return ReadMaxFiles(files)
+        return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is committed from now on is for another run."""
+        self._until = self._state().position
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of the log, for the query's progress."""
+        state = self._state()
+        return self._offset(state, state.position)
+
+    def _offset(self, state: TableState, position: int) -> dict[str, Any]:
+        return {"table": state.table_id, "position": position}
+
+    def _state(self, offset: Mapping[str, Any] | None = None) -> TableState:
+        """The log now, which must be the one that `offset` is of."""
+        engine = runtime().engine(self._options)
+        metadata = engine.reader.metadata
+        state = metadata.log_of(self._options)
+        if state is None:
+            raise NotSupportedError(
+                f"{redact('path', self._options.path)} is no managed table (any more): only those, written by "
+                "format('lookupcache'), have a log of their changes"
+            )
+        self._table = metadata.table_of(self._options, Kind.MANAGED)
+        if offset is not None and offset["table"] != state.table_id:
+            raise VersionGoneError(
+                f"{redact('path', self._options.path)} was dropped and created anew since this stream began: begin anew with "
+                "a new checkpoint"
+            )
+        return state
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a micro-batch: the same ones whenever it is planned again."""
+        state = self._state(start)
+        assert self._table is not None
+        if start["position"] == 0:
+            tasks = snapshot_of(self._table, state, end["position"])
+        else:
+            rows_only = self._options.view is View.DATA
+            between = changes_between(self._table, state, start["position"], end["position"], rows_only)
+            tasks = list(between)
+        return [ChangePartition(self._options, self._columns, some) for some in _shares(tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ChangePartition)
+        return _read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        pass
+
+    def stop(self) -> None:
+        runtime().engine(self._options).publish_metrics()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChangeReader, (self._options, self._columns)
+
+
+def _exceeds(limit: ReadLimit, rows: int, files: int, size: int) -> bool:
+    match limit:
+        case ReadMaxRows():
+            return rows > limit.max_rows
+        case ReadMaxFiles():
+            return files > limit.max_files
+        case ReadMaxBytes():
+            return size > limit.max_bytes
+    return False
+
+
+def _shares(tasks: Sequence[ChangeTask]) -> Iterator[list[ChangeTask]]:
+    """The tasks in their order, some together."""
+    share: list[ChangeTask] = []
+    for task in tasks:
+        if share and (len(share) >= _TASK_FILES or sum(t.bytes for t in share) + task.bytes > _TASK_BYTES):
+            yield share
+            share = []
+        share.append(task)
+    if share:
+        yield share
+
+
+def _read(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
+    options = partition.options.on_host(session_options(TaskContext.get()))
+    engine = runtime().engine(options)
+    try:
+        for task in partition.tasks:
+            wanted = parse_where(options.where, schema_of_text(task.schema)) if options.where else None
+            try:
+                yield from changed_rows(engine.reader, task, partition.columns, wanted)
+            except SourceChangedError as gone:
+                raise VersionGoneError(
+                    f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"
+                ) from gone
+    finally:
+        engine.publish_metrics()
