@@ -13,6 +13,7 @@ __all__ = [
     "OnError",
     "OnReloadFailure",
     "OnVersionGone",
+    "Overlap",
     "ReloadStrategy",
     "RetryPredicate",
     "StreamStart",
@@ -103,6 +104,13 @@ class StreamStart(enum.Enum):
 
     SNAPSHOT = "SNAPSHOT"
     LATEST = "LATEST"
+
+
+class Overlap(enum.Enum):
+    """What an as-of lookup does where two rows of a key are valid at once."""
+
+    ERROR = "ERROR"
+    NEWEST = "NEWEST"
 
 
 class KeyedWrite(enum.Enum):

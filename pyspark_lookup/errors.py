@@ -40,6 +40,7 @@ __all__ = [
     "NotATableError",
     "NotSupportedError",
     "OptionError",
+    "OverlapError",
     "PredicateError",
     "PysparkLookupError",
     "ReloadFailedError",
@@ -92,6 +93,10 @@ class TableBusyError(NotATableError):
 
 class NonUniqueKeyError(PysparkLookupError, ValueError):
     """A lookup that returns one row found several for a key."""
+
+
+class OverlapError(PysparkLookupError, ValueError):
+    """Two rows of a key are valid at one time, where an as-of lookup takes one."""
 
 
 class WriteConflictError(PysparkLookupError, RuntimeError):

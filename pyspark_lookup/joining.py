@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup import planner
 from pyspark_lookup.announcing import Announcement, announce, told_table
+from pyspark_lookup.asof import Validity, valid_rows
 from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.conf import conf_file_options
 from pyspark_lookup.errors import (
@@ -60,8 +61,9 @@ _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, Dama
 class LookupSpec:
     """One lookup of a query: the table's options, its key columns in the order of the arguments, and the answer.
 
-    `columns`: those of the table, as planned; in the answer they are called `names`. `many`: a list of rows for each
-    key, else one row or null. `marked`: with `FOUND_COLUMN`.
+    `columns`: those of the table, as planned; in the answer the first of them are called `names`. `many`: a list of rows
+    for each key, else one row or null. `marked`: with `FOUND_COLUMN`. `as_of`: the last argument is a time, at which the
+    row is valid by these columns (the second may be None).
     """
 
     options: Mapping[str, str]
@@ -70,19 +72,21 @@ class LookupSpec:
     names: tuple[str, ...]
     many: bool
     marked: bool
+    as_of: tuple[str, str | None] | None = None
 
     def to_text(self) -> str:
         """The spec as it travels; the same for equal specs."""
         schema = base64.b64encode(self.columns.remove_metadata().serialize().to_pybytes()).decode()
-        fields = [dict(self.options), self.keys, schema, self.names, self.many, self.marked]
+        fields = [dict(self.options), self.keys, schema, self.names, self.many, self.marked, self.as_of]
         return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def of_text(cls, text: str) -> LookupSpec:
         """The spec that `to_text` wrote."""
-        options, keys, schema, names, many, marked = json.loads(text)
+        options, keys, schema, names, many, marked, as_of = json.loads(text)
         columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
-        return cls(options, tuple(keys), columns, tuple(names), many, marked)
+        validity = None if as_of is None else (as_of[0], as_of[1])
+        return cls(options, tuple(keys), columns, tuple(names), many, marked, validity)
 
 
 def announced(options: LookupOptions, execution: Execution | None) -> bytes:
@@ -127,7 +131,8 @@ class Lookup:
         self._engine: Engine = runtime().engine(self._options)
         self._versions: collections.OrderedDict[bytes, _At] = collections.OrderedDict()
         self._lock = threading.Lock()
-        fields = [pa.field(name, field.type) for name, field in zip(spec.names, spec.columns, strict=True)]
+        self._validity = None if spec.as_of is None else Validity(*spec.as_of, self._options.overlap)
+        fields = [pa.field(name, field.type) for name, field in zip(spec.names, spec.columns, strict=False)]
         if self._options.on_error is OnError.NULL:
             fields.append(pa.field(ERROR_COLUMN, pa.string()))
         if spec.marked:
@@ -164,10 +169,11 @@ class Lookup:
         self._engine.publish_metrics()
 
     def _answers(self, keys: Sequence[pa.Array], told: bytes, execution: Execution | None) -> pa.Array:
-        table = pa.Table.from_arrays(list(keys), names=list(self._spec.keys))
+        times = keys[-1] if self._validity is not None else None
+        table = pa.Table.from_arrays(list(keys[: len(self._spec.keys)]), names=list(self._spec.keys))
         if told.startswith(_FAILED):
             known = np.zeros(table.num_rows, np.bool_)
-            return self._failed(table, self._nothing(), known, told[len(_FAILED) :].decode(errors="replace"))
+            return self._failed(table, times, self._nothing(), known, told[len(_FAILED) :].decode(errors="replace"))
         at: _At | None = None
         try:
             at = self._at(told, execution)
@@ -177,8 +183,8 @@ class Lookup:
         except _CAUGHT as problem:
             if self._options.on_error is OnError.FAIL:
                 raise
-            return self._failed(table, *self._held(at, table), _message(problem))
-        return self._shaped(table, found, None)
+            return self._failed(table, times, *self._held(at, table), _message(problem))
+        return self._shaped(table, times, found, None)
 
     def _nothing(self) -> pa.Table:
         return self._spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
@@ -230,19 +236,25 @@ class Lookup:
 
     # --- the answer's form ------------------------------------------------------------------------
 
-    def _failed(self, keys: pa.Table, found: pa.Table, known: Numbers, message: str) -> pa.Array:
+    def _failed(
+        self, keys: pa.Table, times: pa.Array | None, found: pa.Table, known: Numbers, message: str
+    ) -> pa.Array:
         """The answer where only the `known` keys have one: the others get a row that says why, unless they have a null."""
         valid = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             if column.null_count:
                 valid &= bits_of(one_array(column.is_valid()))
         unknown = np.flatnonzero(valid & ~known)
-        return self._shaped(keys, found, (unknown, message))
+        return self._shaped(keys, times, found, (unknown, message))
 
-    def _shaped(self, keys: pa.Table, found: pa.Table, failed: tuple[Numbers, str] | None) -> pa.Array:
+    def _shaped(
+        self, keys: pa.Table, times: pa.Array | None, found: pa.Table, failed: tuple[Numbers, str] | None
+    ) -> pa.Array:
+        if self._validity is not None and times is not None:
+            found = valid_rows(found, keys, times, self._validity)
         count = keys.num_rows
         numbers = np.asarray(one_array(found.column(KEY_INDEX)))
-        columns = [one_array(found.column(name)) for name in self._spec.columns.names]
+        columns = [one_array(found.column(name)) for name in self._spec.columns.names[: len(self._spec.names)]]
         rows = found.num_rows
         if self._options.on_error is OnError.NULL:
             columns.append(pa.nulls(rows, pa.string()))

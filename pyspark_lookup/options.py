@@ -26,6 +26,7 @@ from pyspark_lookup.choices import (
     OnError,
     OnReloadFailure,
     OnVersionGone,
+    Overlap,
     ReloadStrategy,
     RetryPredicate,
     StreamStart,
@@ -39,8 +40,13 @@ from pyspark_lookup.parsing import (
     choice_of,
     parse_boolean,
     parse_count,
+    parse_days,
     parse_duration_s,
+    parse_factory,
+    parse_name,
     parse_names,
+    parse_positive_count,
+    parse_positive_duration_s,
     parse_sync_interval_s,
     parse_text,
 )
@@ -59,6 +65,7 @@ __all__ = [
     "OnError",
     "OnReloadFailure",
     "OnVersionGone",
+    "Overlap",
     "ReloadStrategy",
     "RetryPredicate",
     "StreamStart",
@@ -85,19 +92,12 @@ def _option(
 def _strategy(text: str) -> ReloadStrategy | str:
     if ":" in text:
         try:
-            return _module_factory(text)
+            return parse_factory(text)
         except ValueError:
             raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'") from None
     found = choice_of(ReloadStrategy)(text)
     assert isinstance(found, ReloadStrategy)
     return found
-
-
-def _module_factory(text: str) -> str:
-    module, separator, factory = text.strip().partition(":")
-    if not separator or not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
-        raise ValueError("module:factory, e.g. 'my_company.lookups:customers'")
-    return text.strip()
 
 
 def _write_ids(text: str) -> str:
@@ -122,26 +122,6 @@ def _stream_start(text: str) -> StreamStart | int:
     return found
 
 
-def _at_least_one(text: str) -> int:
-    count = parse_count(text)
-    if count < 1:
-        raise ValueError("a whole number, 1 or more")
-    return count
-
-
-def _positive_duration_s(text: str) -> float:
-    seconds = parse_duration_s(text)
-    if seconds <= 0:
-        raise ValueError("a duration greater than zero, such as '5 min'")
-    return seconds
-
-
-def _days(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError("a whole number of days, at least 1 day")
-    return int(text)
-
-
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
 _FULL = "lookup.full-cache."
@@ -163,13 +143,16 @@ class LookupOptions:
     format: FileFormatName | None = _option("lookup.format", "parquet, arrow, csv, json, orc", choice_of(FileFormatName), None, "File format.", "from the file names")  # fmt: skip
     columns: tuple[str, ...] | None = _option("lookup.columns", "names", parse_names, None, "Columns to read, in this order.", "all")  # fmt: skip
     where: str | None = _option("lookup.where", "SQL predicate", parse_text, None, "Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.", "all rows")  # fmt: skip
+    valid_from: str | None = _option("lookup.valid-from", "name", parse_name, None, "The column that says from when a row is valid, for `lookup_join(…, as_of=…)`; null: always was.")  # fmt: skip
+    valid_to: str | None = _option("lookup.valid-to", "name", parse_name, None, "... and before when; null: still is. Without it a row is valid until the next one of its key.")  # fmt: skip
+    overlap: Overlap = _option("lookup.overlap", "ERROR, NEWEST", choice_of(Overlap), Overlap.ERROR, "Where two rows of a key are valid at once: fail, or take the one that is valid since later.")  # fmt: skip
     partition: str | None = _option("lookup.partition", "`max_pt()` or `k=v,…`", parse_text, None, "Partition directories to read; `max_pt()` is the latest.", "all")  # fmt: skip
     view: View = _option("lookup.view", "data, files, versions, metrics, summary, told, changes", choice_of(View), View.DATA, "What a read returns: the rows; the files of the current version; the versions this host knows; its counters; one row about the current version; the version as a SQL function takes it; or, of a managed table, what its commits have changed (`readStream`).")  # fmt: skip
     success_file: bool = _option("lookup.success-file", "boolean", parse_boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
     sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
-    version: int | None = _option("lookup.version", "log position", _at_least_one, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
+    version: int | None = _option("lookup.version", "log position", parse_positive_count, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
     valid_write_ids: str | None = _option("lookup.valid-write-ids", "`table:5:2:2:4`", _write_ids, None, "Of a managed table: read what this list lets through, in Hive's form: table id, high watermark, least open id, open ids, aborted ids.")  # fmt: skip
     floor: str | None = _option("lookup.floor", "`table id:log position`", _floor, None, "Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). Commits of the own host are included without it.")  # fmt: skip
     version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
@@ -181,38 +164,38 @@ class LookupOptions:
     partial_max_bytes: int | None = _option("lookup.partial-cache.max-bytes", "size", bounded_bytes(0, 2**60), None, "With PARTIAL: bytes to hold at most, in each process and in what the processes of a host share.")  # fmt: skip
     partial_cache_missing_key: bool = _option("lookup.partial-cache.cache-missing-key", "boolean", parse_boolean, True, "With PARTIAL: remember that a key has no rows.", "true")  # fmt: skip
     reload_strategy: ReloadStrategy | str = _option("lookup.full-cache.reload-strategy", "PERIODIC, TIMED or `module:factory`", _strategy, ReloadStrategy.PERIODIC, "With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions` and returns a `CacheReloadTrigger`.")  # fmt: skip
-    reload_interval_s: float | None = _option("lookup.full-cache.periodic-reload.interval", "duration", _positive_duration_s, None, "PERIODIC: time between reloads.")  # fmt: skip
+    reload_interval_s: float | None = _option("lookup.full-cache.periodic-reload.interval", "duration", parse_positive_duration_s, None, "PERIODIC: time between reloads.")  # fmt: skip
     reload_schedule_mode: ScheduleMode = _option("lookup.full-cache.periodic-reload.schedule-mode", "FIXED_DELAY, FIXED_RATE", choice_of(ScheduleMode), ScheduleMode.FIXED_DELAY, "PERIODIC: counted from the end of the last reload, or on a grid.")  # fmt: skip
     reload_iso_time: datetime.time | None = _option("lookup.full-cache.timed-reload.iso-time", "ISO time", parse_iso_time, None, "TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.")  # fmt: skip
-    reload_interval_days: int = _option("lookup.full-cache.timed-reload.interval-in-days", "integer", _days, 1, "TIMED: days between reloads.")  # fmt: skip
+    reload_interval_days: int = _option("lookup.full-cache.timed-reload.interval-in-days", "integer", parse_days, 1, "TIMED: days between reloads.")  # fmt: skip
     blackout: Blackout | None = _option("lookup.full-cache.blackout", "times of day", parse_blackout, None, "With a reload strategy: no reload begins in these, e.g. `22:00-06:00, 12:00-13:00`; one that comes due waits for the end.")  # fmt: skip
     build_wait_s: float = _option("lookup.full-cache.build-wait", "duration", parse_duration_s, 30.0, "With UFS: how long a query waits for the snapshot of a new version; after it, the query reads the files themselves.", "30 s")  # fmt: skip
     retain_s: float | None = _option("lookup.full-cache.retain", "duration", parse_duration_s, None, "How long a superseded snapshot stays on disk.", "10 min, or two intervals if that is longer")  # fmt: skip
     on_reload_failure: OnReloadFailure = _option("lookup.full-cache.on-reload-failure", "KEEP, FAIL", choice_of(OnReloadFailure), OnReloadFailure.KEEP, "With CACHE, after a failed reload: serve the last snapshot, or fail until a reload succeeds.")  # fmt: skip
-    max_staleness_s: float | None = _option("lookup.full-cache.max-staleness", "duration", _positive_duration_s, None, "With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.", "any age")  # fmt: skip
+    max_staleness_s: float | None = _option("lookup.full-cache.max-staleness", "duration", parse_positive_duration_s, None, "With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.", "any age")  # fmt: skip
     cache_dir: str | None = _option("lookup.cache.dir", "path", parse_text, None, "Directory of this host's cache, mode 0700, on a local disk.", "`lookupcache-<uid>` in the system's temporary directory")  # fmt: skip
     cache_max_bytes: int = _option("lookup.cache.max-bytes", "size", bounded_bytes(_MIB, 2**60), 10 * _GIB, "Disk budget of this host's blocks; snapshots come on top.", "10 GiB")  # fmt: skip
     block_size: int = _option("lookup.block.size", "size", bounded_bytes(64 * 1024, _GIB), 4 * _MIB, "Block of a format without natural blocks (CSV, JSON, ORC).", "4 MiB")  # fmt: skip
     max_retries: int = _option("lookup.max-retries", "integer", parse_count, 3, "Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).")  # fmt: skip
-    provider: str | None = _option("lookup.provider", "`module:factory`", _module_factory, None, "In place of files: a table of any other system. The factory takes a `LookupContext` and returns a `LookupProvider`.")  # fmt: skip
+    provider: str | None = _option("lookup.provider", "`module:factory`", parse_factory, None, "In place of files: a table of any other system. The factory takes a `LookupContext` and returns a `LookupProvider`.")  # fmt: skip
     provider_options: tuple[tuple[str, str], ...] = _option("lookup.provider.*", "any", str, (), "Passed to the provider, e.g. `lookup.provider.table`; never credentials.")  # fmt: skip
-    async_capacity: int = _option("lookup.async.capacity", "integer", _at_least_one, 100, "Of an asynchronous provider: calls that run at once.")  # fmt: skip
-    async_timeout_s: float = _option("lookup.async.timeout", "duration", _positive_duration_s, 180.0, "Of a provider: how long a call may take, with what is tried again.", "3 min")  # fmt: skip
+    async_capacity: int = _option("lookup.async.capacity", "integer", parse_positive_count, 100, "Of an asynchronous provider: calls that run at once.")  # fmt: skip
+    async_timeout_s: float = _option("lookup.async.timeout", "duration", parse_positive_duration_s, 180.0, "Of a provider: how long a call may take, with what is tried again.", "3 min")  # fmt: skip
     retry_predicate: RetryPredicate | None = _option("lookup.retry.predicate", "lookup_miss", choice_of(RetryPredicate), None, "Of a provider: ask again for keys that have no rows, before that is remembered (FLIP-234). Needs the two options below.")  # fmt: skip
-    retry_fixed_delay_s: float | None = _option("lookup.retry.fixed-delay", "duration", _positive_duration_s, None, "... after this long.")  # fmt: skip
-    retry_max_attempts: int | None = _option("lookup.retry.max-attempts", "integer", _at_least_one, None, "... so many times at most.")  # fmt: skip
+    retry_fixed_delay_s: float | None = _option("lookup.retry.fixed-delay", "duration", parse_positive_duration_s, None, "... after this long.")  # fmt: skip
+    retry_max_attempts: int | None = _option("lookup.retry.max-attempts", "integer", parse_positive_count, None, "... so many times at most.")  # fmt: skip
     on_error: OnError = _option("lookup.on-error", "FAIL, NULL", choice_of(OnError), OnError.FAIL, "Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in its columns and the reason in the column `lookup_error`.")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
     split_size: int = _option("lookup.scan.split-size", "size", bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
     stream_start: StreamStart | int = _option("lookup.stream.start", "SNAPSHOT, LATEST or log position", _stream_start, StreamStart.SNAPSHOT, "Of a stream of changes: begin with the rows there are; with what is committed from now on; or with what was after this position.")  # fmt: skip
-    stream_max_rows: int | None = _option("lookup.stream.max-rows-per-trigger", "integer", _at_least_one, None, "Of a stream of changes: a micro-batch takes commits of about so many rows, or one.")  # fmt: skip
-    stream_max_files: int | None = _option("lookup.stream.max-files-per-trigger", "integer", _at_least_one, None, "... of so many files.")  # fmt: skip
+    stream_max_rows: int | None = _option("lookup.stream.max-rows-per-trigger", "integer", parse_positive_count, None, "Of a stream of changes: a micro-batch takes commits of about so many rows, or one.")  # fmt: skip
+    stream_max_files: int | None = _option("lookup.stream.max-files-per-trigger", "integer", parse_positive_count, None, "... of so many files.")  # fmt: skip
     stream_max_bytes: int | None = _option("lookup.stream.max-bytes-per-trigger", "size", bounded_bytes(1, 2**60), None, "... of so many bytes.")  # fmt: skip
     write_mode: KeyedWrite | None = _option("lookup.write.mode", "upsert", choice_of(KeyedWrite), None, "Of writes in Spark's append mode: upsert, in place of the rows that have the same keys.")  # fmt: skip
     write_unique_keys: bool = _option("lookup.write.unique-keys", "boolean", parse_boolean, False, "Of writes: fail before the commit if two rows would have one key.", "false")  # fmt: skip
     write_merge_schema: bool = _option("lookup.write.merge-schema", "boolean", parse_boolean, False, "Of writes: add columns that the table does not have; older rows have null there.", "false")  # fmt: skip
     write_compact_after: int = _option("lookup.write.compact-after", "integer", parse_count, 20, "Of writes: who commits folds small writes together once there are so many; 0: nobody does (`LookupTable.compact`).", "20")  # fmt: skip
-    write_timeout_s: float = _option("lookup.write.timeout", "duration", _positive_duration_s, 86400.0, "Of writes: one of which nothing was heard for so long may be aborted by others.", "24 h")  # fmt: skip
+    write_timeout_s: float = _option("lookup.write.timeout", "duration", parse_positive_duration_s, 86400.0, "Of writes: one of which nothing was heard for so long may be aborted by others.", "24 h")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
 
@@ -287,6 +270,9 @@ class LookupOptions:
                 "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
                 "every query: remove it, or set lookup.metadata.source = 'CACHE'"
             )
+        given = {"lookup.valid-to", "lookup.overlap"} & self.explicit
+        if given and (self.valid_from is None or (self.valid_to is None and "lookup.overlap" in given)):
+            raise OptionError(f"option {min(given)} has no meaning without lookup.valid-from and lookup.valid-to")
         if sum(limit is not None for limit in self.stream_limits) > 1:
             raise OptionError(
                 "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "

@@ -14,8 +14,13 @@ __all__ = [
     "parse_boolean",
     "parse_bytes",
     "parse_count",
+    "parse_days",
     "parse_duration_s",
+    "parse_factory",
+    "parse_name",
     "parse_names",
+    "parse_positive_count",
+    "parse_positive_duration_s",
     "parse_sync_interval_s",
     "parse_text",
 ]
@@ -122,3 +127,38 @@ def choice_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
         raise ValueError(f"one of {', '.join(choices)}{hint}")
 
     return parse
+
+
+def parse_factory(text: str) -> str:
+    module, separator, factory = text.strip().partition(":")
+    if not separator or not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
+        raise ValueError("module:factory, e.g. 'my_company.lookups:customers'")
+    return text.strip()
+
+
+def parse_positive_count(text: str) -> int:
+    count = parse_count(text)
+    if count < 1:
+        raise ValueError("a whole number, 1 or more")
+    return count
+
+
+def parse_positive_duration_s(text: str) -> float:
+    seconds = parse_duration_s(text)
+    if seconds <= 0:
+        raise ValueError("a duration greater than zero, such as '5 min'")
+    return seconds
+
+
+def parse_days(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError("a whole number of days, at least 1 day")
+    return int(text)
+
+
+def parse_name(text: str) -> str:
+    """One name, in backticks or without."""
+    names = parse_names(text)
+    if len(names) != 1:
+        raise ValueError("one name")
+    return names[0]

@@ -111,6 +111,9 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
         trigger_of(options)  # a custom one is a module that may not be there
     if options.where:
         parse_where(options.where, everything)
+    for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
+        if name is not None:
+            resolve_names((name,), everything, key)
     select_partitions(found.table, found.version.files, options)
     if options.columns is None:
         return everything

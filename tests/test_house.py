@@ -110,6 +110,7 @@ RANKS = {
     "changes": 26,
     "planner": 25,
     "announcing": 26,
+    "asof": 9,
     "lookup": 26,
     "runtime": 26,
     "joining": 27,
@@ -160,7 +161,7 @@ WITHOUT_ARROW = (
     }
 )
 # The hot path: whole columns as numbers.
-NUMBERS = {"bykey", "changes", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
+NUMBERS = {"asof", "bykey", "changes", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
     n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")
 }
 # Other packages, and the modules that may know them.

@@ -24,6 +24,7 @@ from pyspark_lookup.options import (
     MetadataSource,
     OnError,
     OnVersionGone,
+    Overlap,
     RetryPredicate,
     StreamStart,
     VersionAt,
@@ -86,6 +87,7 @@ VALID = [
     ("lookup.write.mode", "UPSERT", KeyedWrite.UPSERT),
     ("lookup.write.unique-keys", "true", True),
     ("lookup.write.merge-schema", "TRUE", True),
+    ("lookup.valid-from", "`valid from`", "valid from"),
     ("lookup.stream.start", "latest", StreamStart.LATEST),
     ("lookup.stream.start", "snapshot", StreamStart.SNAPSHOT),
     ("lookup.stream.start", "12", 12),
@@ -121,6 +123,9 @@ RETRY = {
     "lookup.retry.max-attempts": "1",
 }
 VALID_WITH = [
+    ("lookup.valid-to", "until", "until", {"lookup.valid-from": "since"}),
+    ("lookup.overlap", "newest", Overlap.NEWEST, {"lookup.valid-from": "since", "lookup.valid-to": "until"}),
+    ("lookup.overlap", "ERROR", Overlap.ERROR, {"lookup.valid-from": "since", "lookup.valid-to": "until"}),
     ("lookup.partial-cache.expire-after-access", "10 min", 600.0, PARTIAL),
     ("lookup.partial-cache.expire-after-access", "0 s", 0.0, PARTIAL),
     ("lookup.partial-cache.expire-after-write", "PT1H", 3600.0, PARTIAL),

@@ -35,7 +35,7 @@ from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.joining import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
 from pyspark_lookup.keys import comparable
 from pyspark_lookup.options import CacheMode, OnError, View
-from pyspark_lookup.schema import widens
+from pyspark_lookup.schema import resolve_names, widens
 from pyspark_lookup.spark.tables import (
     LookedUp,
     TableArgument,
@@ -71,6 +71,7 @@ def lookup_join(
     columns: Sequence[str] | None = None,
     prefix: str | None = None,
     strategy: str = "auto",
+    as_of: str | None = None,
     **options: Any,
 ) -> DataFrame:
     """`df` with the columns of the table's rows that have the same key: a left or inner join, always current.
@@ -84,7 +85,8 @@ def lookup_join(
     many; one with a null gives none.
 
     `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through them and has Spark
-    broadcast it; `auto` chooses, and `explain_lookup` says why. `options`: `lookup.*`, as `**{"lookup.cache": "FULL"}`;
+    broadcast it; `auto` chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the row is to
+    be valid, by the table's columns `lookup.valid-from` and `lookup.valid-to` (see `asof`): one row at most. `options`: `lookup.*`, as `**{"lookup.cache": "FULL"}`;
     without `lookup.cache` a table of files of up to `lookup.scan.split-size` has FULL.
 
     Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
@@ -98,12 +100,16 @@ def lookup_join(
         raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
     found = looked_up(df.sparkSession, table, [right for _, right in pairs], columns, options)
     keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
+    validity = None if as_of is None else _validity(found)
+    if as_of is not None and validity is not None:
+        keys.append(_time(df, as_of, found, validity))
     names = [(prefix or "") + field.name for field in found.chosen]
     _check_names(df, names, found)
-    chosen, found, why = _strategy(df, found, strategy)
-    join = _Join(found, keys, names, kind)
-    name = f"lookup_{found.label}_{key_of(*names, kind, chosen, *(left for left, _ in pairs))[:6]}"
+    chosen, found, why = _strategy(df, found, strategy, as_of is not None)
+    join = _Join(found, keys, names, kind, validity)
+    name = f"lookup_{found.label}_{key_of(*names, kind, chosen, as_of, *(left for left, _ in pairs))[:6]}"
     told = f"{name}\n  table: {found.url}\n  on: {', '.join(f'{a} = {b}' for a, b in pairs)} ({kind})\n"
+    told += "" if validity is None else f"  as of: {as_of}, by {' and '.join(filter(None, validity))}\n"
     told += f"  strategy: {chosen} ({why})\n  cache: {_cache_of(found)}"
     with _explained_lock:
         _explained[name] = told
@@ -162,6 +168,45 @@ def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Column:
     return column.cast(theirs) if kinds[0] != kinds[1] and widens(*kinds) else column
 
 
+def _validity(table: LookedUp) -> tuple[str, str | None]:
+    """The table's columns that say when a row is valid."""
+    start, end = table.parsed.valid_from, table.parsed.valid_to
+    if start is None:
+        raise OptionError(
+            "argument as_of needs the table's columns that say when a row is valid: "
+            "**{'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
+        )
+    schema = table.arrow(table.schema.names)
+    (own,) = resolve_names((start,), schema, "lookup.valid-from")
+    other = None if end is None else resolve_names((end,), schema, "lookup.valid-to")[0]
+    if other is not None and table.type_of(own) != table.type_of(other):
+        raise SchemaError(
+            f"options lookup.valid-from and lookup.valid-to: {own!r} is {table.type_of(own).simpleString()}, {other!r} is "
+            f"{table.type_of(other).simpleString()}; both must be of one type"
+        )
+    return own, other
+
+
+def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Column:
+    """The column of the DataFrame with the time, in the type of the table's."""
+    fields = [field for field in df.schema.fields if field.name.casefold() == as_of.casefold()]
+    if len(fields) != 1:
+        raise SchemaError(
+            f"argument as_of: the DataFrame has {'several columns' if fields else 'no column'} {as_of!r}; it has "
+            f"{', '.join(df.columns)}"
+        )
+    theirs = table.type_of(validity[0])
+    mine, other = (to_arrow_type(kind, timezone="UTC") for kind in (fields[0].dataType, theirs))
+    ordered = (pa.types.is_temporal, pa.types.is_integer, pa.types.is_decimal)
+    if not any(test(other) for test in ordered) or not widens(mine, other):
+        raise SchemaError(
+            f"argument as_of: {as_of!r} is {fields[0].dataType.simpleString()}, the table's {validity[0]!r} is "
+            f"{theirs.simpleString()}: give a time, date or number of one type, cast with df.withColumn"
+        )
+    column = sf.col(quoted(fields[0].name))
+    return column.cast(theirs) if mine != other else column
+
+
 def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
     """Raise SchemaError unless keys of the type `own` can be looked up among those of type `theirs`."""
     if isinstance(own, StringType) and own.collation not in (None, "UTF8_BINARY"):
@@ -200,10 +245,12 @@ def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
             raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
 
 
-def _strategy(df: DataFrame, table: LookedUp, wanted: str) -> tuple[str, LookedUp, str]:
+def _strategy(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> tuple[str, LookedUp, str]:
     """(strategy, the table with the cache it needs, why)."""
     by_null = table.parsed.on_error is OnError.NULL
     if wanted == "broadcast":
+        if as_of:
+            raise OptionError("argument as_of needs strategy='cache': a broadcast would give every row that is valid")
         if by_null:
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
         return "broadcast", table, "asked for"
@@ -217,6 +264,8 @@ def _strategy(df: DataFrame, table: LookedUp, wanted: str) -> tuple[str, LookedU
         cached = with_default_cache(table, facts.bytes)
     if wanted == "cache":
         return "cache", cached, "asked for"
+    if as_of:
+        return "cache", cached, "one row of several by their time"
     if df.isStreaming:
         return "cache", cached, "a stream: its cost is to follow the micro-batch"
     if facts is None:
@@ -250,10 +299,19 @@ def row_type(fields: Iterable[StructField], names: Sequence[str], by_null: bool,
     return StructType(row)
 
 
-def lookup_udf(name: str, table: LookedUp, names: Sequence[str], many: bool, marked: bool = False) -> Any:
-    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row."""
-    columns = table.arrow([field.name for field in table.chosen])
-    spec = LookupSpec(table.options, table.keys, columns, tuple(names), many, marked)
+def lookup_udf(
+    name: str,
+    table: LookedUp,
+    names: Sequence[str],
+    many: bool,
+    marked: bool = False,
+    validity: tuple[str, str | None] | None = None,
+) -> Any:
+    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row; with `validity` (keys…, time, version)."""
+    shown = [field.name for field in table.chosen]
+    needed = [column for column in validity or () if column is not None and column not in shown]
+    columns = table.arrow([*shown, *needed])
+    spec = LookupSpec(table.options, table.keys, columns, tuple(names), many, marked, validity)
     row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL, marked)
     kind: Any = ArrayType(row) if many else row
     with warnings.catch_warnings():  # type hints cannot say how many arguments there are
@@ -287,11 +345,12 @@ class _Join:
     keys: Sequence[Column]
     names: Sequence[str]
     how: str
+    validity: tuple[str, str | None] | None = None
 
     def cached(self, df: DataFrame, name: str) -> DataFrame:
         """The join by lookups."""
         marked = self.how == "inner" or not self.names
-        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked)
+        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
         told = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))
         rows = told.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))

@@ -1,0 +1,89 @@
+"""As-of lookups without Spark: which of a key's rows is valid at a time, against a plain loop."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_lookup.asof import Validity, valid_rows
+from pyspark_lookup.cache import KEY_INDEX
+from pyspark_lookup.errors import OptionError, OverlapError
+from pyspark_lookup.options import LookupOptions, Overlap
+
+INSTANT = pa.timestamp("us", "UTC")
+moments = st.none() | st.integers(0, 8)
+found_rows = st.lists(st.tuples(st.integers(0, 4), moments, moments), max_size=20)
+
+
+def expected(rows: list[Any], times: list[int | None], by_end: bool, newest: bool) -> list[int] | None:
+    """The numbers of the rows that are valid, by key; None where two are, and one must be."""
+    found = []
+    for key, time in enumerate(times):
+        valid = []
+        for number, (of, start, end) in enumerate(rows):
+            begun = start is None or (time is not None and start <= time)
+            ended = by_end and end is not None and time is not None and end <= time
+            if of == key and time is not None and begun and not ended:
+                valid.append((-1 if start is None else start, number))
+        if len(valid) > 1 and by_end and not newest:
+            return None
+        if valid:
+            found.append(max(valid)[1])
+    return found
+
+
+@given(found_rows, st.lists(moments, min_size=5, max_size=5), st.booleans(), st.booleans(), st.sampled_from(["int", "instant", "date"]))  # fmt: skip
+def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: bool, newest: bool, kind: str) -> None:
+    """Gaps, overlaps and nulls: one row for each key at most, the one a loop finds, or an error that names a key."""
+    rows = sorted(rows, key=lambda row: row[0])
+    form = {"int": pa.int64(), "instant": INSTANT, "date": pa.date32()}[kind]
+
+    def column(values: list[int | None]) -> pa.Array:
+        return pa.array(values, pa.int32() if kind == "date" else pa.int64()).cast(form)
+
+    table = pa.table(
+        {
+            "number": range(len(rows)),
+            "since": column([row[1] for row in rows]),
+            "until": column([row[2] for row in rows]),
+            KEY_INDEX: pa.array([row[0] for row in rows], pa.int64()),
+        }
+    )
+    keys = pa.table({"id": range(5)})
+    validity = Validity("since", "until" if by_end else None, Overlap.NEWEST if newest else Overlap.ERROR)
+    wanted = expected(rows, times, by_end, newest)
+    if wanted is None:
+        with pytest.raises(OverlapError, match=r"valid at once, by since and until: here id = \d"):
+            valid_rows(table, keys, column(times), validity)
+        return
+    answer = valid_rows(table, keys, column(times), validity)
+    assert answer.column("number").to_pylist() == wanted
+    assert answer.column(KEY_INDEX).to_pylist() == sorted(answer.column(KEY_INDEX).to_pylist())
+
+
+def test_instants_of_other_zones() -> None:
+    """Times that come in the session's zone are the same instants."""
+    noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    table = pa.table({"since": pa.array([noon], INSTANT), KEY_INDEX: pa.array([0], pa.int64())})
+    for times, rows in ((noon, 1), (noon - datetime.timedelta(microseconds=1), 0)):
+        at = pa.array([times], pa.timestamp("us", "America/New_York"))
+        assert valid_rows(table, pa.table({"id": [1]}), at, Validity("since", None, Overlap.ERROR)).num_rows == rows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lookup.valid-to": "until"},
+        {"lookup.overlap": "NEWEST"},
+        {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"},
+    ],
+)
+def test_options_without_others(options: dict[str, str]) -> None:
+    """valid-to needs valid-from, and overlap both."""
+    with pytest.raises(OptionError, match=r"has no meaning without lookup.valid-from and lookup.valid-to"):
+        LookupOptions.parse({"path": "/t", **options})
