@@ -76,7 +76,7 @@ def test_changes_played_back_are_the_versions(
         patch.setattr(compaction, "_ALWAYS", small)
         model = Model(tmp_path_factory.mktemp("changes"), {})
         model.note()
-        for step, write, beside in history:
+        for step, write, beside, _ in history:
             if step != "vacuum":
                 model.take(step, write, beside)
         options = LookupOptions.parse({**model.own, "path": model.path})

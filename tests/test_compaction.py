@@ -546,3 +546,31 @@ def test_what_was_folded_and_vacuumed(site: Site) -> None:
     state = site.runtime.engine(options).reader.metadata.log(str(site.path)).latest()
     assert state is not None
     assert TableState.of_plain(state.plain(), "a copy").plain() == state.plain()
+
+
+def test_partial_over_a_compaction_that_is_gone(site: Site) -> None:
+    """A reader that knows a version from before a compaction, and then one without its rows: nothing that is gone is answered."""
+    table = site.created(OFF)
+    table.write(rows(1, 2))
+    table.write(rows(3))
+    reader = site.table(MODES["partial"], host="b")
+    asked = pa.table({"id": [1, 2, 3]})
+    assert reader.get_many(asked).num_rows == 3
+    table.compact()
+    table.write(rows(9), "overwrite")
+    assert reader.get_many(asked).num_rows == 0
+
+
+def test_partial_after_a_delete_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is deleted while a compaction runs is in no file of the version after it but that of the compaction's own."""
+    table = site.created(OFF)
+    table.write(rows(1, 2))
+    table.write(rows(3))
+    reader = site.table(MODES["partial"], host="b")
+    asked = pa.table({"id": [1, 2, 3]})
+    assert reader.get_many(asked).num_rows == 3
+    beside(site, monkeypatch, lambda: table.delete(pa.table({"id": [2]})))
+    table.compact()
+    assert reader.get_many(asked).column("id").to_pylist() == [1, 3]
+    table.compact()
+    assert reader.get_many(asked).column("id").to_pylist() == [1, 3]

@@ -72,6 +72,11 @@ class DataFile:
     size: int
     rows: int
 
+    @property
+    def name(self) -> str:
+        """Its name, which no other file has."""
+        return self.path.rpartition("/")[2]
+
 
 @dataclasses.dataclass(frozen=True)
 class Definition:

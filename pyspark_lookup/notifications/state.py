@@ -86,7 +86,7 @@ class TableWrite:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its files, each of which there is once."""
-        return tuple(file.path.rpartition("/")[2] for file in (*self.files, *self.hidden))
+        return tuple(file.name for file in (*self.files, *self.hidden))
 
     @property
     def does_something(self) -> bool:
@@ -114,7 +114,7 @@ class LogVersion:
     """One version of a managed table: its table's id, what a list lets through, and how the table was defined.
 
     `position` is that of the last event that matters to it, `write_ids` the list in Hive's text form. `folds`: for the
-    latest compactions in it the names of its files, and of those that they took the place of.
+    latest compactions in it the names of their files with rows, and of all those that they took the place of.
     """
 
     table_id: str
@@ -365,7 +365,9 @@ class TableState:
         for write in folding[-_FOLDS_AT_MOST:]:
             others = [self.writes[id_] for id_ in write.replaces]
             if not any(other.vacuumed for other in others):
-                yield write.names, tuple(name for other in others for name in other.names)
+                # What it hides may be the doing of writes that are in no version any more, so that counts as new.
+                own = tuple(file.name for file in write.files)
+                yield own, tuple(name for other in others for name in other.names)
 
     def _seen(self, write_ids: ValidWriteIdList) -> Iterator[TableWrite]:
         """The writes of which rows are seen, by id."""

@@ -54,7 +54,6 @@ class Changes:
             return
         files = [*version.files, *version.hidden]  # what names rows that do not count has their keys
         rows: dict[str, list[Any]] = {"file": [_name(file) for file in files]}
-        rows["name"] = [file.url.rpartition("/")[2] for file in files]
         bounds = bounds_of(files)
         for number, field in enumerate(self._keys):
             column = [row[number] for row in bounds]
@@ -104,12 +103,12 @@ class Changes:
         return touched
 
     def _folded(self, folds: Folds) -> pa.Table:
-        """What is on record of files that compactions took the place of."""
+        """What is on record of the files of compactions, and of those that they took the place of."""
         latest = self._disk.get_record("bounds", self._latest) if folds and self._disk is not None else None
         before = self._recorded(latest) if isinstance(latest, str) else None
         if before is None:
             return self._schema().empty_table()
-        rows = _named(before.replace_schema_metadata(), [name for _, folded in folds for name in folded])
+        rows = _named(before.replace_schema_metadata(), [name for fold in folds for names in fold for name in names])
         return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
 
     def _recorded(self, digest: str) -> pa.Table | None:
@@ -137,7 +136,7 @@ class Changes:
         return key_of(digest, *self._keys.names)
 
     def _schema(self) -> pa.Schema:
-        fields = [pa.field("file", pa.string()), pa.field("name", pa.string()), pa.field("live", pa.bool_())]
+        fields = [pa.field("file", pa.string()), pa.field("live", pa.bool_())]
         for number, field in enumerate(self._keys):
             fields += [pa.field(f"{number}.low", field.type), pa.field(f"{number}.high", field.type)]
             fields += [pa.field(f"{number}.none", pa.bool_())]
@@ -145,36 +144,32 @@ class Changes:
 
 
 def _name(file: FileVersion) -> str:
-    return key_of(file.url, file.size, file.identity)
-
-
-def _without(rows: pa.Table, others: pa.Table) -> pa.Table:
-    return rows.filter(pc.invert(pc.is_in(rows.column("file"), value_set=others.column("file"))))
+    """What stands for a file's bytes; of a managed table its name, which there is once."""
+    return file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
 
 
 def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
     """The rows of files in which two versions differ. What was folded between them counts, what it was folded into does not."""
     folds = json.loads((after.schema.metadata or {}).get(_FOLDS, b"[]"))
-    before, after = before.replace_schema_metadata(), after.replace_schema_metadata()
-    folded_rows = after.filter(pc.invert(after.column("live")))
-    before, after = before.filter(before.column("live")), after.filter(after.column("live"))
-    gone, added = _without(before, after), _without(after, before)
-    known, on_record = set(before.column("name").to_pylist()), set(folded_rows.column("name").to_pylist())
-    between: list[pa.Table] = []
+    rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
+    alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))
+    on_record = _names(after)
+    changed: set[str] = set()
     for own, folded in folds:
-        if (known | on_record).issuperset(folded):
-            between.append(_named(folded_rows, [name for name in folded if name not in known]))
-            gone, added = _without_named(gone, folded), _without_named(added, own)
-            known.update(own, folded)
-    return pa.concat_tables([gone, added, *between])
+        # One whose files nobody knows the bounds of is not gone through.
+        if (known | on_record).issuperset(folded) and on_record.issuperset(own):
+            changed |= set(folded) - known
+            known = (known - set(folded)) | set(own)
+    changed |= known ^ alive
+    return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(sorted(changed), pa.string())))
 
 
 def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    return rows.filter(pc.is_in(rows.column("name"), value_set=pa.array(names, pa.string())))
+    return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(names, pa.string())))
 
 
-def _without_named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    return rows.filter(pc.invert(pc.is_in(rows.column("name"), value_set=pa.array(names, pa.string()))))
+def _names(rows: pa.Table) -> set[str]:
+    return set(rows.column("file").to_pylist())
 
 
 def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:

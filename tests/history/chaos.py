@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
-from pyspark_lookup.errors import UfsUnavailableError
+from pyspark_lookup.errors import UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.stores import Count, FileVersion, Listing, Store
 
 T = TypeVar("T")
 
 
 class ChaoticStore:
-    """`inner`, of whose calls some fail before they arrive, some after, and some take up to `slow_s` longer."""
+    """`inner`, of whose calls some fail before they arrive, some after, and some take up to `slow_s` longer.
 
-    def __init__(self, inner: Store, rng: random.Random, failing: float = 0.08, slow_s: float = 0.02) -> None:
+    Data files that are removed are kept in `graves`, by their names, for the checker.
+    """
+
+    def __init__(
+        self, inner: Store, rng: random.Random, graves: Path, failing: float = 0.08, slow_s: float = 0.02
+    ) -> None:
+        self._graves = graves
         self._inner = inner
         self._rng = rng
         self._failing = failing
@@ -57,6 +65,14 @@ class ChaoticStore:
         return self._call(self._inner.put_if_absent, path, data, count)
 
     def delete(self, path: str, count: Count) -> None:
+        name = path.rpartition("/")[2]
+        if name.endswith(".parquet") and not (self._graves / name).exists():
+            with contextlib.suppress(UfsNotFoundError):
+                file = self._inner.get_meta(path, count)
+                with self._inner.pinned(file) as read:
+                    held = self._graves / f".{name}.{os.getpid()}"
+                    held.write_bytes(read(0, file.size))
+                held.rename(self._graves / name)
         self._call(self._inner.delete, path, count)
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What must be true of a history, judged from its notes, the log's events and the data files, read here by themselves.
 
 The model: a commit in log order adds its rows; one of an overwrite removes those of lower write ids first, one of an
-upsert or delete all rows of its keys. Every read must equal the state after some prefix of that order.
+upsert or delete all rows of its keys; a compaction changes nothing. Every read must equal the state after some prefix of that order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -27,42 +27,115 @@ class State:
     mode: str = ""
 
 
+Places = set[tuple[str, int]]
+
+
+class _Replay:
+    """The table as the events so far say it, write by write."""
+
+    def __init__(self, read_file: Callable[[str], bytes]) -> None:
+        self._read_file = read_file
+        self._modes: dict[int, str] = {}
+        self._files: dict[int, list[tuple[str, int]]] = collections.defaultdict(list)
+        self._hidden: dict[int, list[str]] = collections.defaultdict(list)
+        self._replaced: dict[int, list[int]] = collections.defaultdict(list)
+        self._ranks: dict[int, int] = {}
+        self._visible: dict[int, Rows] = {}
+
+    def take(self, event: Mapping[str, Any]) -> tuple[str, Rows, Rows] | None:
+        """(how it was committed, its own rows, all rows there are), if the event is a commit."""
+        kind = event["kind"]
+        if kind == "allocate":
+            self._modes[event["write_id"]] = event["mode"]
+        elif kind == "write":
+            self._files[event["write_id"]] += [(path, count) for path, _, count in event["files"]]
+            self._hidden[event["write_id"]] += [path for path, _, _ in event.get("hidden", [])]
+            self._replaced[event["write_id"]] += event.get("replaces", [])
+        elif kind == "commit":  # the files of a write that was aborted may be gone
+            return self._committed(event["write_id"])
+        return None
+
+    def _committed(self, id_: int) -> tuple[str, Rows, Rows]:
+        mode = self._modes[id_]
+        gone, places = self._taken(id_)
+        own = self._own(id_, places)
+        self._ranks[id_] = id_
+        if mode == "compact":
+            before = sum((self._visible.pop(old) for old in self._replaced[id_]), Rows())
+            assert own == before, f"compaction {id_} has changed rows: {own - before} are new, {before - own} are gone"
+            self._ranks[id_] = max((self._ranks[old] for old in self._replaced[id_]), default=id_)
+        else:
+            if mode == "overwrite":
+                self._visible = {other: kept for other, kept in self._visible.items() if self._ranks[other] > id_}
+            if mode == "upsert" and not places:
+                gone |= {key for key, tag, _ in own if "." not in tag}  # a transaction may append beside its upserts
+            for other, kept in self._visible.items():
+                self._visible[other] = Rows({row: n for row, n in kept.items() if row[0] not in gone})
+        self._visible[id_] = own
+        return mode, own, sum(self._visible.values(), Rows())
+
+    def _taken(self, id_: int) -> tuple[set[int], Places]:
+        """The keys of rows of others that a write hides, and the places of rows that it hides in its own files."""
+        own = {path for path, _ in self._files[id_]}
+        gone: set[int] = set()
+        places: Places = set()
+        for path in self._hidden[id_]:
+            read = pq.read_table(io.BytesIO(self._read_file(path))).to_pydict()
+            for key, file, row in zip(read["id"], read["_lookup_file"], read["_lookup_row"], strict=True):
+                if file in own:
+                    places.add((file, row))
+                elif self._modes[id_] != "compact":  # which says again what others have said
+                    gone.add(key)
+        return gone, places
+
+    def _own(self, id_: int, places: Places) -> Rows:
+        rows = Rows()
+        for path, count in self._files[id_]:
+            read = pq.read_table(io.BytesIO(self._read_file(path))).to_pydict()
+            assert len(read["id"]) == count
+            found = enumerate(zip(read["id"], read["tag"], read["n"], strict=True))
+            rows.update(row for place, row in found if (path, place) not in places)
+        return rows
+
+
 def states(events: Iterable[bytes], read_file: Callable[[str], bytes]) -> tuple[list[State], dict[str, int]]:
     """(the states after each commit, the first being the empty table; the log position of each tag's commit)."""
-    writes: dict[int, tuple[str, list[tuple[str, int]], list[str]]] = {}
-    visible: dict[int, Rows] = {}
+    replay = _Replay(read_file)
     found = [State(1, Rows())]
     tags: dict[str, int] = {}
     for number, event in enumerate(map(json.loads, events), 1):
         assert event["position"] == number
-        if event["kind"] == "allocate":
-            writes[event["write_id"]] = event["mode"], [], []
-        elif event["kind"] == "write":
-            writes[event["write_id"]][1].extend((path, count) for path, _, count in event["files"])
-            writes[event["write_id"]][2].extend(path for path, _, _ in event.get("hidden", []))
-        elif event["kind"] == "commit":
-            mode, files, hidden = writes[event["write_id"]]
-            rows = Rows()
-            for path, count in files:  # those of a write that was aborted may be gone
-                read = pq.read_table(io.BytesIO(read_file(path))).to_pydict()
-                assert len(read["id"]) == count
-                rows.update(zip(read["id"], read["tag"], read["n"], strict=True))
-            if mode == "overwrite":
-                visible = {id_: kept for id_, kept in visible.items() if id_ > event["write_id"]}
-            if mode in ("upsert", "delete"):
-                gone = {id_ for id_, _, _ in rows}
-                for path in hidden:
-                    gone |= set(pq.read_table(io.BytesIO(read_file(path))).column("id").to_pylist())
-                visible = {
-                    id_: Rows({row: n for row, n in kept.items() if row[0] not in gone})
-                    for id_, kept in visible.items()
-                }
-            visible[event["write_id"]] = rows
-            for tag in {tag for _, tag, _ in rows}:
-                assert tag not in tags, f"{tag} was committed twice"
-                tags[tag] = number
-            found.append(State(number, sum(visible.values(), Rows()), mode))
+        committed = replay.take(event)
+        if committed is None:
+            continue
+        mode, own, rows = committed
+        for tag in {tag for _, tag, _ in own} if mode != "compact" else ():
+            assert tag not in tags, f"{tag} was committed twice"
+            tags[tag] = number
+        found.append(State(number, rows, mode))
     return found, tags
+
+
+def own_rows(steps: Iterable[Sequence[Any]]) -> Iterator[tuple[int, str]]:
+    """(id, tag) of the rows that a transaction's steps (mode, tag, ids) leave of its own."""
+    left: list[tuple[int, str]] = []
+    for mode, tag, ids in steps:
+        gone = set(ids) if mode in ("upsert", "delete") else set()
+        kept = [] if mode == "overwrite" else [row for row in left if row[0] not in gone]
+        left = kept if mode == "delete" else kept + [(id_, tag) for id_ in ids]
+    return iter(left)
+
+
+def _check_transaction(note: Mapping[str, Any], found: list[State]) -> None:
+    """Its commit leaves its own rows as its steps say, and of the keys that it wrote by key none else."""
+    (state,) = [state for state in found if state.position == note["position"]]
+    own = collections.Counter((id_, tag) for id_, tag, _ in state.rows.elements() if tag.startswith(f"{note['tag']}."))
+    assert own == collections.Counter(own_rows(note["steps"])), f"{note['tag']} was acknowledged and left {own}"
+    overwrites = [number for number, (mode, _, _) in enumerate(note["steps"]) if mode == "overwrite"]
+    steps = note["steps"][overwrites[-1] :] if overwrites else note["steps"]  # those before an overwrite are moot
+    keyed = {id_ for mode, _, ids in steps if mode in ("upsert", "delete") for id_ in ids}
+    beside = [row for row in state.rows if row[0] in keyed and not row[1].startswith(f"{note['tag']}.")]
+    assert not beside, f"{note['tag']} was acknowledged and left {beside}"
 
 
 def check(
@@ -84,14 +157,17 @@ def check(
     for note in by_time:
         told[note["kind"]] += 1
         if note["kind"] == "acknowledged":
-            if note.get("mode") == "delete":
+            if note.get("mode") == "transaction":
+                _check_transaction(note, found)
+            elif note.get("mode") == "delete":
                 deleted = [state for state in found if (state.position, state.mode) == (note["position"], "delete")]
                 left = {row for state in deleted for row in state.rows if row[0] in set(note["keys"])}
                 assert not left, f"{note['tag']} was acknowledged and leaves {left}"
             else:
                 assert tags.get(note["tag"]) == note["position"], f"{note['tag']} was acknowledged and is not committed"
         elif note["kind"] == "failed":
-            assert note["tag"] not in tags, f"{note['tag']} failed and is committed"
+            parts = [note["tag"], *(tag for _, tag, _ in note.get("steps", []))]
+            assert not tags.keys() & set(parts), f"{note['tag']} failed and is committed"
         elif note["kind"] in ("scan", "own", "get"):
             who = note["who"]
             floor = last.get(who, 1)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import itertools
 import json
@@ -93,6 +94,7 @@ def run(
     """What a history of so many seconds came to. AssertionError if it cannot be, or a process failed."""
     rng = random.Random(seed)
     (work / "notes").mkdir(parents=True)
+    (work / "graves").mkdir()
     until_ns = time.monotonic_ns() + int(seconds * 1e9)
     base = {"lookup.keys": "id", "lookup.max-retries": "3", **place.storage}
     roles = {f"writer{n}": {**base, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
@@ -101,6 +103,7 @@ def run(
     def start(name: str) -> subprocess.Popen[bytes]:
         given: dict[str, Any] = {"name": name, "path": place.path, "options": roles[name], "seed": rng.random()}
         given |= {"role": "writer" if name.startswith("writer") else "reader", "until_ns": until_ns}
+        given["graves"] = str(work / "graves")
         given["notes"] = str(work / "notes" / f"{name}.jsonl")
         with open(work / f"{name}.err", "ab") as errors:
             return subprocess.Popen(
@@ -130,7 +133,12 @@ def run(
             process.kill()
             process.wait()
     lines = [line for path in sorted((work / "notes").glob("*.jsonl")) for line in path.read_text().splitlines()]
-    found, tags = states(place.list_log(), place.read_file)
+
+    def read_file(path: str) -> bytes:
+        grave = work / "graves" / path.rpartition("/")[2]
+        return grave.read_bytes() if grave.exists() else place.read_file(path)
+
+    found, tags = states(place.list_log(), read_file)
     told = check(
         notes_of(lines),
         found,
@@ -138,7 +146,9 @@ def run(
         lambda who: "-UFS-" in who or who.startswith("writer"),
         lambda who: who.endswith("-shared"),
     )
-    told.update({"kills": kills, "commits": len(tags), "events": len(place.list_log())})
+    told.update(collections.Counter(f"{state.mode} commits" for state in found if state.mode))
+    told.update({"kills": kills, "commits": len(found) - 1, "events": len(place.list_log())})
+    told["removed files"] = len(list((work / "graves").glob("*.parquet")))
     log(f"{place.path}: {dict(told)}")
     return dict(told)
 

@@ -22,8 +22,10 @@ from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.runtime import Runtime, runtime
 from pyspark_lookup.stores import Store
 from tests.history.chaos import ChaoticStore
+from tests.history.checker import own_rows
 
 KEYS = 200
+VACUUMED_AFTER_S = 5
 SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int32())])
 
 
@@ -38,25 +40,31 @@ class Notes:
         self._file.write(json.dumps({"who": self._name, "kind": kind, "at": time.monotonic_ns(), **values}) + "\n")
 
 
-def inject(rng: random.Random) -> None:
+def inject(rng: random.Random, graves: Path) -> None:
     """Have all stores of this process be chaotic."""
     opened: dict[str, Store] = {}
     plain = Runtime._store
 
     def store(self: Runtime, options: LookupOptions) -> Store:
         inner = plain(self, options)
-        return opened.setdefault(inner.scope, ChaoticStore(inner, rng))
+        return opened.setdefault(inner.scope, ChaoticStore(inner, rng, graves))
 
     Runtime._store = store  # type: ignore[method-assign]
 
 
 def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, until_ns: int) -> None:
-    """Appends, upserts, deletes, some overwrites, some writes that are given up; each read back at once."""
+    """Appends, upserts, deletes, transactions, some overwrites, some that are given up, each read back at once; and upkeep."""
     number = 0
     while time.monotonic_ns() < until_ns:
         number += 1
         tag = f"{name}/{os.getpid()}/{number}"
-        mode = rng.choices(["append", "upsert", "delete", "overwrite"], [8, 6, 3, 1])[0]
+        mode = rng.choices(["append", "upsert", "delete", "overwrite", "transaction", "upkeep"], [8, 6, 3, 1, 4, 2])[0]
+        if mode == "upkeep":
+            upkeep(table, notes, rng)
+            continue
+        if mode == "transaction":
+            transact(table, notes, rng, tag)
+            continue
         count = rng.randrange(1, 40)
         keys = [rng.randrange(KEYS) for _ in range(count)] if mode == "append" else rng.sample(range(KEYS), count)
         rows = pa.table({"id": keys, "tag": [tag] * count, "n": range(count)}, SCHEMA)
@@ -78,6 +86,48 @@ def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, until
         else:
             notes.add("acknowledged", tag=tag, mode=mode, keys=keys, position=position)
             _read_all(table, notes, "own", position=position)
+
+
+def upkeep(table: LookupTable, notes: Notes, rng: random.Random) -> None:
+    """A compaction, or a vacuum of what was not needed for some seconds."""
+    try:
+        if rng.random() < 0.5:
+            table.compact()
+        else:
+            table.vacuum(f"{VACUUMED_AFTER_S} s", force=True)
+    except PysparkLookupError as problem:
+        notes.add("error", error=f"{type(problem).__name__} {problem}")
+    else:
+        notes.add("upkeep")
+
+
+def transact(table: LookupTable, notes: Notes, rng: random.Random, tag: str) -> None:
+    """Several writes as one commit; what it sees of its own is what it wrote."""
+    steps = []
+    for number in range(rng.randrange(1, 5)):
+        mode = rng.choices(["append", "upsert", "delete", "overwrite"], [4, 4, 3, 1])[0]
+        steps.append((mode, f"{tag}.{number}", rng.sample(range(KEYS), rng.randrange(1, 20))))
+    give_up = rng.random() < 0.15
+    notes.add("begin", tag=tag, mode="transaction", steps=steps, give_up=give_up)
+    try:
+        with table.transaction() as t:
+            for number, (mode, own, keys) in enumerate(steps):
+                rows = pa.table({"id": keys, "tag": [own] * len(keys), "n": range(len(keys))}, SCHEMA)
+                t.delete(rows.select(["id"])) if mode == "delete" else t.write(rows, mode)
+                seen = {(id_, of) for id_, of, _ in _plain(t.scan()) if of.startswith(f"{tag}.")}
+                assert seen == set(own_rows(steps[: number + 1])), f"{tag} sees {seen} of {steps[: number + 1]}"
+            if give_up:
+                raise GivenUpError
+    except GivenUpError:
+        notes.add("failed", tag=tag, error="given up", steps=steps)
+    except WriteConflictError as problem:
+        notes.add("failed", tag=tag, error=f"WriteConflictError {problem}", steps=steps)
+    except PysparkLookupError as problem:
+        notes.add("unknown", tag=tag, error=f"{type(problem).__name__} {problem}")
+    else:
+        if t.position is not None:
+            notes.add("acknowledged", tag=tag, mode="transaction", steps=steps, position=t.position)
+            _read_all(table, notes, "own", position=t.position)
 
 
 class GivenUpError(Exception):
@@ -126,7 +176,7 @@ def _plain(rows: pa.Table) -> list[list[Any]]:
 def main() -> None:
     given = json.loads(sys.argv[1])
     rng = random.Random(f"{given['seed']} {os.getpid()}")
-    inject(rng)
+    inject(rng, Path(given["graves"]))
     runtime()
     notes = Notes(Path(given["notes"]), given["name"])
     table = LookupTable(given["path"], given["options"])
