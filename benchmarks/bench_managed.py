@@ -35,6 +35,8 @@ from pyspark_lookup.notifications import Allocate, Commit, Create, DataFile, Def
 
 PARTS = ("commit", "planning", "append", "upsert")
 COMMITS = (10, 10_000)
+# A commit that folds others now and then would be another question.
+OWN = {"lookup.keys": "id", "lookup.write.compact-after": "0"}
 
 
 def customers(start: int, rows: int, seed: int) -> pa.Table:
@@ -48,7 +50,7 @@ def customers(start: int, rows: int, seed: int) -> pa.Table:
 
 
 def commit(work: Path, runs: int) -> None:
-    table = LookupTable(str(work / "commits"), {"lookup.keys": "id", "lookup.cache.dir": str(work / "cache")})
+    table = LookupTable(str(work / "commits"), {**OWN, "lookup.cache.dir": str(work / "cache")})
     rows = customers(0, 100_000, 1)
     table.write(rows)
 
@@ -119,7 +121,7 @@ def planning(work: Path, runs: int) -> None:
 def full_table(work: Path, name: str, rows: int) -> tuple[Path, LookupTable]:
     """A table of so many customers, and the host that has written it."""
     path = work / name
-    table = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache.dir": str(work / "writer")})
+    table = LookupTable(str(path), {**OWN, "lookup.cache.dir": str(work / "writer")})
     for part in range(10):
         table.write(customers(part * rows // 10, rows // 10, part))
     return path, table

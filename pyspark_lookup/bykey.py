@@ -14,10 +14,11 @@ from pyspark_lookup.errors import NonUniqueKeyError
 from pyspark_lookup.hidden import PATH, ROW, place_fields
 from pyspark_lookup.keys import Keys, one_array
 from pyspark_lookup.notifications import DataFile, Definition
+from pyspark_lookup.opened import Projection
 from pyspark_lookup.partial.rows import SEED, distinct_keys, match_rows
 from pyspark_lookup.predicate import Among, And, ColumnStats, Compare, IsNull, Or, Predicate
 from pyspark_lookup.reader import TableReader
-from pyspark_lookup.scan import Prepared, PreparedScan, Projection, Scan, slices_of
+from pyspark_lookup.scan import Prepared, PreparedScan, Scan, slices_of
 from pyspark_lookup.table import Table, version_of_file
 from pyspark_lookup.ufs import FileVersion
 
@@ -48,6 +49,13 @@ class KeyedRows:
         counts = np.bincount(places[places >= 0], minlength=len(chosen))
         if len(counts) and counts.max() > 1:
             raise self._twice(keys, int(chosen[np.argmax(counts > 1)]), "the new rows have it more than once")
+
+    def without(self, keys: pa.Table, others: pa.Table) -> pa.Table:
+        """The keys that are not among the others."""
+        mine = Keys([one_array(column) for column in keys.columns])
+        left = np.ones(keys.num_rows, np.bool_)
+        left[match_rows(others, others.column_names, mine).keys] = False
+        return keys.filter(pa.array(left))
 
     def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None:
         """Raise NonUniqueKeyError if a row that counts in the others has one of the keys."""

@@ -70,7 +70,9 @@ class HiddenRows:
     def of(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """For each of the files that has such rows, by URL, their places in it, ascending. `root`: the table's URL."""
         files = list(files)
-        marks = {mark.url: mark for file in files for mark in file.hidden}
+        # All files of a version say the same.
+        several = {id(file.hidden): file.hidden for file in files}.values()
+        marks = {mark.url: mark for hidden in several for mark in hidden}
         if not marks:
             return {}
         with self._lock:

@@ -15,10 +15,11 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import OptionError, SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.keys import check_key_types
+from pyspark_lookup.opened import Projection
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, VersionAt
 from pyspark_lookup.predicate import And, Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask, TableReader
-from pyspark_lookup.scan import Projection, all_columns, share_of
+from pyspark_lookup.scan import all_columns, share_of
 from pyspark_lookup.schema import check_readable, resolve_names
 from pyspark_lookup.snapshot.reading import key_values
 from pyspark_lookup.snapshot.schedule import trigger_of

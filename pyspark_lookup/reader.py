@@ -29,20 +29,12 @@ from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.metadata import Execution, Metadata, Resolution
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import schema_of_text
+from pyspark_lookup.opened import Projection, Slice
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.partial import PartialTables
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.provided import ProvidedScan, ProvidedTable
-from pyspark_lookup.scan import (
-    PreparedScan,
-    Projection,
-    Scan,
-    Slice,
-    TableScan,
-    all_columns,
-    share_of,
-    slices_of,
-)
+from pyspark_lookup.scan import PreparedScan, Scan, TableScan, all_columns, share_of, slices_of
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.snapshot.layers import Ranges, Snapshot

@@ -6,20 +6,20 @@ meanwhile is noticed while nothing has been handed out. The prepared task only d
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
+from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.formats import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.formats import BATCH_ROWS, Data, Unit, open_format
 from pyspark_lookup.hidden import HiddenRows, counted
 from pyspark_lookup.keys import Numbers
 from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.opened import KnownFiles, OpenFile, Projection, Slice, decoded, is_missing, spellings
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, joined_stats, may_match
-from pyspark_lookup.schema import cast_column, check_readable, merge_schemas
+from pyspark_lookup.schema import check_readable, merge_schemas
 from pyspark_lookup.stores import HIDDEN
 from pyspark_lookup.table import Table, partition_fields, partition_value, partition_values
 from pyspark_lookup.ufs import FileVersion, Range
@@ -27,9 +27,7 @@ from pyspark_lookup.ufs import FileVersion, Range
 __all__ = [
     "Prepared",
     "PreparedScan",
-    "Projection",
     "Scan",
-    "Slice",
     "TableScan",
     "all_columns",
     "coalesced",
@@ -43,32 +41,6 @@ __all__ = [
 # only where rows match; above, a second round of requests costs more than it saves.
 _TWO_PHASE_UNITS = 8
 _TWO_PHASE_BYTES = 256 * 1024
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """Bytes [start, end) of one file version: the units whose middle lies there."""
-
-    file: FileVersion
-    start: int
-    end: int
-
-    @property
-    def whole(self) -> bool:
-        return self.start == 0 and self.end == self.file.size
-
-
-@dataclasses.dataclass(frozen=True)
-class Projection:
-    """What a scan returns: `columns` (names and types as planned, in order) of rows where `predicate` holds.
-
-    `data` is the planned schema of all columns in the files, `partitions` of those in directories.
-    """
-
-    columns: pa.Schema
-    data: pa.Schema
-    partitions: pa.Schema
-    predicate: Predicate | None = None
 
 
 def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:
@@ -96,42 +68,6 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
                 pieces.append(piece)
         start += file.size
     return tuple(pieces)
-
-
-@dataclasses.dataclass
-class _OpenFile:
-    piece: Slice
-    location: BlocksAndLocations
-    index: FileIndex
-    head: Mapping[Range, Data]  # what the index was read from
-    data: dict[Range, Data]  # what its units' rows are decoded from, where the head does not hold it
-    names: dict[str, str]  # planned column -> this file's spelling, for those it has
-    partition: Mapping[str, object]
-    units: list[Unit] = dataclasses.field(default_factory=list)
-    hidden: Numbers | None = None  # places in the file of rows that do not count
-    starts: dict[int, int] = dataclasses.field(default_factory=dict)
-
-    def first_row(self, unit: Unit) -> int:
-        """The place in the file of a unit's first row, in a format that says how many rows its units have."""
-        if not self.starts:
-            first = 0
-            for other in self.index.units:
-                self.starts[other.number] = first
-                first += self.index.rows(other) or 0
-        return self.starts[unit.number]
-
-    def spelled(self, columns: frozenset[str]) -> list[str]:
-        """This file's names of those columns that it has."""
-        return [self.names[name] for name in sorted(columns) if name in self.names]
-
-    def source(self, unit: Unit, columns: Sequence[str], blocks: BlockCache) -> RangesFile:
-        """The file as decoding one unit sees it: few ranges, however many the file has."""
-        ranges = {part: self.data[part] for part in self.index.ranges(unit, columns) if part in self.data}
-
-        def fetch(part: Range) -> Data:
-            return blocks.read([(self.location, [part])])[0][0]
-
-        return RangesFile(self.piece.file.size, {**self.head, **ranges}, fetch)
 
 
 class PreparedScan(Protocol):
@@ -169,6 +105,7 @@ class Scan:
         self._metrics = metrics
         self._block_size = block_size
         self._hidden = HiddenRows(blocks)
+        self._known = KnownFiles()
 
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may be read in parts."""
@@ -199,7 +136,7 @@ class Scan:
         found = []
         for file in self._open(table, slices_of(files), None):
             values = _partition_of(table, file.piece.file, partitions)
-            spelled = _spellings(pa.schema([pa.field(name, pa.null()) for name in names]), file.index.schema)
+            spelled = spellings(pa.schema([pa.field(name, pa.null()) for name in names]), file.index.schema)
             row: list[ColumnStats | None] = []
             for name in names:
                 if name in values:
@@ -266,8 +203,11 @@ class Scan:
             file.hidden = hidden.get(file.piece.file.url)
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
             file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
+            file.units = [unit for unit in file.units if self._known.may_have(file, unit, projection)]
             self._metrics.inc("rowGroupsPrunedCount", len(inside) - len(file.units))
         self._load(opened, projection)
+        for file in opened:
+            self._known.learn(file, projection)
         return Prepared(opened, projection, self._blocks, self._metrics)
 
     def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
@@ -288,43 +228,41 @@ class Scan:
         self._metrics.inc("filesPrunedCount", len(pieces) - len(kept))
         return kept
 
-    def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[_OpenFile]:
+    def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
         """Open every file's index, all files at once: one round of requests where a tail suffices."""
         assert table.format is not None
         form = open_format(table.format, self._block_size)
-        locations = [self._blocks.get_blocks_and_locations(piece.file.url, piece.file) for piece in pieces]
-        data: list[dict[Range, Data]] = [{} for _ in pieces]
-        indexes: dict[int, FileIndex] = {}
-        asked = {number: form.first_ranges(piece.file) for number, piece in enumerate(pieces)}
-        planned = projection.data if projection else None
+        planned = projection.data if projection else pa.schema([])
+        partitions = projection.partitions if projection else pa.schema([])
+        found: list[OpenFile | None] = []
+        for piece in pieces:
+            index = self._known.index(piece.file)
+            values = _partition_of(table, piece.file, partitions)
+            found.append(None if index is None else OpenFile(piece, self._blocks, index, {}, {}, spellings(planned, index.schema), values))  # fmt: skip
+        new = [number for number, file in enumerate(found) if file is None]
+        locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
+        data: dict[int, dict[Range, Data]] = {number: {} for number in new}
+        asked = {number: form.first_ranges(pieces[number].file) for number in new}
         while asked:
             answers = self._blocks.read([(locations[number], ranges) for number, ranges in asked.items()])
             for (number, ranges), parts in zip(asked.items(), answers, strict=True):
                 data[number].update(zip(ranges, parts, strict=True))
             following: dict[int, list[Range]] = {}
             for number in asked:
-                result = form.open_index(pieces[number].file, data[number], planned)
+                piece = pieces[number]
+                result = form.open_index(piece.file, data[number], projection.data if projection else None)
                 if isinstance(result, list):
                     following[number] = result
-                else:
-                    indexes[number] = result
+                    continue
+                self._known.keep(piece.file, result)
+                values = _partition_of(table, piece.file, partitions)
+                names = spellings(planned, result.schema)
+                found[number] = OpenFile(piece, self._blocks, result, data[number], {}, names, values)
             asked = following
-        partitions = projection.partitions if projection else pa.schema([])
-        return [
-            _OpenFile(
-                piece,
-                locations[number],
-                indexes[number],
-                data[number],
-                {},
-                _spellings(planned, indexes[number].schema) if planned is not None else {},
-                _partition_of(table, piece.file, partitions),
-            )
-            for number, piece in enumerate(pieces)
-        ]
+        return [file for file in found if file is not None]
 
     def _check_schema(
-        self, opened: list[_OpenFile], projection: Projection, complete: bool, whole: Callable[[], pa.Schema] | None
+        self, opened: list[OpenFile], projection: Projection, complete: bool, whole: Callable[[], pa.Schema] | None
     ) -> None:
         needed = _needed(projection)
         for file in opened:
@@ -343,7 +281,7 @@ class Scan:
                 "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
             )
 
-    def _may_match(self, file: _OpenFile, unit: Unit, projection: Projection) -> bool:
+    def _may_match(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         if projection.predicate is None:
             return True
 
@@ -356,7 +294,7 @@ class Scan:
 
         return may_match(projection.predicate, stats)
 
-    def _load(self, opened: list[_OpenFile], projection: Projection) -> None:
+    def _load(self, opened: list[OpenFile], projection: Projection) -> None:
         """Bring the bytes of all units into memory, those that no matching row needs left out if it pays."""
         tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
         units = sum(len(file.units) for file in opened)
@@ -372,18 +310,19 @@ class Scan:
             for file in opened:
                 matching = []
                 for unit in file.units:
-                    batches = _decoded(file, unit, sorted(tested), projection, self._blocks)
+                    batches = decoded(file, unit, sorted(tested), projection)
                     if any(_mask(projection.predicate, batch).true_count for batch in batches):
                         matching.append(unit)
                 file.units = matching
         self._fetch(opened, _needed(projection))
 
-    def _fetch(self, opened: list[_OpenFile], columns: frozenset[str]) -> None:
+    def _fetch(self, opened: list[OpenFile], columns: frozenset[str]) -> None:
         wanted = []
         for file in opened:
             ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spelled(columns))]
-            missing = [part for part in dict.fromkeys(ranges) if _is_missing(part, file)]
-            wanted.append((file, missing))
+            missing = [part for part in dict.fromkeys(ranges) if is_missing(part, file)]
+            if missing:
+                wanted.append((file, missing))
         answers = self._blocks.read([(file.location, ranges) for file, ranges in wanted])
         for (file, ranges), parts in zip(wanted, answers, strict=True):
             file.data.update(zip(ranges, parts, strict=True))
@@ -393,7 +332,7 @@ class Prepared:
     """A task whose bytes are in memory."""
 
     def __init__(
-        self, opened: list[_OpenFile], projection: Projection, blocks: BlockCache, metrics: CacheMetricGroup
+        self, opened: list[OpenFile], projection: Projection, blocks: BlockCache, metrics: CacheMetricGroup
     ) -> None:
         self._opened = opened
         self._projection = projection
@@ -410,7 +349,7 @@ class Prepared:
         for file in self._opened:
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
-                yield file.piece.file, unit.middle, _decoded(file, unit, names, self._projection, self._blocks)
+                yield file.piece.file, unit.middle, decoded(file, unit, names, self._projection)
             file.data.clear()
 
     def placed(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
@@ -419,7 +358,7 @@ class Prepared:
         for file in self._opened:
             for unit in file.units:
                 first = file.first_row(unit)
-                for batch in _decoded(file, unit, names, self._projection, self._blocks):
+                for batch in decoded(file, unit, names, self._projection):
                     rows, places = counted(file.hidden, first, batch)
                     first += batch.num_rows
                     yield file.piece.file, places, rows
@@ -432,7 +371,7 @@ class Prepared:
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
                 first = 0 if file.hidden is None else file.first_row(unit)
-                for batch in _decoded(file, unit, needed, self._projection, self._blocks):
+                for batch in decoded(file, unit, needed, self._projection):
                     rows = batch if file.hidden is None else counted(file.hidden, first, batch)[0]
                     first += batch.num_rows
                     kept = matching_rows(rows, predicate)
@@ -478,39 +417,10 @@ def _mask(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.BooleanArray
     return evaluate(predicate, dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
 
 
-def _decoded(
-    file: _OpenFile, unit: Unit, columns: Sequence[str], projection: Projection, blocks: BlockCache
-) -> Iterator[pa.RecordBatch]:
-    """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
-    url = file.piece.file.url
-    stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
-    for batch in file.index.batches(unit, stored, file.source(unit, stored, blocks)):
-        rows = batch.num_rows
-        arrays, fields = [], []
-        for name in columns:
-            if name in file.partition:
-                field = projection.partitions.field(name)
-                array = pa.repeat(pa.scalar(file.partition[name], field.type), rows)
-            else:
-                field = projection.data.field(name)
-                if name in file.names:
-                    array = cast_column(batch.column(file.names[name]), field.type, name, url)
-                else:
-                    array = pa.nulls(rows, field.type)
-            arrays.append(array)
-            fields.append(field)
-        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-
 def _needed(projection: Projection) -> frozenset[str]:
     """Columns of the files that the scan returns or tests."""
     tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
     return (frozenset(projection.columns.names) | tested) - frozenset(projection.partitions.names)
-
-
-def _spellings(planned: pa.Schema, found: pa.Schema) -> dict[str, str]:
-    folded = {name.casefold(): name for name in found.names}
-    return {name: folded[name.casefold()] for name in planned.names if name.casefold() in folded}
 
 
 def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
@@ -531,12 +441,6 @@ def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[st
                 "not: plan again"
             ) from None
     return typed
-
-
-def _is_missing(part: Range, file: _OpenFile) -> bool:
-    offset, length = part
-    held = part in file.data or any(start <= offset and offset + length <= start + size for start, size in file.head)
-    return length > 0 and not held
 
 
 def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:

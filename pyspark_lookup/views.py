@@ -44,7 +44,7 @@ _SCHEMAS = {
             ("committed_at", _INSTANT),
             ("operation", pa.string()),  # create, append, overwrite or alter
             ("write_id", pa.int64()),
-            ("files_added", pa.int64()),
+            ("files_added", pa.int64()),  # null once they were vacuumed, as rows_added
             ("rows_added", pa.int64()),
         ]
     ),
@@ -126,8 +126,8 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
             "committed_at": _micros(change.at_s),
             "operation": operation,
             "write_id": change.write_id,
-            "files_added": 0 if write is None else len(write.files),
-            "rows_added": 0 if write is None else write.rows,
+            "files_added": 0 if write is None else None if write.vacuumed else len(write.files),
+            "rows_added": 0 if write is None else None if write.vacuumed else write.rows,
         }
         rows.append({**seen.get(change.position, {}), **row})
     return rows

@@ -73,6 +73,7 @@ RANKS = {
     "writing.transaction": 16,
     "writing": 17,
     "table": 13,
+    "opened": 13,
     "formats.model": 9,
     "formats.names": 9,
     "formats.parquet": 10,
@@ -161,7 +162,7 @@ WITHOUT_ARROW = (
     }
 )
 # The hot path: whole columns as numbers.
-NUMBERS = {"asof", "bykey", "changes", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
+NUMBERS = {"asof", "opened", "bykey", "changes", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
     n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")
 }
 # Other packages, and the modules that may know them.

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from pyspark_lookup import planner
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.formats import BATCH_ROWS
+from pyspark_lookup.opened import Slice
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import ReadPlan, ReadTask
-from pyspark_lookup.scan import Slice, share_of, slices_of
+from pyspark_lookup.scan import share_of, slices_of
 from pyspark_lookup.ufs import FileVersion
 from tests.fakes import Host, make_host
 

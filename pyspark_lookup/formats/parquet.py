@@ -81,6 +81,7 @@ class ParquetIndex:
         self.schema = spark_schema(pa.schema(fields), file.url)
         flat = [not pa.types.is_nested(field.type) for field in self.schema]
         self._flat = {f.name for f, is_flat in zip(arrow, flat, strict=True) if is_flat and _bounded(f.type)}
+        self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 
     def _middle(self, number: int) -> int:
@@ -93,6 +94,12 @@ class ParquetIndex:
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
         if column not in self._flat:
             return None
+        key = (unit.number, column)
+        if key not in self._stats:
+            self._stats[key] = self._read_stats(unit, column)
+        return self._stats[key]
+
+    def _read_stats(self, unit: Unit, column: str) -> ColumnStats | None:
         group = self._metadata.row_group(unit.number)
         chunk = group.column(self._leaves[column].start)
         found = chunk.statistics

@@ -164,10 +164,11 @@ class Alter(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Vacuum(Event):
-    """The files of these writes, which no version that is kept needs, are being removed."""
+    """The files of these writes, which no version from the position `oldest` on needs, are being removed."""
 
     kind = "vacuum"
     write_ids: tuple[int, ...]
+    oldest: int
 
 
 _KINDS: dict[str, type[Event]] = {
@@ -311,5 +312,5 @@ _BODIES: dict[type[Event], dict[str, Any]] = {
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": text_of},
     Alter: {"definition": definition_of},
-    Vacuum: {"write_ids": _write_ids},
+    Vacuum: {"write_ids": _write_ids, "oldest": count_of},
 }

@@ -147,6 +147,7 @@ class TableState:
         self.writes: dict[int, TableWrite] = {}
         self.batches: dict[str, int] = {}
         self.changes: list[Change] = []
+        self.oldest = 1  # from this position on every version can be read
         self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
         self._definitions: list[tuple[int, Definition]] = []
         self._replaced_by = 0  # the highest overwrite that is committed
@@ -168,7 +169,7 @@ class TableState:
         state = TableState(self.table_id, self.position, self.nonce)
         state.writes, state.batches = dict(self.writes), dict(self.batches)
         state.changes, state._definitions = list(self.changes), list(self._definitions)
-        state._replaced_by, state._keyed_by = self._replaced_by, self._keyed_by
+        state._replaced_by, state._keyed_by, state.oldest = self._replaced_by, self._keyed_by, self.oldest
         for event in events:
             state._take(event)
         return state
@@ -202,6 +203,7 @@ class TableState:
                     if id_ not in self.writes or self.writes[id_].ended_at is None:
                         raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
                     self.writes[id_] = dataclasses.replace(self.writes[id_], files=(), hidden=(), vacuumed=True)
+                self.oldest = max(self.oldest, event.oldest)
             case _:
                 raise self._contradiction(event, "creates the table once more")
         self.position, self.nonce = event.position, event.nonce
@@ -226,7 +228,7 @@ class TableState:
     def _ranked(self, write: TableWrite) -> None:
         if write.mode is WriteMode.OVERWRITE:
             self._replaced_by = max(self._replaced_by, write.id)
-        if write.mode.by_key:
+        if write.mode.by_key or (write.hidden and not write.replaces):
             self._keyed_by = max(self._keyed_by, write.id)
 
     def _defined(self, position: int, at_s: float, definition: Definition) -> None:
@@ -258,6 +260,11 @@ class TableState:
         """The same as it was after the event at a position."""
         last = bisect.bisect_right(self._definitions, position, key=lambda definition: definition[0]) - 1
         return self._definitions[last][1]
+
+    def rekeyed(self, position: int) -> bool:
+        """Whether the key columns were others at some time since a position."""
+        keys = self.definition_at(position).keys
+        return any(definition.keys != keys for at, definition in self._definitions if at > position)
 
     def open_writes(self) -> list[TableWrite]:
         """The writes that have not ended, by id."""
@@ -334,13 +341,31 @@ class TableState:
                 f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
             )
         for write in self.writes.values():
-            if write.committed or write.id == own or not write_ids.is_valid(write.id):
+            if write.committed or not write_ids.is_valid(write.id) or (write.id == own and write.ended_at is None):
                 continue
+            if write.id == own:
+                raise WriteConflictError(
+                    f"write {own} of table {self.table_id} was aborted by others: begin another one"
+                )
             if write.ended_at is None:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
+        self._check_marks(write_ids)
         ends = (self._end(write) for write in self._seen(write_ids))
         return self._version(write_ids, self.position, max([self._definitions[-1][0], *ends]))
+
+    def _check_marks(self, write_ids: ValidWriteIdList) -> None:
+        """Raise VersionGoneError if a list lets through what hides rows in the files of a compaction that it does not see."""
+        valid, _ = self._standing(write_ids)
+        usable = {write.id for write in valid}
+        left_out = [w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable]
+        first = min(left_out, default=self.position + 1)
+        for write in valid:
+            if write.hidden and self._end(write) > first and not write.replaces:
+                raise VersionGoneError(
+                    f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
+                    "that was folded by it: which rows it hides among those is not known"
+                )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> LogVersion:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
@@ -392,7 +417,7 @@ class TableState:
         for write in self.writes.values():
             if write_ids.is_valid(write.id):
                 valid.append(write)
-            elif write.committed and write.mode is not WriteMode.APPEND:
+            elif write.committed and (write.hidden or write.mode is not WriteMode.APPEND):
                 limit = min(limit, write.ended_at or limit)
         folding = [write for write in valid if write.replaces]
         for write in sorted(folding, key=lambda write: write.ended_at or 0):
@@ -409,6 +434,10 @@ class TableState:
         write_ids = self.valid_write_ids(position)
         found = {write.id: write for write in (*self._seen(write_ids), *self._hiding(write_ids))}
         return list(found.values())
+
+    def seen(self, position: int | None = None) -> list[TableWrite]:
+        """Those of which rows are seen."""
+        return list(self._seen(self.valid_write_ids(position)))
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
         """The files of which rows are seen, with their write's id and the time of its commit."""
@@ -461,6 +490,7 @@ class TableState:
             "writes": writes,
             "definitions": [[position, plain_definition(definition)] for position, definition in self._definitions],
             "batches": self.batches,
+            "oldest": self.oldest,
             "changes": [[change.position, change.at_s, change.write_id] for change in self.changes],
         }
 
@@ -485,6 +515,7 @@ class TableState:
                 if write.committed:
                     state._ranked(write)
             state._definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
+            state.oldest = count_of(found["oldest"])
             state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
             state.changes = [
                 Change(count_of(position), float(at), None if id_ is None else count_of(id_))

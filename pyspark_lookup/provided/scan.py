@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from pyspark_lookup.keys import Numbers
 from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.opened import Projection, Slice
 from pyspark_lookup.predicate import ColumnStats, columns_of
 from pyspark_lookup.provided.table import ProvidedTable
-from pyspark_lookup.scan import PreparedScan, Projection, Slice, coalesced, matching_rows
+from pyspark_lookup.scan import PreparedScan, coalesced, matching_rows
 from pyspark_lookup.schema import cast_column
 from pyspark_lookup.table import Table
 from pyspark_lookup.ufs import FileVersion

@@ -24,7 +24,8 @@ from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.hidden import seen_rows
 from pyspark_lookup.index import SkewedError
 from pyspark_lookup.keys import Numbers, Seed, draw_seed
-from pyspark_lookup.scan import PreparedScan, Projection, Slice, TableScan
+from pyspark_lookup.opened import Projection, Slice
+from pyspark_lookup.scan import PreparedScan, TableScan
 from pyspark_lookup.schema import cast_column
 from pyspark_lookup.snapshot.build import ROW_BITS, SegmentBuilder
 from pyspark_lookup.snapshot.layers import Layer, Snapshot, hidden_rows

@@ -11,8 +11,9 @@ from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.keys import Keys
 from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.opened import Projection
 from pyspark_lookup.predicate import And, Compare, In, Predicate, columns_of
-from pyspark_lookup.scan import Projection, coalesced, matching_rows
+from pyspark_lookup.scan import coalesced, matching_rows
 from pyspark_lookup.schema import cast_column, check_readable
 from pyspark_lookup.snapshot.layers import Ranges, Snapshot
 

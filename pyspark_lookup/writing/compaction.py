@@ -6,6 +6,7 @@ for in its files and hidden there. Where somebody has replaced the same writes, 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -113,10 +114,12 @@ class Compactor:
         job = self._writer.begin(state.definition.schema, WriteMode.COMPACT)
         try:
             since = self._log.known()
-            if since is None or since.table_id != job.table_id or job.write_id is None:
+            write_id = job.write_id
+            if since is None or since.table_id != job.table_id or write_id is None:
                 raise WriteConflictError(f"{self._log.url} was dropped and created anew: compact it again")
+            job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
             # A list of writes to be replaced knows those that began before it.
-            folded = [write for write in chosen(since, asked) if write.id < job.write_id]
+            folded = [write for write in chosen(since, asked) if write.id < write_id]
             paths = {f"{self._table.url}/{file.path}" for write in folded for file in write.files}
             files = managed_version(self._table, since).files
             inside = [file for file in files if file.url in paths]

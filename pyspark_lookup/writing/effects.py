@@ -25,6 +25,7 @@ class RowsByKey(Protocol):
 
     def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def check_different(self, keys: pa.Table) -> None: ...
+    def without(self, keys: pa.Table, others: pa.Table) -> pa.Table: ...
     def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
     def hidden_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
@@ -95,11 +96,10 @@ class ByKey(_Looking):
         self._keys_of = keys
         self._keys: pa.Table | None = None
 
-    def check(self, state: TableState) -> None:
-        if self._keys is not None and tuple(self._keys.column_names) != state.definition.keys:
-            raise WriteConflictError(
-                f"table {state.table_id} was given other key columns since this write began: write again"
-            )
+    @property
+    def keys(self) -> pa.Table | None:
+        """The keys; None before the first look."""
+        return self._keys
 
     def add(self, keys: pa.Table, looked: Iterable[FileVersion]) -> None:
         """Take the place of rows with these keys, too; the write has done so in the files `looked` already."""
@@ -116,14 +116,19 @@ class ByKey(_Looking):
 
 
 class NewKeys(_Looking):
-    """Adds rows with keys that are not there (`lookup.write.unique-keys`), or replaces all that are (`alone`)."""
+    """Adds rows with keys that are not there (`lookup.write.unique-keys`), or that `beside` takes the place of."""
 
     def __init__(
-        self, rows: RowsByKey, table: Table, files: Sequence[DataFile], alone: bool, own: str | None = None
+        self,
+        rows: RowsByKey,
+        table: Table,
+        files: Sequence[DataFile],
+        own: str | None = None,
+        beside: ByKey | None = None,
     ) -> None:
         super().__init__(rows, table, own)
         self._files = files
-        self._alone = alone
+        self._beside = beside
         self._keys: pa.Table | None = None
 
     def add(self, keys: pa.Table) -> None:
@@ -131,17 +136,19 @@ class NewKeys(_Looking):
         self._keys = keys if self._keys is None else pa.concat_tables([self._keys, keys])
 
     def is_due(self, state: TableState) -> bool:
-        return self._keys is None or (not self._alone and super().is_due(state))
+        return self._keys is None or super().is_due(state)
 
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
         """Raises NonUniqueKeyError for a key that is there twice."""
         if self._keys is None:
             self._keys = self._rows.keys_of(definition, self._files)
             self._rows.check_different(self._keys)
-        fresh = [] if self._alone else self._fresh(state)
+        fresh = self._fresh(state)
         self._looked.update(file.url for file in fresh)
-        if fresh:
-            self._rows.check_new(definition, self._keys, fresh)
+        replaced = self._beside.keys if self._beside is not None else None
+        keys = self._keys if replaced is None else self._rows.without(self._keys, replaced)
+        if fresh and keys.num_rows:
+            self._rows.check_new(definition, keys, fresh)
         return None
 
 
@@ -185,13 +192,17 @@ class Folding:
         self._table = table
         self._since = since
         self._kept = kept
+        self._seen = {write.id for write in since.seen()} & set(replaces)
         self._paths = {file.path for id_ in replaces for file in since.writes[id_].files}
         self._files = files
         self._looked: set[int] = set()
 
     def check(self, state: TableState) -> None:
-        seen = {write.id for write in state.needed()}
-        if not seen.issuperset(self.replaces) or state.definition.keys != self._since.definition.keys:
+        needed, seen = ({write.id for write in writes} for writes in (state.needed(), state.seen()))
+        same = (
+            needed.issuperset(self.replaces) and seen.issuperset(self._seen) and not state.rekeyed(self._since.position)
+        )
+        if not same:
             raise WriteConflictError(
                 f"table {state.table_id} was overwritten, compacted or given other keys as it was compacted: compact it again"
             )

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.errors import SchemaError, UfsError
-from pyspark_lookup.hidden import hidden_bytes
+from pyspark_lookup.hidden import PATH, ROW, hidden_bytes
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.notifications import DataFile, Definition
 from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
@@ -19,6 +19,7 @@ from pyspark_lookup.ufs import Ufs
 __all__ = ["DataFiles", "conformed", "defined", "matched"]
 
 _FILE_BYTES = 128 * 1024 * 1024  # of rows in memory; sorted as a whole
+_PART_BYTES = 4 * _FILE_BYTES
 _GROUP_BYTES = 1024 * 1024
 _GROUP_ROWS = (1024, 128 * 1024)
 
@@ -37,6 +38,7 @@ def defined(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition
             raise SchemaError(
                 f"option lookup.keys: the rows have no column {key!r}; they have {', '.join(columns.names)}"
             )
+    _check_names(columns)
     names = tuple(spelled[key.casefold()] for key in keys)
     check_key_types([columns.field(name) for name in names])
     return Definition(columns, names)
@@ -64,7 +66,16 @@ def matched(definition: Definition, schema: pa.Schema, merge: bool, origin: str)
             raise SchemaError(f"{origin}: column {known.name!r} is {known.type}, the rows have {field.type}: cast them")
     if not added:
         return definition
+    _check_names(pa.schema(added))
     return Definition(pa.schema([*definition.schema, *added]), definition.keys, definition.properties)
+
+
+def _check_names(columns: pa.Schema) -> None:
+    for name in columns.names:
+        if name.casefold() in (PATH, ROW):
+            raise SchemaError(
+                f"column {name!r}: that name is used by files that say which rows do not count; rename it"
+            )
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
@@ -94,7 +105,7 @@ class DataFiles:
         """The files that hold the rows, whole in the store; none without rows. What was put before an error is removed."""
         files: list[DataFile] = []
         try:
-            for table in self._tables(batches):
+            for table in self._tables(batches, _FILE_BYTES):
                 files.append(self._put(self._sorted(table), f"{self._directory}/{prefix}-{len(files):05d}"))
         except BaseException:
             self.remove(files)
@@ -108,12 +119,14 @@ class DataFiles:
         files: list[DataFile] = []
         try:
             for part in parts:
-                rows = [conformed(batch, self._definition.schema, self._url) for batch in part]
-                table = self._sorted(pa.Table.from_batches(rows, self._definition.schema))
-                at_once = max(table.num_rows * _FILE_BYTES // max(table.nbytes, 1), 1)
-                for start in range(0, table.num_rows, at_once):
-                    path = f"{self._directory}/{prefix}-{len(files):05d}"
-                    files.append(self._put(table.slice(start, at_once), path))
+                for found in self._tables(
+                    part, _PART_BYTES
+                ):  # one, unless a part is much larger than its files let expect
+                    table = self._sorted(found)
+                    at_once = max(table.num_rows * _FILE_BYTES // max(table.nbytes, 1), 1)
+                    for start in range(0, table.num_rows, at_once):
+                        path = f"{self._directory}/{prefix}-{len(files):05d}"
+                        files.append(self._put(table.slice(start, at_once), path))
         except BaseException:
             self.remove(files)
             raise
@@ -127,7 +140,7 @@ class DataFiles:
             except UfsError:
                 return
 
-    def _tables(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def _tables(self, batches: Iterable[pa.RecordBatch], at_most: int) -> Iterator[pa.Table]:
         schema = self._definition.schema
         held: list[pa.RecordBatch] = []
         size = 0
@@ -136,7 +149,7 @@ class DataFiles:
             for start in range(0, batch.num_rows, rows):  # a table of somebody's may be one batch
                 held.append(conformed(batch.slice(start, rows), schema, self._url))
                 size += held[-1].nbytes
-                if size >= _FILE_BYTES:
+                if size >= at_most:
                     yield pa.Table.from_batches(held, schema)
                     held, size = [], 0
         if held:

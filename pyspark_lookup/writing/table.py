@@ -23,7 +23,6 @@ from pyspark_lookup.errors import (
     CommitUnknownError,
     NotATableError,
     OptionError,
-    SchemaError,
     UfsError,
     UfsNotFoundError,
     WriteConflictError,
@@ -101,13 +100,15 @@ class TableWriter:
 
     # --- the driver's side ------------------------------------------------------------------------
 
-    def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None) -> Job:
-        """A write of rows with these columns, with its write id.
+    def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None, first: bool = False) -> Job:
+        """A write of rows with these columns, with its write id. `first`: others may follow under it, by key.
 
         `name`: that of a directory for its files; the id is allocated at the commit then, and a write of that name may
         begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
         """
         state = self._log.latest() or self._create(schema)
+        if first and state.definition.keys and mode is not WriteMode.OVERWRITE:
+            mode = WriteMode.UPSERT
         known = None if self._abort_dead(state) else state
         write_id: int | None = None
         if name is None:
@@ -172,7 +173,9 @@ class TableWriter:
 
             return ByKey(self._rows, self._table, keys)
         if self._options.write_unique_keys:
-            return NewKeys(self._rows, self._table, files, job.mode is WriteMode.OVERWRITE)
+            # Beside an overwrite stays what has a higher write id.
+            own = job.write_id if job.mode is WriteMode.OVERWRITE else None
+            return NewKeys(self._rows, dataclasses.replace(self._table, own=own), files, job.directory)
         return Plain()
 
     def deletion(self, keys: pa.Table) -> Effect:
@@ -197,12 +200,9 @@ class TableWriter:
             return None
         try:
             state = self._commit(job, job.write_id, files, batch, effect or self.effect(job, files))
-        except (WriteConflictError, SchemaError, ValueError):
-            self.abort(job, files)
-            raise
         except CommitUnknownError:
             raise
-        except UfsError:  # while it looked into the files of others: no commit was tried
+        except Exception:  # no commit was put
             with contextlib.suppress(UfsError):
                 self.abort(job, files)
             raise
@@ -210,7 +210,7 @@ class TableWriter:
             self.abort(job, files, "no rows")
             return self._log.latest()
         self._committed(state.table_id, state.position)
-        self._tidy(job)
+        self._tidy(job, state)
         return state
 
     def _commit(
@@ -285,6 +285,8 @@ class TableWriter:
         """The table's definition if the job is committed next. Raises what makes that impossible."""
         self._check_same(state, job)
         state.check_open(write_id)
+        if not isinstance(effect, Plain) and state.definition.keys != job.definition.keys:
+            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         effect.check(state)
         definition = matched(state.definition, job.definition.schema, True, self._url)
         if definition.schema != state.definition.schema and not self._options.write_merge_schema:
@@ -326,22 +328,19 @@ class TableWriter:
 
     def remove(self, job: Job, files: Iterable[DataFile]) -> None:
         """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
-        named = self._named(job)
-        left = [file for file in files if file.path not in named]
-        self._files(job).remove(left)
-        self._tidy(job)
-
-    def _named(self, job: Job) -> set[str]:
-        """The files that writes which are not aborted have in a job's directory."""
-        state = self._log.known()
-        writes = state.writes.values() if state is not None and state.table_id == job.table_id else ()
-        paths = (file.path for write in writes for file in (*write.files, *write.hidden))
-        return {path for path in paths if path.startswith(job.directory + "/")}
-
-    def _tidy(self, job: Job) -> None:
-        """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
+        state = None
         with contextlib.suppress(UfsError):
-            named = self._named(job)
+            state = self._log.latest()
+        if state is not None:
+            self._files(job).remove(file for file in files if file.path not in _named(state, job))
+            self._tidy(job, state)
+
+    def _tidy(self, job: Job, state: TableState) -> None:
+        """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
+        if state.table_id != job.table_id:
+            return  # another table may use a directory of that name
+        with contextlib.suppress(UfsError):
+            named = _named(state, job)
             with contextlib.suppress(UfsNotFoundError):
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
                     if file.url.removeprefix(self._log.url + "/") not in named:
@@ -406,7 +405,8 @@ class TableWriter:
         state = self._log.known()
         if state is None or state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
-        self._definition(state, schema, by_key)
+        if self._definition(state, schema, by_key).keys != job.definition.keys:
+            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         definition = matched(job.definition, schema, self._options.write_merge_schema, self._url)
         return dataclasses.replace(job, definition=definition)
 
@@ -439,3 +439,10 @@ class TableWriter:
                 with contextlib.suppress(UfsError):
                     self._hearts.beat(job.write_id)
             yield batch
+
+
+def _named(state: TableState, job: Job) -> set[str]:
+    """The files that writes which are not aborted have in a job's directory."""
+    writes = state.writes.values() if state.table_id == job.table_id else ()
+    paths = (file.path for write in writes for file in (*write.files, *write.hidden))
+    return {path for path in paths if path.startswith(job.directory + "/")}

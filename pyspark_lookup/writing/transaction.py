@@ -38,7 +38,6 @@ class OpenWrites:
         self._rows = rows
         self._unique = unique
         self._base = since.valid_write_ids() if since is not None else None
-        self._since = since
         self._job: Job | None = None
         self._keyed: ByKey | None = None
         self._new: NewKeys | None = None
@@ -93,17 +92,14 @@ class OpenWrites:
 
     def _begun(self, schema: pa.Schema, mode: WriteMode) -> Job:
         if self._job is None:
-            keyed = self._since is not None and bool(self._since.definition.keys)
-            # Whatever follows may be by key.
-            begun = WriteMode.UPSERT if keyed and mode is not WriteMode.OVERWRITE else mode
-            self._job = self._writer.begin(schema, begun)
+            self._job = self._writer.begin(schema, mode, first=True)
             if self._base is None:
                 self._base = ValidWriteIdList(self._job.table_id, 0)
             elif self._base.table != self._job.table_id:
                 raise WriteConflictError(f"{self._log.url} was dropped and created anew since the transaction began")
             table = dataclasses.replace(self._table, own=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
-            self._new = NewKeys(self._rows, table, [], mode is WriteMode.OVERWRITE, self._job.directory)
+            self._new = NewKeys(self._rows, table, [], self._job.directory, self._keyed)
         self._job = self._writer.widened(self._job, schema, mode.by_key)
         return self._job
 

@@ -22,7 +22,7 @@ RETAINED_S = 7 * 86400.0
 
 @dataclasses.dataclass(frozen=True)
 class Vacuumed:
-    """What was removed, and the log position after which every version can still be read (None: all can)."""
+    """What was removed, and the log position from which on every version can still be read (None: all can)."""
 
     files: int
     bytes: int
@@ -47,15 +47,16 @@ def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, forc
     oldest = _oldest(state, put_at_s, until_s)
 
     def removed(state: TableState, nonce: str, at_s: float) -> Event | None:
-        ids = _removable(state, oldest) if oldest is not None and state.table_id == table_id else ()
-        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids) if ids else None
+        if oldest is None or state.table_id != table_id:
+            return None
+        ids = _removable(state, oldest)
+        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, oldest) if ids else None
 
     state = log.append(removed, after=state)
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{log.url} was dropped and created anew as it was vacuumed: vacuum it again")
     done = _sweep(ufs, log, state, until_s)
-    gone = any(write.vacuumed for write in state.writes.values())
-    return Vacuumed(len(done), sum(file.size for file in done), oldest if gone else None)
+    return Vacuumed(len(done), sum(file.size for file in done), state.oldest if state.oldest > 1 else None)
 
 
 def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:

@@ -1,0 +1,326 @@
+"""What others do in the middle of a compaction, a transaction or a write by key, and what must not come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup.bykey import KeyedRows
+from pyspark_lookup.errors import (
+    NonUniqueKeyError,
+    PysparkLookupError,
+    SchemaError,
+    VersionGoneError,
+    WriteConflictError,
+)
+from pyspark_lookup.notifications import TableState, WriteMode
+from pyspark_lookup.options import LookupOptions, View
+from pyspark_lookup.views import ViewTask, view_batches
+from pyspark_lookup.writing import Job, TableWriter
+from pyspark_lookup.writing import files as files_module
+from tests.test_by_key import MODES
+from tests.test_compaction import OFF, beside, of_ids
+from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
+
+__all__ = ["site"]
+
+UNIQUE = {**OFF, "lookup.write.unique-keys": "true"}
+
+
+def named(table: pa.Table) -> list[tuple[int, str]]:
+    return sorted((row["id"], row["name"]) for row in table.to_pylist())
+
+
+# --- compactions ---------------------------------------------------------------------------------------
+
+
+def test_rows_that_an_overwrite_replaces_beside_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An overwrite that is committed while it runs, and leaves some of its writes in place for what they hide."""
+    table = site.created(OFF)
+    writer = site.writer(host="b")
+    early = writer.begin(SCHEMA, WriteMode.UPSERT)
+    overwrite = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    table.write(rows(1, 2))
+    writer.commit(early, writer.write(early, rows(1, 9, name="upserted").to_batches(), "part"))
+
+    def replaced() -> None:
+        writer.commit(overwrite, put(writer, overwrite, 7))
+        assert ids_of(table.scan()) == [2, 7]
+
+    beside(site, monkeypatch, replaced)
+    table.compact()
+    assert ids_of(table.scan()) == [2, 7]
+
+
+def test_a_delete_by_other_keys_beside_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that are altered there and back while it runs, and a delete between."""
+    table = site.created(OFF)
+    table.write(rows(1, name="x"))
+    table.write(rows(2, name="y"))
+
+    def changes() -> None:
+        other = site.table(OFF, host="c")
+        other.alter(keys=["name"])
+        site.table(OFF, host="c").delete(pa.table({"name": ["x"]}))
+        other.alter(keys=["id"])
+
+    beside(site, monkeypatch, changes)
+    table.compact()
+    assert ids_of(table.scan()) == [2]
+
+
+def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that adds a column between its write id and its look at the table keeps its values."""
+    more = {**OFF, "lookup.write.merge-schema": "true"}
+    table = site.created(more)
+    table.write(rows(1))
+    table.write(rows(3))
+    writer = site.writer(more)
+    job = writer.begin(pa.schema([*SCHEMA, ("more", pa.int64())]), WriteMode.APPEND)
+    files = writer.write(job, pa.table({"id": [2], "name": ["b"], "more": [7]}).to_batches(), "part")
+    begin = TableWriter.begin
+
+    def begun(self: TableWriter, schema: pa.Schema, mode: WriteMode, *more: Any) -> Job:
+        found = begin(self, schema, mode, *more)
+        if mode is WriteMode.COMPACT and files:
+            writer.commit(job, list(files))
+            files.clear()
+        return found
+
+    monkeypatch.setattr(TableWriter, "begin", begun)
+    table.compact()
+    assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7, None]
+
+
+def test_a_part_that_is_larger_than_its_files_say(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are small in files and large in memory are put in order some at a time."""
+    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 32 * 1024)
+    monkeypatch.setattr(files_module, "_FILE_BYTES", 128 * 1024)
+    monkeypatch.setattr(files_module, "_PART_BYTES", 512 * 1024)
+    table = site.created(OFF)
+    for low in (0, 20_000):
+        table.write(of_ids(low, low + 20_000, "the same long text in each row " * 10))
+    sizes = []
+    ordered = files_module.DataFiles._sorted
+
+    def watched(self: files_module.DataFiles, part: pa.Table) -> pa.Table:
+        sizes.append(part.nbytes)
+        return ordered(self, part)
+
+    monkeypatch.setattr(files_module.DataFiles, "_sorted", watched)
+    table.compact()
+    assert max(sizes) < 2 * 512 * 1024
+    assert ids_of(table.scan()) == list(range(40_000))
+
+
+def test_a_compaction_and_what_it_folded_are_gone(site: Site) -> None:
+    """A reader that knows the table from before two compactions and a delete between them."""
+    table = site.created(OFF)
+    table.write(of_ids(0, 10))
+    table.write(of_ids(10, 20))
+    reader = site.table(MODES["partial"], host="b")
+    assert len(reader.get(0)) == 1
+    table.compact()
+    table.delete(pa.table({"id": [0]}))
+    table.compact()
+    table.compact()
+    assert reader.get(0) == []
+
+
+@pytest.mark.parametrize("left_out", [[1], [2], [3]])
+def test_a_list_without_what_was_folded(site: Site, left_out: list[int]) -> None:
+    """Where a delete came after the compaction, a list without that, or without all in it, is refused: nobody knows what it hides there."""
+    table = site.created(OFF)
+    table.write(rows(1, 5))
+    table.write(rows(2))
+    table.compact()
+    before = table.valid_write_ids
+    table.delete(pa.table({"id": [1]}))
+    now = table.valid_write_ids
+    assert ids_of(table.scan(valid_write_ids=now)) == [2, 5]
+    assert ids_of(table.scan(valid_write_ids=before)) == [1, 2, 5]
+    with pytest.raises(VersionGoneError, match="was made after a compaction"):
+        table.scan(valid_write_ids=type(now)(now.table, now.high_watermark, open=left_out))
+
+
+# --- keys that are altered ------------------------------------------------------------------------------
+
+
+def test_a_delete_whose_keys_are_altered(site: Site) -> None:
+    """It is refused by name, and aborted."""
+    table = site.created(OFF)
+    table.write(rows(1, 5))
+    writer = site.writer(host="b")
+    asked = writer.keys_asked(pa.table({"id": [1]}))
+    job = writer.begin(asked.schema, WriteMode.DELETE)
+    table.alter(keys=["name"])
+    with pytest.raises(WriteConflictError, match="other key columns"):
+        writer.commit(job, (), effect=writer.deletion(asked))
+    assert not site.state().open_writes()
+
+
+def test_unique_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write whose keys are being checked is refused by name, and aborted."""
+    table = site.created(OFF)
+    table.write(rows(1, 5))
+    other = site.table(UNIQUE, host="b")
+    check_new, left = KeyedRows.check_new, [1]
+
+    def checked(self: KeyedRows, *more: Any) -> None:
+        check_new(self, *more)
+        if left:
+            left.pop()
+            table.alter(keys=["name"])
+            table.write(rows(77, name="77"))
+
+    monkeypatch.setattr(KeyedRows, "check_new", checked)
+    with pytest.raises(WriteConflictError, match="other key columns"):
+        other.write(rows(6, name="six"))
+    assert not site.state().open_writes()
+
+
+def test_a_transaction_whose_keys_are_altered(site: Site) -> None:
+    """It takes nothing away by other keys than those it began with, and nothing of it stays open."""
+    table = site.created(OFF)
+    table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
+    with pytest.raises(WriteConflictError, match="other key columns"), table.transaction() as t:
+        t.write(rows(6))
+        table.alter(keys=["id", "name"])
+        t.delete(pa.table({"id": [1], "name": ["x"]}))
+    assert named(table.scan()) == [(1, "x"), (1, "y")]
+    with pytest.raises(WriteConflictError, match="other key columns"), table.transaction() as t:
+        t.write(rows(6))
+        t.delete(pa.table({"id": [6], "name": ["a"]}))
+        table.alter(keys=["id"])
+        table.write(rows(77))
+    assert ids_of(table.scan()) == [1, 1, 77]
+    assert not site.state().open_writes()
+
+
+def test_a_table_that_gets_keys_under_a_transaction(site: Site) -> None:
+    """What began without keys is not written by key."""
+    table = site.table(OFF)
+    table.write(rows(1, 2))
+    with pytest.raises(WriteConflictError, match="other key columns"), table.transaction() as t:
+        t.write(rows(3))
+        table.alter(keys=["id"])
+        t.upsert(rows(1, name="new"))
+    assert named(table.scan()) == [(1, "a"), (2, "a")]
+
+
+def test_columns_of_the_marks(site: Site) -> None:
+    """Names that files of hidden rows use are refused for columns, when the table is made and when one is added."""
+    for name in ("_lookup_row", "_LOOKUP_FILE"):
+        with pytest.raises(SchemaError, match="rename it"):
+            site.table(OFF).write(pa.table({"id": [1], name: [1]}))
+    table = site.created({**OFF, "lookup.write.merge-schema": "true"})
+    with pytest.raises(SchemaError, match="rename it"):
+        table.write(pa.table({"id": [1], "_lookup_row": [1]}))
+    with pytest.raises(SchemaError, match="rename it"):
+        table.alter(columns=pa.schema([("_lookup_file", pa.string())]))
+
+
+# --- unique keys ----------------------------------------------------------------------------------------
+
+
+def test_a_key_that_it_replaces_itself(site: Site) -> None:
+    """A transaction may write a key anew that it has deleted, also where its old row is in a file that it has not seen."""
+    table = site.created(UNIQUE)
+    table.write(rows(1, 2))
+    table.write(rows(3, 4))
+    with table.transaction() as t:
+        t.delete(pa.table({"id": [1]}))
+        t.write(rows(1, name="again"))
+        site.table(OFF, host="b").compact()
+    assert named(table.scan()) == [(1, "again"), (2, "a"), (3, "a"), (4, "a")]
+
+
+def test_an_overwrite_beside_an_append(site: Site) -> None:
+    """What stays beside an overwrite, for it began later, is looked into for its keys."""
+    table = site.created(UNIQUE)
+    writer = site.writer(UNIQUE, host="b")
+    job = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    other = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    table.write(rows(1))
+    with pytest.raises(NonUniqueKeyError, match="id = 1"):
+        writer.commit(job, put(writer, job, 1))
+    writer.commit(other, put(writer, other, 2))
+    assert ids_of(table.scan()) == [1, 2]
+
+
+# --- transactions and tables that are gone ---------------------------------------------------------------
+
+
+def test_a_transaction_that_others_have_aborted(site: Site) -> None:
+    """After its timeout it reads nothing that would lack its own writes."""
+    table = site.created(OFF)
+    table.write(rows(1, 2))
+    t = table.transaction()
+    t.delete(pa.table({"id": [1]}))
+    t.write(rows(3))
+    (write,) = site.state().open_writes()
+    state = site.state()
+    job = Job(state.table_id, write.id, WriteMode.UPSERT, f"write-{write.id:020d}", state.definition, 0.0)
+    site.writer(host="b").abort(job, (), "no sign of life")
+    table.scan()
+    with pytest.raises(WriteConflictError, match="aborted by others"):
+        t.scan()
+    with pytest.raises(WriteConflictError, match="aborted"):
+        t.commit()
+
+
+def test_a_transaction_that_found_no_table(site: Site) -> None:
+    """One that began before the table is by key as any other: an overwrite with a lower write id is refused after it."""
+    t = site.table(OFF).transaction()
+    table = site.created(OFF)
+    table.write(rows(5))
+    writer = site.writer(host="b")
+    overwrite = writer.begin(SCHEMA, WriteMode.OVERWRITE)
+    t.write(rows(9))
+    t.upsert(rows(1, name="mine"))
+    t.commit()
+    with pytest.raises(WriteConflictError, match="by key"):
+        writer.commit(overwrite, put(writer, overwrite, 1))
+    assert ids_of(table.scan()) == [1, 5, 9]
+
+
+def test_a_table_that_is_made_anew_as_a_write_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer of the dropped table removes none of the new table's files, which lie in directories of the same names."""
+    table = site.created(OFF)
+    table.write(rows(1))
+    writer = site.writer(host="b")
+    job = writer.begin(SCHEMA, WriteMode.APPEND)
+    files = put(writer, job, 2)
+    shutil.rmtree(site.path)
+    other = site.table({**OFF, "lookup.keys": "id"}, host="z")
+    for id_ in (7, 8, 9):
+        other.write(rows(id_))
+    with contextlib.suppress(PysparkLookupError):
+        writer.abort(job, files)
+    with pytest.raises(WriteConflictError):
+        writer.commit(job, files)
+    assert ids_of(site.table(OFF, host="y").scan()) == [7, 8, 9]
+
+
+# --- vacuum ---------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_version_after_a_gentler_vacuum(site: Site) -> None:
+    """What one vacuum has removed is gone for the next one's answer, too; the versions view says what it does not know."""
+    table = site.created(OFF)
+    first = table.write(rows(1))
+    second = table.write(rows(2), "overwrite")
+    assert table.vacuum("0 s", force=True)["oldest"] == second
+    assert table.vacuum()["oldest"] == second
+    with pytest.raises(VersionGoneError):
+        site.table({"lookup.version": str(first)}).scan()
+    options = LookupOptions.parse({**site.options("a", {}), "lookup.view": "versions"})
+    (batch,) = view_batches(site.runtime.engine(options), ViewTask(View.VERSIONS), options, bytes)
+    added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
+    assert (added[first], added[second]) == (None, 1)
+    state = site.state()
+    assert TableState.of_plain(state.plain(), "a copy").oldest == second
