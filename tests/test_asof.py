@@ -68,7 +68,7 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
 
 def test_instants_of_other_zones() -> None:
     """Times that come in the session's zone are the same instants."""
-    noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.timezone.utc)
     table = pa.table({"since": pa.array([noon], INSTANT), KEY_INDEX: pa.array([0], pa.int64())})
     for times, rows in ((noon, 1), (noon - datetime.timedelta(microseconds=1), 0)):
         at = pa.array([times], pa.timestamp("us", "America/New_York"))

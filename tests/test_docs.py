@@ -18,6 +18,7 @@ from pyspark_lookup.spark.session import RECOMMENDED
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "joins.md").read_text(encoding="utf-8")
+DIMENSIONS = (ROOT / "docs" / "dimensions.md").read_text(encoding="utf-8")
 MANAGED = (ROOT / "docs" / "managed.md").read_text(encoding="utf-8")
 CONF = ROOT / "conf" / "lookupcache.conf"
 KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(), re.MULTILINE)
@@ -32,7 +33,7 @@ def test_readme_options_table() -> None:
 
 def test_readme_names_known_options() -> None:
     """Every option that the README or the changelog mentions exists."""
-    text = README + GUIDE + MANAGED + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    text = README + GUIDE + DIMENSIONS + MANAGED + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", text))
     prefixes = ("lookup.storage", "lookup.provider.")
     assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
@@ -66,10 +67,13 @@ def test_guide_examples_run(tmp_path: Path) -> None:
 def test_managed_examples_run(tmp_path: Path) -> None:
     """And those of the guide to managed tables."""
     shown = pasted(MANAGED, tmp_path)
-    assert re.findall(r"^\| (BOS|EWR|JFK|LGA)\|", shown, re.MULTILINE) == ["BOS", "EWR", "JFK", "LGA"]
+    assert re.findall(r"^\| (BOS|EWR|JFK|LGA)\|", shown, re.MULTILINE)[:4] == ["BOS", "EWR", "JFK", "LGA"]
     assert "['BOS', 'EWR', 'JFK', 'LGA']" in shown
     assert re.search(r"\|\s*1\|\s*JFK\|John F. Kennedy\|", shown)
-    assert re.search(r"^[0-9a-f]{32}:6:9223372036854775807::\n2$", shown, re.MULTILINE)
+    assert re.search(r"^[0-9a-f]{32}:8:9223372036854775807::\n2$", shown, re.MULTILINE)
+    assert "\n3 4\n3\n" in shown
+    assert "{'files': 0, 'bytes': 0, 'oldest': None}" in shown
+    assert re.search(r"\| JFK\|John F. Kennedy\|\s+insert\|", shown)
     assert re.findall(r"\|\s*(create|append|upsert|delete|overwrite)\|", shown) == [
         "create",
         "append",
@@ -77,8 +81,20 @@ def test_managed_examples_run(tmp_path: Path) -> None:
         "append",
         "upsert",
         "delete",
+        "upsert",
+        "append",
         "overwrite",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_dimension_examples_run(tmp_path: Path) -> None:
+    """And those of the guide to dimensions, which say what they print."""
+    shown = pasted(DIMENSIONS, tmp_path)
+    said = re.findall(r"^print\(.*\)  # (.*)$", DIMENSIONS, re.MULTILINE)
+    assert said == [line for line in shown.splitlines() if line in said]
+    assert len(said) == 5
 
 
 def pasted(text: str, tmp_path: Path) -> str:
