@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import NonUniqueKeyError
 from pyspark_lookup.hidden import PATH, ROW, place_fields
-from pyspark_lookup.keys import Keys, one_array
+from pyspark_lookup.keys import Keys, Numbers, one_array
 from pyspark_lookup.notifications import DataFile, Definition
 from pyspark_lookup.opened import Projection
 from pyspark_lookup.partial.rows import SEED, distinct_keys, match_rows
@@ -91,21 +91,16 @@ class KeyedRows:
         return pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
 
     def counted(
-        self,
-        definition: Definition,
-        names: Sequence[str],
-        files: Sequence[FileVersion],
-        keys: pa.Table | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows that count in those files; with `keys`, of units that may have some of these. Columns: `names`."""
+        self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None
+    ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
+        """(places, columns `names`) of the rows that count in a file; with `keys`, of units that may have some of these."""
         wanted = None
         if keys is not None:
             wanted = _among(definition.keys, [one_array(keys.column(name)) for name in definition.keys])
-        for file in files:  # one at a time: what is read of it is in memory
-            prepared = self._prepared([file], definition.schema, names, wanted, keep=False)
-            assert isinstance(prepared, Prepared)
-            for _, _, batch in prepared.placed():
-                yield batch
+        prepared = self._prepared([file], definition.schema, names, wanted, keep=False)
+        assert isinstance(prepared, Prepared)
+        for _, places, batch in prepared.placed():
+            yield places, batch
 
     def count(self, files: Sequence[FileVersion]) -> int:
         """How many rows of those files count."""

@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.bykey import KeyedRows
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
-from pyspark_lookup.hidden import PATH
-from pyspark_lookup.keys import Keys, Numbers
+from pyspark_lookup.hidden import PATH, ROW
+from pyspark_lookup.keys import Keys, Numbers, one_array
 from pyspark_lookup.notifications import Change, Definition, TableState, TableWrite, WriteMode, schema_of_text
 from pyspark_lookup.partial.rows import RowIndex
 from pyspark_lookup.predicate import Predicate, columns_of
@@ -181,40 +182,55 @@ class _Changes:
 
     def __init__(self, reader: TableReader, task: ChangeTask, needed: Collection[str]) -> None:
         self._task = task
+        self._reader = reader
         self._rows = KeyedRows(reader, task.table)
         self._definition = Definition(schema_of_text(task.schema), task.keys)
         self._names = [name for name in self._definition.schema.names if name in needed]
 
     def added(self) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        old: RowIndex | None = None
-        if self._task.marks and self._task.others:
-            keys, files = self._marked(self._task.others)
-            old = self._index(self._rows.find(self._definition, keys, files))
-        for batch in self._rows.counted(self._definition, self._names, self._task.files):
-            known = self._known(old, batch)
-            yield _kinds(known, AFTER, INSERT, batch.num_rows), batch
+        old = self._index(self._taken(self._task.others)[1]) if self._task.marks and self._task.others else None
+        for file in self._task.files:
+            for _, batch in self._rows.counted(self._definition, self._names, file):
+                yield _kinds(self._known(old, batch), AFTER, INSERT, batch.num_rows), batch
 
     def removed(self) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
         if not self._task.marks:
-            for batch in self._rows.counted(self._definition, self._names, self._task.files):
-                yield _kinds(None, BEFORE, DELETE, batch.num_rows), batch
+            for file in self._task.files:
+                for _, batch in self._rows.counted(self._definition, self._names, file):
+                    yield _kinds(None, BEFORE, DELETE, batch.num_rows), batch
             return
-        keys, files = self._marked(self._task.files)
-        taken = self._index(keys)
+        places, taken = self._taken(self._task.files)
         new = self._index(self._rows.keys_of(self._definition, self._task.others)) if self._task.others else None
-        for batch in self._rows.counted(self._definition, self._names, files, keys):
-            found = self._known(taken, batch)
-            if found is not None:
-                rows = batch.filter(pa.array(found))
-                yield _kinds(self._known(new, rows), BEFORE, DELETE, rows.num_rows), rows
+        for file in self._task.files:
+            if file.url not in places:
+                continue
+            wanted = places[file.url]
+            keys = taken.filter(pc.equal(taken.column(PATH), self._path(file)))
+            for at, batch in self._rows.counted(self._definition, self._names, file, keys):
+                found = wanted[np.minimum(np.searchsorted(wanted, at), len(wanted) - 1)] == at
+                if found.any():
+                    rows = batch.filter(pa.array(found))
+                    yield _kinds(self._known(new, rows), BEFORE, DELETE, rows.num_rows), rows
 
-    def _marked(self, files: Sequence[FileVersion]) -> tuple[pa.Table, list[FileVersion]]:
-        """The keys that the marks name, and which of the files have such rows."""
+    def _taken(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
+        """The places of the rows that the marks name in those files, by URL, and their keys; what did not count before is left out."""
         marks = self._rows.hidden_by(self._definition, self._task.marks)
-        paths = set(marks.column(PATH).to_pylist())
-        root = self._task.table.url + "/"
-        named = [file for file in files if file.url.removeprefix(root) in paths]
-        return marks.select(list(self._task.keys)), named
+        known = {self._path(file): file.url for file in files}
+        gone = self._reader.files().hidden(self._task.table, files)
+        paths = one_array(marks.column(PATH)).dictionary_encode()
+        codes, rows = np.asarray(paths.indices), np.asarray(one_array(marks.column(ROW)))
+        counts = np.zeros(len(rows), np.bool_)
+        places: dict[str, Numbers] = {}
+        for code, path in enumerate(paths.dictionary.to_pylist()):
+            if path in known:
+                at = np.flatnonzero(codes == code)
+                hidden = gone.get(known[path])
+                counts[at] = True if hidden is None else ~np.isin(rows[at], hidden)
+                places[known[path]] = np.unique(rows[at][counts[at]])
+        return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
+
+    def _path(self, file: FileVersion) -> str:
+        return file.url.removeprefix(self._task.table.url + "/")
 
     def _index(self, keys: pa.Table) -> RowIndex | None:
         return RowIndex(keys, self._task.keys) if keys.num_rows else None

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from pyspark_lookup.predicate import Among, And, Predicate
 from pyspark_lookup.schema import cast_column
 from pyspark_lookup.ufs import FileVersion, Range
 
-__all__ = ["KnownFiles", "OpenFile", "Projection", "Slice", "decoded", "is_missing", "spellings"]
+__all__ = ["KnownFiles", "OpenFile", "Projection", "Slice", "decoded", "is_missing", "spellings", "to_read"]
 
 _INDEXES = 4096
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
@@ -67,12 +67,13 @@ class OpenFile:
     piece: Slice
     blocks: BlockCache
     index: FileIndex
-    head: Mapping[Range, Data]  # what the index was read from
+    head: dict[Range, Data]  # what the index was read from, as far as it is here
     data: dict[Range, Data]  # what its units' rows are decoded from, where the head does not hold it
     names: dict[str, str]  # planned column -> this file's spelling, for those it has
     partition: Mapping[str, object]
     units: list[Unit] = dataclasses.field(default_factory=list)
     hidden: Numbers | None = None  # places in the file of rows that do not count
+    read_from: tuple[Range, ...] = ()  # what of the file the index was read from, here or not
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def first_row(self, unit: Unit) -> int:
@@ -132,17 +133,17 @@ class KnownFiles:
     """What this process knows of files that never change."""
 
     def __init__(self) -> None:
-        self._indexes = _Latest[FileIndex](_INDEXES)
+        self._indexes = _Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES)
         self._values = _Latest[Numbers](_VALUES)
 
-    def index(self, file: FileVersion) -> FileIndex | None:
-        """The file's index, if it was opened before."""
+    def index(self, file: FileVersion) -> tuple[FileIndex, tuple[Range, ...]] | None:
+        """The file's index and what it was read from, if it was opened before."""
         return self._indexes.get((file.url, file.size)) if file.immutable else None
 
-    def keep(self, file: FileVersion, index: FileIndex) -> None:
+    def keep(self, file: FileVersion, index: FileIndex, read_from: Iterable[Range]) -> None:
         """Keep an index."""
         if file.immutable:
-            self._indexes.put((file.url, file.size), index, 1)
+            self._indexes.put((file.url, file.size), (index, tuple(read_from)), 1)
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
@@ -218,6 +219,13 @@ def spellings(planned: pa.Schema, found: pa.Schema) -> dict[str, str]:
     """Planned column -> how a file spells it, for those it has."""
     folded = {name.casefold(): name for name in found.names}
     return {name: folded[name.casefold()] for name in planned.names if name.casefold() in folded}
+
+
+def to_read(part: Range, file: OpenFile) -> Range:
+    """The range to read for a missing one: what the index was read from, if that has it, is more likely to be here."""
+    offset, length = part
+    around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])
+    return next(around, part)
 
 
 def is_missing(part: Range, file: OpenFile) -> bool:

@@ -17,7 +17,7 @@ from pyspark_lookup.formats import BATCH_ROWS, Data, Unit, open_format
 from pyspark_lookup.hidden import HiddenRows, counted
 from pyspark_lookup.keys import Numbers
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.opened import KnownFiles, OpenFile, Projection, Slice, decoded, is_missing, spellings
+from pyspark_lookup.opened import KnownFiles, OpenFile, Projection, Slice, decoded, is_missing, spellings, to_read
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, joined_stats, may_match
 from pyspark_lookup.schema import check_readable, merge_schemas
 from pyspark_lookup.stores import HIDDEN
@@ -236,9 +236,14 @@ class Scan:
         partitions = projection.partitions if projection else pa.schema([])
         found: list[OpenFile | None] = []
         for piece in pieces:
-            index = self._known.index(piece.file)
+            known = self._known.index(piece.file)
+            if known is None:
+                found.append(None)
+                continue
+            index, read_from = known
             values = _partition_of(table, piece.file, partitions)
-            found.append(None if index is None else OpenFile(piece, self._blocks, index, {}, {}, spellings(planned, index.schema), values))  # fmt: skip
+            names = spellings(planned, index.schema)
+            found.append(OpenFile(piece, self._blocks, index, {}, {}, names, values, read_from=read_from))
         new = [number for number, file in enumerate(found) if file is None]
         locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
         data: dict[int, dict[Range, Data]] = {number: {} for number in new}
@@ -254,7 +259,7 @@ class Scan:
                 if isinstance(result, list):
                     following[number] = result
                     continue
-                self._known.keep(piece.file, result)
+                self._known.keep(piece.file, result, data[number])
                 values = _partition_of(table, piece.file, partitions)
                 names = spellings(planned, result.schema)
                 found[number] = OpenFile(piece, self._blocks, result, data[number], {}, names, values)
@@ -320,12 +325,13 @@ class Scan:
         wanted = []
         for file in opened:
             ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spelled(columns))]
-            missing = [part for part in dict.fromkeys(ranges) if is_missing(part, file)]
+            missing = dict.fromkeys(to_read(part, file) for part in ranges if is_missing(part, file))
             if missing:
-                wanted.append((file, missing))
+                wanted.append((file, list(missing)))
         answers = self._blocks.read([(file.location, ranges) for file, ranges in wanted])
         for (file, ranges), parts in zip(wanted, answers, strict=True):
-            file.data.update(zip(ranges, parts, strict=True))
+            for part, data in zip(ranges, parts, strict=True):
+                (file.head if part in file.read_from else file.data)[part] = data
 
 
 class Prepared:
