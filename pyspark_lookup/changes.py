@@ -7,6 +7,7 @@ writes anew. A compaction changes no row. Planning is by the log alone; rows are
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from pyspark_lookup.bykey import KeyedRows
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.hidden import PATH, ROW
-from pyspark_lookup.keys import Keys, Numbers, one_array
+from pyspark_lookup.keys import Keys, Numbers, as_indices, one_array
 from pyspark_lookup.notifications import Change, Definition, TableState, TableWrite, WriteMode, schema_of_text
 from pyspark_lookup.partial.rows import RowIndex
 from pyspark_lookup.predicate import Predicate, columns_of
@@ -41,6 +42,7 @@ __all__ = [
 CHANGE_TYPE, LOG_POSITION = "_change_type", "_log_position"
 """The columns that say what became of a row (string), and which commit did it (int64, as `lookup.version`)."""
 
+_PRUNED_BY = 10_000  # keys; with more hardly a unit is left out
 INSERT, DELETE, BEFORE, AFTER = "insert", "delete", "update_preimage", "update_postimage"
 
 
@@ -63,8 +65,8 @@ class ChangeTask:
 
     @property
     def bytes(self) -> int:
-        """About as many bytes as are read for it."""
-        return sum(file.size for file in (self.marks if self.marks and not self.added else self.files))
+        """As many bytes as may be read for it."""
+        return sum(file.size for file in self.files)
 
 
 def change_columns(columns: pa.Schema) -> pa.Schema:
@@ -159,64 +161,94 @@ def _schema(table: Table, state: TableState) -> str:
 
 
 def changed_rows(
-    reader: TableReader, task: ChangeTask, columns: pa.Schema, wanted: Predicate | None
+    reader: TableReader, tasks: Sequence[ChangeTask], columns: pa.Schema, wanted: Predicate | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task of which `wanted` is true, with `columns`; of those the last two may be what `change_columns` adds.
+    """The rows of tasks of which `wanted` is true, with `columns`; of those the last two may be what `change_columns` adds.
 
-    Raises SourceChangedError if a file is gone, SchemaError if the table does not have such columns.
+    What several commits have taken from one file is read together. Raises SourceChangedError if a file is gone, SchemaError
+    if the table does not have such columns.
     """
     shown = {name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION)}
     tested = columns_of(wanted) if wanted is not None else frozenset[str]()
-    changes = _Changes(reader, task, {*shown, *tested, *task.keys})
-    for kinds, batch in changes.added() if task.added else changes.removed():
-        position = pa.repeat(pa.scalar(task.position, pa.int64()), batch.num_rows)
+    needed = {*shown, *tested, *(key for task in tasks for key in task.keys)}
+    parts = [_Changes(reader, task, needed) for task in tasks]
+    together = [part for part in parts if part.takes]
+    alone = (found for part in parts if not part.takes for found in part.rows())
+    for position, kinds, batch in itertools.chain(_taken_together(together), alone):
+        places = pa.repeat(pa.scalar(position, pa.int64()), batch.num_rows)
         names = [*batch.schema.names, CHANGE_TYPE, LOG_POSITION]
-        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, position], names)
+        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, places], names)
         kept = matching_rows(rows, wanted)
         if kept is not None and kept.num_rows:
             yield pa.RecordBatch.from_arrays([kept.column(field.name) for field in columns], schema=columns)
+
+
+_Found = tuple[int, pa.Array, pa.RecordBatch]
+
+
+def _taken_together(parts: Sequence[_Changes]) -> Iterator[_Found]:
+    """The rows that writes by key have taken away, of each file in one pass."""
+    taken = [part.taken() for part in parts]
+    files = {file.url: file for part, (places, _) in zip(parts, taken, strict=True) for file in part.task.files if file.url in places}  # fmt: skip
+    for url, file in files.items():
+        of_file = [
+            (part, places[url], keys) for part, (places, keys) in zip(parts, taken, strict=True) if url in places
+        ]
+        keys = [rows.filter(pc.equal(rows.column(PATH), parts[0].path(file))).select(list(part.task.keys)) for part, _, rows in of_file]  # fmt: skip
+        few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
+        # What did not count before was left out already.
+        whole = dataclasses.replace(file, hidden=())
+        for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):
+            for part, places, _ in of_file:
+                low, high = np.searchsorted(places, [at[0], at[-1] + 1])
+                if low < high:
+                    rows = batch.take(as_indices(places[low:high] - at[0]))
+                    yield part.task.position, part.kinds_of_taken(rows), rows
 
 
 class _Changes:
     """One task's rows, with what became of each."""
 
     def __init__(self, reader: TableReader, task: ChangeTask, needed: Collection[str]) -> None:
-        self._task = task
+        self.task = task
         self._reader = reader
         self._rows = KeyedRows(reader, task.table)
         self._definition = Definition(schema_of_text(task.schema), task.keys)
+        self._new: RowIndex | None = None
         self._names = [name for name in self._definition.schema.names if name in needed]
 
-    def added(self) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        old = self._index(self._taken(self._task.others)[1]) if self._task.marks and self._task.others else None
-        for file in self._task.files:
-            for _, batch in self._rows.counted(self._definition, self._names, file):
-                yield _kinds(self._known(old, batch), AFTER, INSERT, batch.num_rows), batch
+    @property
+    def takes(self) -> bool:
+        """Whether it is about rows that a write by key has taken away."""
+        return bool(self.task.marks) and not self.task.added
 
-    def removed(self) -> Iterator[tuple[pa.Array, pa.RecordBatch]]:
-        if not self._task.marks:
-            for file in self._task.files:
-                for _, batch in self._rows.counted(self._definition, self._names, file):
-                    yield _kinds(None, BEFORE, DELETE, batch.num_rows), batch
-            return
-        places, taken = self._taken(self._task.files)
-        new = self._index(self._rows.keys_of(self._definition, self._task.others)) if self._task.others else None
-        for file in self._task.files:
-            if file.url not in places:
-                continue
-            wanted = places[file.url]
-            keys = taken.filter(pc.equal(taken.column(PATH), self._path(file)))
-            for at, batch in self._rows.counted(self._definition, self._names, file, keys):
-                found = wanted[np.minimum(np.searchsorted(wanted, at), len(wanted) - 1)] == at
-                if found.any():
-                    rows = batch.filter(pa.array(found))
-                    yield _kinds(self._known(new, rows), BEFORE, DELETE, rows.num_rows), rows
+    def rows(self) -> Iterator[_Found]:
+        """The rows of the task's files, which are all added, or all gone."""
+        old = self._index(self._taken(self.task.others)[1]) if self.task.marks and self.task.others else None
+        one, other = (AFTER, INSERT) if self.task.added else (BEFORE, DELETE)
+        for file in self.task.files:
+            for _, batch in self.read(file, None):
+                yield self.task.position, _kinds(self._known(old, batch), one, other, batch.num_rows), batch
+
+    def read(self, file: FileVersion, keys: pa.Table | None) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
+        """(places, rows) of a file; with `keys`, of its units that may have some of these."""
+        found = self._rows.counted(self._definition, self._names, file, keys)
+        return ((at, batch) for at, batch in found if batch.num_rows)
+
+    def taken(self) -> tuple[dict[str, Numbers], pa.Table]:
+        """The places of the rows that are gone, by the URL of their file, and their keys with `PATH`."""
+        self._new = self._index(self._rows.keys_of(self._definition, self.task.others)) if self.task.others else None
+        return self._taken(self.task.files)
+
+    def kinds_of_taken(self, rows: pa.RecordBatch) -> pa.Array:
+        """What became of such rows."""
+        return _kinds(self._known(self._new, rows), BEFORE, DELETE, rows.num_rows)
 
     def _taken(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
         """The places of the rows that the marks name in those files, by URL, and their keys; what did not count before is left out."""
-        marks = self._rows.hidden_by(self._definition, self._task.marks)
-        known = {self._path(file): file.url for file in files}
-        gone = self._reader.files().hidden(self._task.table, files)
+        marks = self._rows.hidden_by(self._definition, self.task.marks)
+        known = {self.path(file): file.url for file in files}
+        gone = self._reader.files().hidden(self.task.table, files)
         paths = one_array(marks.column(PATH)).dictionary_encode()
         codes, rows = np.asarray(paths.indices), np.asarray(one_array(marks.column(ROW)))
         counts = np.zeros(len(rows), np.bool_)
@@ -229,18 +261,18 @@ class _Changes:
                 places[known[path]] = np.unique(rows[at][counts[at]])
         return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
 
-    def _path(self, file: FileVersion) -> str:
-        return file.url.removeprefix(self._task.table.url + "/")
+    def path(self, file: FileVersion) -> str:
+        return file.url.removeprefix(self.task.table.url + "/")
 
     def _index(self, keys: pa.Table) -> RowIndex | None:
-        return RowIndex(keys, self._task.keys) if keys.num_rows else None
+        return RowIndex(keys, self.task.keys) if keys.num_rows else None
 
     def _known(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
         """Which rows have a key of the index; None: none."""
         if index is None or not batch.num_rows:
             return None
         known = np.zeros(batch.num_rows, np.bool_)
-        known[index.match(Keys([batch.column(name) for name in self._task.keys])).keys] = True
+        known[index.match(Keys([batch.column(name) for name in self.task.keys])).keys] = True
         return known if known.any() else None
 
 

@@ -43,6 +43,7 @@ __all__ = ["ChangePartition", "ChangeReader", "stream_reader"]
 
 _TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
 _TASK_FILES = 64
+_TAKING_TASKS = 6
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
@@ -189,9 +190,14 @@ def _exceeds(limit: ReadLimit, rows: int, files: int, size: int) -> bool:
 
 
 def _shares(tasks: Sequence[ChangeTask]) -> Iterator[list[ChangeTask]]:
-    """The tasks in their order, some together."""
+    """The tasks in their order, some together: of rows that are taken away, which lie in the same files, and of others by bytes."""
+    taking = [task for task in tasks if task.marks and not task.added]
+    for start in range(0, len(taking), _TAKING_TASKS):
+        yield taking[start : start + _TAKING_TASKS]
     share: list[ChangeTask] = []
     for task in tasks:
+        if task.marks and not task.added:
+            continue
         if share and (len(share) >= _TASK_FILES or sum(t.bytes for t in share) + task.bytes > _TASK_BYTES):
             yield share
             share = []
@@ -204,13 +210,12 @@ def _read(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
     options = partition.options.on_host(session_options(TaskContext.get()))
     engine = runtime().engine(options)
     try:
-        for task in partition.tasks:
-            wanted = parse_where(options.where, schema_of_text(task.schema)) if options.where else None
-            try:
-                yield from changed_rows(engine.reader, task, partition.columns, wanted)
-            except SourceChangedError as gone:
-                raise VersionGoneError(
-                    f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"
-                ) from gone
+        schema = schema_of_text(partition.tasks[0].schema)
+        wanted = parse_where(options.where, schema) if options.where else None
+        yield from changed_rows(engine.reader, partition.tasks, partition.columns, wanted)
+    except SourceChangedError as gone:
+        raise VersionGoneError(
+            f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"
+        ) from gone
     finally:
         engine.publish_metrics()
