@@ -273,6 +273,22 @@ def test_a_transaction_that_others_have_aborted(site: Site) -> None:
         t.commit()
 
 
+def test_a_compaction_under_a_transaction(site: Site) -> None:
+    """It goes on seeing the rows as they were, and what it hides of them; at its end that is hidden in the new files."""
+    table = site.created(OFF)
+    table.write(rows(1, 2))
+    table.write(rows(3))
+    with table.transaction() as t:
+        t.upsert(rows(1, name="mine"))
+        table.compact()
+        assert named(t.scan()) == [(1, "mine"), (2, "a"), (3, "a")]
+        table.delete(pa.table({"id": [2]}))
+        t.delete(pa.table({"id": [3]}))
+        assert named(t.scan()) == [(1, "mine"), (2, "a")]
+        assert t.get(3) == []
+    assert named(table.scan()) == [(1, "mine")]
+
+
 def test_a_transaction_that_found_no_table(site: Site) -> None:
     """One that began before the table is by key as any other: an overwrite with a lower write id is refused after it."""
     t = site.table(OFF).transaction()

@@ -350,18 +350,21 @@ class TableState:
             if write.ended_at is None:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
-        self._check_marks(write_ids)
+        self._check_marks(write_ids, own)
         ends = (self._end(write) for write in self._seen(write_ids))
         return self._version(write_ids, self.position, max([self._definitions[-1][0], *ends]))
 
-    def _check_marks(self, write_ids: ValidWriteIdList) -> None:
-        """Raise VersionGoneError if a list lets through what hides rows in the files of a compaction that it does not see."""
+    def _check_marks(self, write_ids: ValidWriteIdList, own: int | None) -> None:
+        """Raise VersionGoneError if a list lets through what hides rows in the files of a compaction that it does not see.
+
+        What a transaction hides, `own`, are rows as it sees them.
+        """
         valid, _ = self._standing(write_ids)
         usable = {write.id for write in valid}
         left_out = [w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable]
         first = min(left_out, default=self.position + 1)
         for write in valid:
-            if write.hidden and self._end(write) > first and not write.replaces:
+            if write.hidden and self._end(write) > first and not write.replaces and write.id != own:
                 raise VersionGoneError(
                     f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
                     "that was folded by it: which rows it hides among those is not known"
