@@ -42,7 +42,7 @@ _SCHEMAS = {
             # Of managed tables, whose versions are all in the log; those above are null where this host has not read them.
             ("version", pa.int64()),  # as lookup.version takes it
             ("committed_at", _INSTANT),
-            ("operation", pa.string()),  # create, append, overwrite or alter
+            ("operation", pa.string()),  # create, alter, or the mode of a write
             ("write_id", pa.int64()),
             ("files_added", pa.int64()),  # null once they were vacuumed, as rows_added
             ("rows_added", pa.int64()),

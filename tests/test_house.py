@@ -60,6 +60,7 @@ RANKS = {
     "blocks": 9,
     "sinklog": 10,
     "notifications.events": 3,
+    "notifications.writes": 4,
     "notifications.state": 7,
     "notifications.log": 9,
     "notifications": 10,

@@ -18,7 +18,8 @@ from pyspark_lookup.notifications.events import (
     text_of_schema,
 )
 from pyspark_lookup.notifications.log import NotificationLog
-from pyspark_lookup.notifications.state import Change, LogVersion, TableState, TableWrite
+from pyspark_lookup.notifications.state import TableState
+from pyspark_lookup.notifications.writes import Change, LogVersion, TableWrite
 
 __all__ = [
     "Abort",
