@@ -48,7 +48,7 @@ class Transaction:
         self._writes = engine.open_writes(options)
         self._ended = False
         self.position: int | None = None
-        """The log position of its commit; None before it, and if it has written nothing."""
+        """The log position of its commit; None before it, and if it has changed nothing."""
 
     # --- writes -----------------------------------------------------------------------------------
 

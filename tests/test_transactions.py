@@ -119,7 +119,7 @@ def test_a_delete_of_nothing(site: Site) -> None:
     version = table.version
     with table.transaction() as t:
         t.delete(pa.table({"id": [9]}))
-    assert (table.version, kinds(site.path)[-1]) == (version, "abort")
+    assert (table.version, kinds(site.path)[-1], t.position) == (version, "abort", None)
 
 
 def test_an_overwrite_inside(site: Site) -> None:

@@ -135,14 +135,17 @@ class OpenWrites:
     # --- its end ----------------------------------------------------------------------------------
 
     def commit(self) -> TableState | None:
-        """Make all of it visible at once; None if nothing was written. Raises as `TableWriter.commit` does."""
+        """Make all of it visible at once; None if that changes nothing. Raises as `TableWriter.commit` does."""
         if self._job is None or self._keyed is None or self._new is None:
             return None
         if self._unknown is not None:
             self.abort("what it has written is unknown")
             raise UfsError(f"the transaction was given up, because of one of its writes: {self._unknown}")
-        job, self._job = self._job, None
-        return self._writer.commit(job, (), effect=Both((self._keyed, self._new) if self._unique else (self._keyed,)))
+        job, write_id, self._job = self._job, self._write_id, None
+        effect = Both((self._keyed, self._new) if self._unique else (self._keyed,))
+        state = self._writer.commit(job, (), effect=effect)
+        own = state.writes.get(write_id) if state is not None and state.table_id == job.table_id else None
+        return state if own is not None and own.committed else None
 
     def abort(self, reason: str) -> None:
         """See to it that nothing of it is ever seen."""
