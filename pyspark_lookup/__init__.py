@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.spark.join import explain_lookup, lookup_join
     from pyspark_lookup.spark.session import configure
     from pyspark_lookup.spark.source import LookupCacheDataSource as DefaultSource
+    from pyspark_lookup.spark.warming import warm
 
 __all__ = [
     "DefaultSource",
@@ -25,6 +26,7 @@ __all__ = [
     "explain_lookup",
     "lookup_join",
     "register_lookup",
+    "warm",
 ]
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ _HOMES = {
     "explain_lookup": ("pyspark_lookup.spark.join", "explain_lookup"),
     "register_lookup": ("pyspark_lookup.spark.functions", "register_lookup"),
     "lookup_join": ("pyspark_lookup.spark.join", "lookup_join"),
+    "warm": ("pyspark_lookup.spark.warming", "warm"),
 }
 
 

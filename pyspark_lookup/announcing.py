@@ -13,9 +13,10 @@ import functools
 import struct
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import NotATableError, SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import NotATableError, OptionError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
+from pyspark_lookup.plain import shown
 from pyspark_lookup.planner import Found
 from pyspark_lookup.reader import TableReader, restless
 from pyspark_lookup.table import Kind, Table, TableVersion
@@ -46,12 +47,12 @@ class Announcement:
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Announcement:
-        """What `to_bytes` packed. Raises ValueError for anything else."""
+        """What `to_bytes` packed. Raises OptionError for anything else."""
         try:
             letter, digest, newest = _BYTES.unpack(data)
             return cls(_KINDS[letter], digest.hex(), newest)
         except (struct.error, KeyError):
-            raise ValueError(f"{data!r} announces no version") from None
+            raise OptionError(f"argument version = {shown(data)} announces no version") from None
 
 
 def announce(
@@ -88,11 +89,14 @@ def _resolved(
     try:
         served = _served(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
-        version = reader.metadata.resolve(table, options, execution, current).version
+        resolution = reader.metadata.resolve(table, options, execution, current)
     except UfsNotFoundError:
         if known is None:
             raise
         return _resolved(reader, options, execution, None)  # a file may have become a directory
+    version = resolution.version
+    if resolution.decided_here:
+        reader.metadata.count_asked(version)
     return reader.metadata.table_of(options, table.kind, version), version
 
 

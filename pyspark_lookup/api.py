@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pyspark_lookup import planner
-from pyspark_lookup.conf import conf_file_options
+from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.notifications import WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.parsing import parse_duration_s
 from pyspark_lookup.planner import Found
-from pyspark_lookup.reads import rows_of_keys, rows_with, scanned
+from pyspark_lookup.reads import key_names, rows_of_keys, rows_with, scanned
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.table import Table
 from pyspark_lookup.transaction import Transaction, write_mode
+from pyspark_lookup.views import ViewTask, view_batches
 from pyspark_lookup.writeids import ValidWriteIdList
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class LookupTable:
 
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
         """
-        with self._asked(valid_write_ids) as (engine, found, options):
+        with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
             return rows_with(engine, found, options, key, runtime().clock)
 
     def get_many(self, keys: pa.Table, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
@@ -104,7 +105,7 @@ class LookupTable:
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
-        with self._asked(valid_write_ids) as (engine, found, options):
+        with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
             return rows_of_keys(engine, found, options, keys, runtime().clock)
 
     @contextlib.contextmanager
@@ -117,6 +118,8 @@ class LookupTable:
         engine = runtime().engine(options)
         try:
             found = self._find(engine, options)
+            engine.reader.metadata.count_served(found.table, found.version)
+            engine.reader.metadata.count_asked(found.version)
             yield engine, found, planner.completed(options, found)
         finally:
             engine.publish_metrics()
@@ -269,6 +272,37 @@ class LookupTable:
         return full
 
     @property
+    def schema(self) -> pa.Schema:
+        """The columns of the current version, as `scan` returns them. One metadata call in UFS mode."""
+        self._check_open()
+        return planner.table_columns(self._find(runtime().engine(self._options), self._options), self._options)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns: `lookup.keys`, else those of a managed table. Raises OptionError if there are none."""
+        self._check_open()
+        found = self._find(runtime().engine(self._options), self._options)
+        return key_names(planner.completed(self._options, found))
+
+    def files(self) -> list[dict[str, Any]]:
+        """The files of the current version: `url`, `size`, `identity`, `modified_at`, and of a managed table `write_id`, `rows`."""
+        return self._viewed(View.FILES)
+
+    def versions(self) -> list[dict[str, Any]]:
+        """The versions of the table that this host has resolved, oldest first; of a managed table all that its log has.
+
+        Columns as of `lookup.view=versions`.
+        """
+        return self._viewed(View.VERSIONS)
+
+    def _viewed(self, view: View) -> list[dict[str, Any]]:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        (batch,) = view_batches(engine, ViewTask(view), self._options, bytes)
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
+
+    @property
     def version(self) -> str:
         """The digest of the current version: 32 hex digits, equal if and only if no file changed.
 
@@ -322,7 +356,7 @@ class LookupTable:
             managed["valid_write_ids"] = log.write_ids
             managed["properties"] = dict(state.definition.properties) if state is not None else {}
         return {
-            "path": found.table.url,
+            "path": redact("path", found.table.url),
             "kind": found.table.kind.value,
             "format": found.table.format.value if found.table.format else None,
             "columns": {field.name: str(field.type) for field in planner.table_columns(found, self._options)},

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import NonUniqueKeyError
+from pyspark_lookup.errors import DamagedFileError, NonUniqueKeyError
 from pyspark_lookup.hidden import PATH, ROW, place_fields
 from pyspark_lookup.keys import Keys, Numbers, one_array
 from pyspark_lookup.notifications import DataFile, Definition
@@ -88,7 +88,11 @@ class KeyedRows:
         names = [*definition.keys, PATH, ROW]
         versions = self._versions(files)
         batches = self._prepared(versions, data, names, None).batches()
-        return pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
+        found = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
+        if found.column(PATH).null_count or found.column(ROW).null_count:
+            shown = ", ".join(redact("path", version.url) for version in versions[:3])
+            raise DamagedFileError(f"{shown}: rows that an upsert or delete hides have a path and a place")
+        return found
 
     def counted(
         self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None

@@ -43,7 +43,7 @@ CHANGE_TYPE, LOG_POSITION = "_change_type", "_log_position"
 """The columns that say what became of a row (string), and which commit did it (int64, as `lookup.version`)."""
 
 _PRUNED_BY = 10_000  # keys; with more hardly a unit is left out
-INSERT, DELETE, BEFORE, AFTER = "insert", "delete", "update_preimage", "update_postimage"
+_INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,21 +188,25 @@ _Found = tuple[int, pa.Array, pa.RecordBatch]
 
 def _taken_together(parts: Sequence[_Changes]) -> Iterator[_Found]:
     """The rows that writes by key have taken away, of each file in one pass."""
-    taken = [part.taken() for part in parts]
-    files = {file.url: file for part, (places, _) in zip(parts, taken, strict=True) for file in part.task.files if file.url in places}  # fmt: skip
+    files: dict[str, FileVersion] = {}
+    from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
+    for part in parts:
+        places, marks = part.taken()
+        for file in part.task.files:
+            if file.url in places:
+                here = marks.filter(pc.equal(marks.column(PATH), part.path(file)))
+                files[file.url] = file
+                from_file.setdefault(file.url, []).append((part, places[file.url], here.select(list(part.task.keys))))
     for url, file in files.items():
-        of_file = [
-            (part, places[url], keys) for part, (places, keys) in zip(parts, taken, strict=True) if url in places
-        ]
-        keys = [rows.filter(pc.equal(rows.column(PATH), parts[0].path(file))).select(list(part.task.keys)) for part, _, rows in of_file]  # fmt: skip
+        keys = [asked for _, _, asked in from_file[url]]
         few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
         # What did not count before was left out already.
         whole = dataclasses.replace(file, hidden=())
         for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):
-            for part, places, _ in of_file:
-                low, high = np.searchsorted(places, [at[0], at[-1] + 1])
+            for part, gone, _ in from_file[url]:
+                low, high = np.searchsorted(gone, [at[0], at[-1] + 1])
                 if low < high:
-                    rows = batch.take(as_indices(places[low:high] - at[0]))
+                    rows = batch.take(as_indices(gone[low:high] - at[0]))
                     yield part.task.position, part.kinds_of_taken(rows), rows
 
 
@@ -225,7 +229,7 @@ class _Changes:
     def rows(self) -> Iterator[_Found]:
         """The rows of the task's files, which are all added, or all gone."""
         old = self._index(self._taken(self.task.others)[1]) if self.task.marks and self.task.others else None
-        one, other = (AFTER, INSERT) if self.task.added else (BEFORE, DELETE)
+        one, other = (_AFTER, _INSERT) if self.task.added else (_BEFORE, _DELETE)
         for file in self.task.files:
             for _, batch in self.read(file, None):
                 yield self.task.position, _kinds(self._known(old, batch), one, other, batch.num_rows), batch
@@ -242,7 +246,7 @@ class _Changes:
 
     def kinds_of_taken(self, rows: pa.RecordBatch) -> pa.Array:
         """What became of such rows."""
-        return _kinds(self._known(self._new, rows), BEFORE, DELETE, rows.num_rows)
+        return _kinds(self._known(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
     def _taken(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
         """The places of the rows that the marks name in those files, by URL, and their keys; what did not count before is left out."""
@@ -279,4 +283,4 @@ class _Changes:
 def _kinds(known: Numbers | None, one: str, other: str, rows: int) -> pa.Array:
     if known is None:
         return pa.repeat(pa.scalar(other, pa.string()), rows)
-    return pa.array(np.where(known, one, other).tolist(), pa.string())
+    return pc.if_else(pa.array(known), one, other)

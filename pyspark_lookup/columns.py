@@ -23,6 +23,7 @@ from pyspark_lookup.keys import Numbers, bits_of, offsets_and_data
 __all__ = [
     "ColumnSizes",
     "ColumnWriter",
+    "check_column",
     "child_arrays",
     "child_types",
     "has_offsets",
@@ -169,6 +170,43 @@ def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, p
             kind = pa.list_(kind.value_field.with_type(child.type))
         return pa.Array.from_buffers(kind, rows, [valid, offsets], children=[child])
     return pa.Array.from_buffers(kind, rows, [valid, streams[f"{name}.values"]])
+
+
+def check_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, memoryview]) -> None:
+    """Raise ValueError or KeyError unless the streams have the sizes of a column `name` of that type and so many rows.
+
+    What is in them is not looked at, but for how many values an offset says that there are.
+    """
+    bits = -(-rows // 8)
+    if f"{name}.valid" in streams:
+        _check_size(name, "valid", streams, bits)
+    if pa.types.is_boolean(kind):
+        _check_size(name, "values", streams, bits)
+    elif is_bytes(kind):
+        wide = len(streams[f"{name}.offsets"]) == (rows + 1) * 8
+        _check_size(name, "offsets", streams, (rows + 1) * (8 if wide else 4))
+        _check_size(name, "bytes", streams, _last_offset(streams[f"{name}.offsets"], np.int64 if wide else np.int32))
+    elif has_offsets(kind):
+        _check_size(name, "offsets", streams, (rows + 1) * 4)
+        rows = _last_offset(streams[f"{name}.offsets"], np.int32)
+    elif not pa.types.is_struct(kind):
+        if kind.num_fields or isinstance(kind, (pa.DictionaryType, pa.BaseExtensionType)):
+            raise ValueError(f"there are no columns of type {kind}")
+        _check_size(name, "values", streams, rows * (kind.bit_width // 8))
+    for number, child in enumerate(child_types(kind)):
+        check_column(f"{name}.{number}", child, rows, streams)
+
+
+def _check_size(name: str, stream: str, streams: Mapping[str, memoryview], size: int) -> None:
+    if len(streams[f"{name}.{stream}"]) != size:
+        raise ValueError(f"{name}.{stream} has {len(streams[f'{name}.{stream}'])} bytes, not {size}")
+
+
+def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int:
+    last = int(np.frombuffer(offsets, width)[-1])
+    if last < 0:
+        raise ValueError("there are no fewer values than none")
+    return last
 
 
 def is_bytes(kind: pa.DataType) -> bool:

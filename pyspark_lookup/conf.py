@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.errors import OptionError, without_credentials
 
 __all__ = [
     "STORAGE",
@@ -20,6 +20,7 @@ __all__ = [
     "looks_secret",
     "redact",
     "storage_value",
+    "tells_secret",
 ]
 
 STORAGE = "lookup.storage."
@@ -37,10 +38,12 @@ def redact(key: str, value: object) -> str:
     """`value` as text fit for a message: hidden if it is or holds a credential, without those in URLs."""
     if holds_secret(key, value):
         return "[redacted]"
-    text = re.sub(r"(\w+://)[^/?#\s]+@", r"\1[redacted]@", str(value))
-    return re.sub(
-        r"(?i)([?&][^=&\s]*(?:signature|token|secret|sig|credential|passw|key)[^=&\s]*=)[^&\s]+", r"\1[redacted]", text
-    )
+    return without_credentials(str(value))
+
+
+def tells_secret(key: str, value: object) -> bool:
+    """Whether an option is or holds a credential, one in a URL among them."""
+    return redact(key, value) != str(value)
 
 
 def holds_secret(key: str, value: object) -> bool:
@@ -112,7 +115,7 @@ def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]
     """The credentials among a conf file's `lookup.storage.*`: used on this host, never put into a plan."""
     found: dict[str, Any] = {}
     for key, text in conf_file_options(environ).items():
-        if key.startswith(STORAGE) and holds_secret(key, text):
+        if key.startswith(STORAGE) and tells_secret(key, text):
             value = storage_value(text)
             # A password of digits is no number.
             found[key.removeprefix(STORAGE)] = value if isinstance(value, (dict, list)) else text

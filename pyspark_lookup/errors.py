@@ -26,9 +26,15 @@ Every error is a `PysparkLookupError` and also the builtin a caller would guess:
         ├── UfsUnavailableError (ConnectionError)   transient: worth another attempt
         ├── CommitUnknownError                whether a write was committed is unknown
         └── SourceChangedError                the file is not the version that was asked for
+
+None of them tells a credential that is part of a URL, whatever it is given to say.
 """
 
 from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
 
 __all__ = [
     "CacheDirectoryError",
@@ -56,11 +62,47 @@ __all__ = [
     "UfsUnavailableError",
     "VersionGoneError",
     "WriteConflictError",
+    "cause_of",
+    "without_credentials",
 ]
+
+_USER = re.compile(r"(\w+://)[^/?#\s]+@")
+_PARAMETER = re.compile(r"(?i)([?&][^=&\s]*(?:signature|token|secret|sig|credential|passw|key)[^=&\s]*=)[^&\s'\"]+")
+_SETTING = re.compile(r"(?i)\b((?:password|passwd|pwd|secret|token|signature)=)[^\s&;,'\")]+")
+
+
+def without_credentials(text: str) -> str:
+    """A text without the credentials of URLs and connection strings in it."""
+    for pattern in (_USER, _PARAMETER, _SETTING):
+        text = pattern.sub(r"\1[redacted]", text) if pattern is not _USER else pattern.sub(r"\1[redacted]@", text)
+    return text
+
+
+class _RedactedError(Exception):
+    """Stands in a traceback for a foreign error that would tell a credential there."""
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """A foreign error as the cause of one of ours; what it says without credentials, if a traceback with it would tell some."""
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        said = "".join(traceback.format_exception_only(type(one), one))
+        if without_credentials(said) != said:
+            return _RedactedError(without_credentials(f"{type(error).__name__}: {error}"))
+        pending += [one.__cause__, one.__context__]
+    return error
 
 
 class PysparkLookupError(Exception):
     """Base of every error this package raises on purpose."""
+
+    def __init__(self, *said: Any) -> None:
+        super().__init__(*(without_credentials(one) if isinstance(one, str) else one for one in said))
 
 
 class OptionError(PysparkLookupError, ValueError):

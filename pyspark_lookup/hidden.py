@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.blocks import BlockCache
+from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import DamagedFileError
 from pyspark_lookup.keys import Numbers
+from pyspark_lookup.plain import UNREADABLE
 from pyspark_lookup.ufs import FileVersion
 
-__all__ = ["PATH", "ROW", "HiddenRows", "counted", "hidden_bytes", "place_fields", "seen_rows"]
+__all__ = ["PATH", "ROW", "HiddenRows", "counted", "hidden_bytes", "place_fields", "places_of", "seen_rows"]
 
 PATH, ROW = "_lookup_file", "_lookup_row"
 """The columns that say where a row is: its file's path below the table, and its place in it (int64, from 0)."""
@@ -34,7 +36,7 @@ def hidden_bytes(rows: pa.Table) -> bytes:
     """The file that names those rows: their key columns, `PATH` and `ROW`."""
     sink = pa.BufferOutputStream()
     ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")])
-    pq.write_table(ordered, sink, compression="zstd", compression_level=1)
+    pq.write_table(ordered, sink, compression="zstd", compression_level=1, write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -98,7 +100,7 @@ class HiddenRows:
         locations = [self._blocks.get_blocks_and_locations(mark.url, mark) for mark in missing]
         texts = self._blocks.read([(location, [(0, location.file.size)]) for location in locations])
         for mark, (data,) in zip(missing, texts, strict=True):
-            found[mark.url] = _places(mark.url, data)
+            found[mark.url] = places_of(mark.url, data)
         with self._lock:
             for url, places in found.items():
                 self._known.pop(url, None)
@@ -108,13 +110,21 @@ class HiddenRows:
         return found
 
 
-def _places(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
+def places_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
+    """path -> places of the rows that such a file names, ascending. Raises DamagedFileError, which shows `url`."""
     try:
-        table = pq.read_table(pa.BufferReader(data), columns=[PATH, ROW]).combine_chunks()
-        paths, rows = table.column(PATH).cast(pa.string()).to_numpy(), table.column(ROW).to_numpy()
-    except (pa.ArrowException, OSError, KeyError) as problem:
-        raise DamagedFileError(f"{url} does not name the rows that an upsert or delete hides: {problem}") from problem
-    if not len(rows):
-        return {}
-    starts = np.flatnonzero(np.concatenate([[True], paths[1:] != paths[:-1]]))
-    return {str(paths[start]): part for start, part in zip(starts, np.split(rows, starts[1:]), strict=True)}
+        table = pq.read_table(pa.BufferReader(data), columns=[PATH, ROW], page_checksum_verification=True)
+        table = table.combine_chunks()
+        table.validate(full=True)
+        if table.schema.types != [field.type for field in place_fields()] or any(c.null_count for c in table.columns):
+            raise ValueError("a path and a place were expected of each row")
+        paths, rows = table.column(PATH).to_numpy(), table.column(ROW).to_numpy()
+        starts = np.flatnonzero(np.concatenate([[len(rows) > 0], paths[1:] != paths[:-1]]))
+        parts = np.split(rows, starts[1:]) if len(starts) else []
+        places = {str(paths[start]): part for start, part in zip(starts, parts, strict=True)}
+        if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) <= 0).any() for part in parts):
+            raise ValueError("the places of each file were expected together, in their order")
+    except (*UNREADABLE, pa.ArrowException, OSError) as problem:
+        shown = redact("path", url)
+        raise DamagedFileError(f"{shown} does not name the rows that an upsert or delete hides: {problem}") from problem
+    return places

@@ -17,6 +17,7 @@ from pyspark_lookup.errors import VersionGoneError
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import LogVersion, NotificationLog
 from pyspark_lookup.options import LookupOptions, MetadataSource
+from pyspark_lookup.plain import count_of, name_of, number_of, text_of
 from pyspark_lookup.stores import SETTLED_AFTER_S
 from pyspark_lookup.table import Table, TableVersion, managed_version
 from pyspark_lookup.ufs import FileVersion, Ufs
@@ -47,8 +48,7 @@ class HostVersions:
 
     def last(self, table: Table) -> dict[str, Any] | None:
         """What was learned last: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
-        record = self._disk.get_record("table", table.id) if self._disk else None
-        return record if isinstance(record, dict) else None
+        return self._disk.get_record("table", table.id, _last_of) if self._disk else None
 
     def learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
         """Record a resolution that began at `started_s`. What is known already and newer is returned in its place.
@@ -112,8 +112,7 @@ class HostVersions:
 
     def floor(self, url: str) -> tuple[str, int] | None:
         """(table id, log position) of the newest commit that this host has made to the table at `url`."""
-        record = self._disk.get_record("floor", self._floor_key(url)) if self._disk is not None else None
-        return (record[0], record[1]) if record is not None else None
+        return self._disk.get_record("floor", self._floor_key(url), _commit_of) if self._disk is not None else None
 
     def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
         """The options of a read that is planned here, for hosts that do not know what this one has committed."""
@@ -158,8 +157,8 @@ class HostVersions:
         if self._disk is None:
             return []
         prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
-        told = {key: row["announced_at"] for key, row in self._disk.records("announced", prefix)}
-        found = self._disk.records("version", prefix)
+        told = dict(self._disk.records("announced", prefix, lambda row: number_of(row["announced_at"])))
+        found = self._disk.records("version", prefix, _row_of)
         rows = [{**row, "announced_at": told.get(key)} for key, row in found]
         return sorted(rows, key=lambda row: row["resolved_at"])
 
@@ -169,11 +168,10 @@ class HostVersions:
         if version.log is not None:  # its files follow from the log, which is on record
             self._disk.replace_record("files", version.digest, version.log.plain())
             return
-        files = [[f.url, f.size, f.identity, f.modified_at_s] for f in version.files if f.settled]
-        if len(files) == len(version.files):
-            self._disk.replace_record("files", version.digest, files)
+        rows = [file.plain() for file in version.files]
+        if all(file.settled for file in version.files):
+            self._disk.replace_record("files", version.digest, rows)
         else:  # too new to be told from the next state, until the clock has moved on
-            rows = [[f.url, f.size, f.identity, f.modified_at_s, f.settled] for f in version.files]
             seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "files": rows}
             self._disk.replace_record("unsettled", version.digest, seen)
 
@@ -181,25 +179,24 @@ class HostVersions:
         """The version of that digest, if this host has its files on record."""
         if self._disk is None:
             return None
-        rows, settled = self._disk.get_record("files", digest), True
         if table.managed:
-            return self._from_log(table, digest, rows)
-        if rows is None:
-            seen = self._disk.get_record("unsettled", digest)
+            return self._from_log(table, digest, self._disk.get_record("files", digest, LogVersion.of_plain))
+        files, settled = self._disk.get_record("files", digest, _files_of), True
+        if files is None:
+            seen = self._disk.get_record("unsettled", digest, _seen_of)
             if seen is None:
                 return None
-            age_s = self._clock.steady_s() - seen["seen_s"] if seen["boot"] == self._clock.boot else 0.0
-            rows, settled = seen["files"], age_s > SETTLED_AFTER_S
-        version = TableVersion(table.id, tuple(FileVersion(*row) for row in rows))
+            seen_s, boot, files = seen
+            settled = boot == self._clock.boot and self._clock.steady_s() - seen_s > SETTLED_AFTER_S
+        version = TableVersion(table.id, files)
         if settled:
             version = version.settled()
         return version if version.digest == digest else None
 
-    def _from_log(self, table: Table, digest: str, row: Any) -> TableVersion | None:
+    def _from_log(self, table: Table, digest: str, log: LogVersion | None) -> TableVersion | None:
         """The version that a record names, if what this host knows of the log has it."""
-        if row is None:
+        if log is None:
             return None
-        log = LogVersion.of_plain(row)
         state = self._log(table.url).known(log.position)
         if state is None or log.table_id != state.table_id or log.position > state.position:
             return None
@@ -231,3 +228,39 @@ class HostVersions:
         finally:
             if lock is not None:
                 lock.release()
+
+
+# --- what records have to be ------------------------------------------------------------------------
+
+
+def _last_of(found: Any) -> dict[str, Any]:
+    return {
+        "digest": name_of(found["digest"]),
+        "log": None if found["log"] is None else _commit_of(found["log"]),
+        "started_s": number_of(found["started_s"]),
+        "boot": text_of(found["boot"]),
+        "wall_s": number_of(found["wall_s"]),
+    }
+
+
+def _commit_of(found: Any) -> tuple[str, int]:
+    table_id, position = found
+    return text_of(table_id), count_of(position)
+
+
+def _row_of(found: Any) -> dict[str, Any]:
+    return {
+        "digest": name_of(found["digest"]),
+        "resolved_at": number_of(found["resolved_at"]),
+        "files": count_of(found["files"]),
+        "bytes": count_of(found["bytes"]),
+        "position": None if found["position"] is None else count_of(found["position"]),
+    }
+
+
+def _files_of(found: Any) -> tuple[FileVersion, ...]:
+    return tuple(map(FileVersion.of_plain, found))
+
+
+def _seen_of(found: Any) -> tuple[float, str, tuple[FileVersion, ...]]:
+    return number_of(found["seen_s"]), text_of(found["boot"]), _files_of(found["files"])

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from pyspark_lookup.keys import Keys, Numbers
 
-__all__ = ["BUCKET_AT_MOST", "IndexBuilder", "KeyIndex", "Matches", "Order", "SkewedError", "order_rows"]
+__all__ = ["BUCKET_AT_MOST", "IndexBuilder", "KeyIndex", "Matches", "Order", "SkewedError", "check_index", "order_rows"]
 
 
 BUCKET_AT_MOST = 32
@@ -180,6 +180,27 @@ class IndexBuilder:
 
 
 # --- probing --------------------------------------------------------------------------------------
+
+
+def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> None:
+    """Raise ValueError unless arrays by the names in the head of this module are an index over so many rows with a key.
+
+    Of what is in them only the ends are looked at.
+    """
+    slots, starts, hashes, first = map(arrays.get, ("slots", "starts", "hashes", "first"))
+    if keyed_rows > rows or (slots is None) == (starts is None):
+        raise ValueError("an index has slots or buckets, over some of the rows")
+    keys = keyed_rows
+    if first is not None:
+        keys = len(first) - 1
+        if keys < 0 or first[0] != 0 or first[-1] != keyed_rows:
+            raise ValueError("all rows with a key have one of the keys")
+    if hashes is not None and len(hashes) != keys:
+        raise ValueError("every key has one hash")
+    if starts is not None:
+        buckets = len(starts) - 1
+        if buckets < 2 or buckets & (buckets - 1) or starts[0] != 0 or starts[-1] != keys:
+            raise ValueError("all keys are in buckets, of which there are 2, 4, 8, …")
 
 
 class KeyIndex:

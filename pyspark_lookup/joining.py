@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from pyspark_lookup import planner
 from pyspark_lookup.announcing import Announcement, announce, told_table
 from pyspark_lookup.asof import Validity, valid_rows
 from pyspark_lookup.cache import KEY_INDEX
-from pyspark_lookup.conf import conf_file_options
+from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.errors import (
     DamagedFileError,
     LookupFunctionError,
@@ -35,6 +36,7 @@ from pyspark_lookup.errors import (
     VersionGoneError,
 )
 from pyspark_lookup.keys import Numbers, as_indices, bits_of, one_array
+from pyspark_lookup.logs import log_event
 from pyspark_lookup.lookup import get_many_at, held_many_at
 from pyspark_lookup.metadata import Execution, Resolution
 from pyspark_lookup.options import LookupOptions, MetadataSource, OnError
@@ -51,6 +53,7 @@ ERROR_COLUMN = "lookup_error"
 FOUND_COLUMN = "_lookup_found"
 """Whether a list's row is one of the table's."""
 
+_log = logging.getLogger("pyspark_lookup.join")
 _FAILED = b"!"  # in place of a version that could not be resolved, with what there is to say about it
 _MESSAGE_BYTES = 1000
 _VERSIONS_AT_MOST = 2  # kept open, the current one and the one before
@@ -176,13 +179,17 @@ class Lookup:
             return self._failed(table, times, self._nothing(), known, told[len(_FAILED) :].decode(errors="replace"))
         at: _At | None = None
         try:
-            at = self._at(told, execution)
-            reader = self._engine.reader
-            found, resolution = get_many_at(reader, at.plan, table, at.names, execution, at.resolution, at.snapshot)
+            with self._engine.timed("lookupTime"):
+                at = self._at(told, execution)
+                reader = self._engine.reader
+                reader.metadata.count_served(at.plan.table, at.resolution.version)
+                found, resolution = get_many_at(reader, at.plan, table, at.names, execution, at.resolution, at.snapshot)
             self._follow(at, resolution, execution)
         except _CAUGHT as problem:
             if self._options.on_error is OnError.FAIL:
                 raise
+            where = redact("path", self._options.path)
+            log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=table.num_rows, error=_message(problem))
             return self._failed(table, times, *self._held(at, table), _message(problem))
         return self._shaped(table, times, found, None)
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.plain import shown
 from pyspark_lookup.schema import widens
 
 __all__ = [
@@ -51,6 +52,19 @@ class Seed:
 
     first: int
     second: int
+
+    def plain(self) -> list[int]:
+        """The seed as JSON can hold it."""
+        return [self.first, self.second]
+
+    @classmethod
+    def of_plain(cls, found: Any) -> Seed:
+        """The seed that `plain` wrote. Raises TypeError or ValueError for anything else."""
+        first, second = found
+        for word in (first, second):
+            if not isinstance(word, int) or not 0 < word < 2**64:
+                raise ValueError(f"{shown(word)} is no part of a seed")
+        return cls(first, second)
 
 
 def draw_seed(rng: random.Random) -> Seed:
@@ -199,8 +213,7 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
             f"keys of column {field.name!r} are {array.type}, the table's are {kind}: cast them to {kind}"
         )
     if pa.types.is_integer(kind) and pa.types.is_integer(array.type):
-        info = np.iinfo(kind.to_pandas_dtype())
-        low, high = max(info.min, _lowest(array.type)), min(info.max, _highest(array.type))
+        low, high = max(_lowest(kind), _lowest(array.type)), min(_highest(kind), _highest(array.type))
         inside = pc.and_(
             pc.greater_equal(array, _scalar(low, array.type)), pc.less_equal(array, _scalar(high, array.type))
         )
@@ -245,11 +258,11 @@ def _scalar(value: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def _lowest(kind: pa.DataType) -> int:
-    return int(np.iinfo(kind.to_pandas_dtype()).min)
+    return int(-(1 << (kind.bit_width - 1))) if pa.types.is_signed_integer(kind) else 0
 
 
 def _highest(kind: pa.DataType) -> int:
-    return int(np.iinfo(kind.to_pandas_dtype()).max)
+    return int((1 << (kind.bit_width - pa.types.is_signed_integer(kind))) - 1)
 
 
 def _family(kind: pa.DataType) -> str:

@@ -17,12 +17,21 @@ from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
-from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import (
+    NotATableError,
+    OptionError,
+    TableBusyError,
+    TableEmptyError,
+    UfsNotFoundError,
+    VersionGoneError,
+)
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.hostversions import HostVersions
+from pyspark_lookup.logs import log_event
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import NotificationLog, TableState
 from pyspark_lookup.options import CacheMode, FileFormatName, LookupOptions, MetadataSource
+from pyspark_lookup.plain import name_of
 from pyspark_lookup.sinklog import committed_by_sink
 from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
 from pyspark_lookup.table import (
@@ -78,6 +87,7 @@ class Metadata:
         self._blocks = blocks
         self._disk = disk
         self._metrics = metrics
+        self._served: dict[str, str] = {}
         self._clock = clock
         self._rng = rng
         self._logs: dict[str, NotificationLog] = {}
@@ -94,10 +104,11 @@ class Metadata:
         status: FileVersion | Listing | None = None
         kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
         started_s = self._clock.steady_s()
-        if kind is Kind.MANAGED:
+        if kind is not None and kind is not Kind.GLOB:
             probe = self.table_of(options, kind)
-            with contextlib.suppress(UfsNotFoundError):  # it may be files by now, or nothing
-                return probe, self._cached(probe, options) or self._ask(probe, started_s)
+            with contextlib.suppress(UfsNotFoundError):  # it may be of another kind by now, or nothing
+                version = self._cached(probe, options) or self._ask(probe, started_s)
+                return self.table_of(options, kind, version), version
             kind = None
         if kind is None:
             status = self._ufs.get_status(url)
@@ -130,14 +141,16 @@ class Metadata:
 
     def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
         """What the path was when this host last learned of it, for CACHE mode to answer or to keep; a log is asked itself."""
-        learned: dict[float, Kind] = {}
+        learned: dict[tuple[bool, float], Kind] = {}
         for kind in (Kind.DIRECTORY, Kind.FILE, Kind.MANAGED):
             pinned = options.pinned if kind is Kind.MANAGED else None
             record = self.host.last(
                 Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s, pinned)
             )
             if record is not None:
-                learned[record["wall_s"]] = kind
+                # The wall clock may have been set back in between.
+                here = record["boot"] == self._clock.boot
+                learned[here, record["started_s" if here else "wall_s"]] = kind
         last = learned[max(learned)] if learned else None
         return last if options.metadata_source is MetadataSource.CACHE or last is Kind.MANAGED else None
 
@@ -155,6 +168,23 @@ class Metadata:
         `current` says which one is, where it is not this class that knows. At most one metadata call, none if the execution has its record or CACHE mode can answer.
         Raises NotATableError subclasses or UfsError if there is no version to read.
         """
+        resolution = self._resolved(table, options, execution, current)
+        self.count_served(table, resolution.version)
+        return resolution
+
+    def count_served(self, table: Table, version: TableVersion) -> None:
+        """Count that rows of a version are about to be read."""
+        if self._served.get(table.id) != version.digest:
+            self._served[table.id] = version.digest
+            self._metrics.inc("versionServedCount")
+
+    def _resolved(
+        self,
+        table: Table,
+        options: LookupOptions,
+        execution: Execution | None,
+        current: Callable[[], TableVersion] | None,
+    ) -> Resolution:
         if execution is None or self._disk is None:
             return Resolution(self._current(table, options, current), True)
         key = key_of(execution.application, execution.id, table.id)
@@ -175,7 +205,7 @@ class Metadata:
         assert self._disk is not None
         try:
             self.host.remember(table, version)  # before its digest: who sees the digest finds the files
-            winner = self._disk.create_record("execution", key, version.digest)
+            winner = self._disk.create_record("execution", key, version.digest, name_of)
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return Resolution(version, True)
@@ -190,7 +220,14 @@ class Metadata:
         `settled`: wait until its files can be told from their next state, unless they keep changing.
         """
         self._metrics.inc("versionGoneCount")
-        _log.warning("version %s of %s is gone; resolving again", gone, redact("path", table.url))
+        log_event(
+            _log,
+            logging.WARNING,
+            "version-gone",
+            table=redact("path", table.url),
+            version=gone,
+            instead="resolving again",
+        )
         if execution is not None and self._disk is not None:
             key = key_of(execution.application, execution.id, table.id)
             recorded = self._recorded(table, key)
@@ -207,8 +244,8 @@ class Metadata:
         return self.settled(table, version) if settled else version
 
     def _recorded(self, table: Table, key: str) -> TableVersion | None:
-        digest = self._disk.get_record("execution", key) if self._disk else None
-        return self.host.files(table, digest) if isinstance(digest, str) else None
+        digest = self._disk.get_record("execution", key, name_of) if self._disk else None
+        return None if digest is None else self.host.files(table, digest)
 
     def ask(self, table: Table) -> TableVersion:
         """The store's current version: one metadata call, remembered on this host."""
@@ -235,7 +272,7 @@ class Metadata:
             states = [version]
             log = self.log(table.url).known() if table.managed else None
             if log is not None and table.pinned is None:
-                with contextlib.suppress(VersionGoneError):
+                with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # nor does anybody know infinity
                     states.append(managed_version(table, log, int(newest)))
             if not table.managed:
                 older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest)
@@ -272,6 +309,10 @@ class Metadata:
             return self._ask(table, self._clock.steady_s())
         return self._cached(table, options) or self._ask(table, self._clock.steady_s())
 
+    def count_asked(self, version: TableVersion) -> None:
+        """Count that a query asks for a version's rows, which without a cache would be read anew: once for each query."""
+        self._metrics.inc("resolvedBytes", version.bytes)
+
     # --- CACHE mode -------------------------------------------------------------------------------
 
     def _cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
@@ -302,6 +343,8 @@ class Metadata:
         # Another boot's clock says nothing about age.
         if interval_s > 0 and (record["boot"] != self._clock.boot or age_s > interval_s):
             return None
+        if options.cache is not CacheMode.FULL:  # which has its own
+            self._metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
         return self.host.files(table, record["digest"])
 
     def _refreshed(self, table: Table) -> TableVersion:
@@ -310,11 +353,21 @@ class Metadata:
         except (NotATableError, UfsNotFoundError) as problem:
             record = self.host.last(table)
             kept = self.host.files(table, record["digest"]) if record else None
-            if kept is None:
+            if kept is None or (isinstance(problem, UfsNotFoundError) and self._is_another_kind(table)):
                 raise
             self._metrics.inc("keptVersionCount")
-            _log.warning("%s; keeping version %s", problem, kept.digest)
+            self._metrics.inc("staleServedCount")
+            reason, instead = str(problem), f"keeping version {kept.digest}"
+            log_event(
+                _log, logging.WARNING, "fallback", table=redact("path", table.url), reason=reason, instead=instead
+            )
             return kept
+
+    def _is_another_kind(self, table: Table) -> bool:
+        """Whether something is there where a table is not found any more, as it was known: a file, or a directory."""
+        with contextlib.suppress(UfsNotFoundError):
+            return table.kind is not Kind.GLOB and kind_of(self._ufs.get_status(table.url)) is not table.kind
+        return False
 
     # --- the store --------------------------------------------------------------------------------
 
@@ -337,6 +390,7 @@ class Metadata:
 
     def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
         self._metrics.inc("resolutionCount")
+        self._metrics.set_gauge("versionAsOf", int(self._clock.wall_s() * 1000))
         return self.host.learned(table, version, started_s)
 
     def log_of(self, options: LookupOptions) -> TableState | None:
@@ -403,6 +457,10 @@ class Metadata:
         files = data_files(table.url, table.kind, status, table.success_file)
         if "_spark_metadata" in status.directories:
             files = committed_by_sink(self._blocks, status, files)
+            if not files:
+                raise TableEmptyError(
+                    f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
+                )
         return TableVersion(table.id, files)
 
 

@@ -3,18 +3,64 @@
 The FLIP's seven names are kept as Flink ships them; ours stand beside them. Rules:
 
 - A counter only grows; `UNSET` (-1) is a gauge nobody has set (Flink's convention).
+- A time is a histogram, kept as counters: `<name>Count`, `<name>Micros`, and `<name>UpTo<bound>` for each of `BOUNDS_MS`,
+  how many took no longer than that many milliseconds, and longer than the bound before. Those above the last are in none.
 - `ufs*Count` move once per attempt at the store's door, failed attempts included.
 - `blockHitCount` + `blockMissCount` = blocks asked for. A damaged block is a miss too.
 """
 
 from __future__ import annotations
 
+import array
+import bisect
+import itertools
 import threading
 from collections.abc import Mapping
 
-__all__ = ["COUNTERS", "GAUGES", "UNSET", "CacheMetricGroup", "add_metrics"]
+__all__ = [
+    "BOUNDS_MS",
+    "COUNTERS",
+    "GAUGES",
+    "HOST_GAUGES",
+    "TIMES",
+    "UNSET",
+    "CacheMetricGroup",
+    "add_metrics",
+    "bucket_names",
+    "up_to",
+]
 
 UNSET = -1
+
+BOUNDS_MS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 60_000)
+"""Upper bounds of a time's buckets."""
+
+TIMES: Mapping[str, str] = {
+    "lookupTime": "lookups: a call of get or get_many, or a batch of a join or SQL function",
+    "loadTime": "loads that succeeded: of missing keys, or of a snapshot",
+}
+
+
+def bucket_names(name: str) -> list[str]:
+    """The counters of a time's buckets, by their bounds."""
+    return [f"{name}UpTo{bound:g}" for bound in BOUNDS_MS]
+
+
+def up_to(values: Mapping[str, int], name: str) -> list[int]:
+    """How many of a time's values were no longer than each of `BOUNDS_MS`."""
+    return list(itertools.accumulate(values[bucket] for bucket in bucket_names(name)))
+
+
+def _of_times() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, what in TIMES.items():
+        found |= {f"{name}Count": what, f"{name}Micros": f"microseconds that these took together: {what}"}
+        buckets = zip(bucket_names(name), BOUNDS_MS, strict=True)
+        found |= {
+            bucket: f"... that took at most {bound:g} ms, and more than the bound before" for bucket, bound in buckets
+        }
+    return found
+
 
 COUNTERS: Mapping[str, str] = {
     "hitCount": "keys answered from a cache (FLIP-221)",
@@ -31,6 +77,9 @@ COUNTERS: Mapping[str, str] = {
     "ufsRetryCount": "attempts after the first",
     "resolutionCount": "versions resolved at the store",
     "resolutionReuseCount": "versions taken from an execution's record",
+    "versionServedCount": "times that a process began to answer from another version",
+    "staleServedCount": "answers from a version that could not be renewed when it should have been",
+    "resolvedBytes": "bytes of the files of the versions resolved: what reading the table anew each time would have cost",
     "announcedCount": "versions told to the tasks of joins and SQL functions",
     "metadataCacheCount": "versions answered by this host (lookup.metadata.source=CACHE)",
     "keptVersionCount": "unreadable states of a table in CACHE mode: the last version was kept",
@@ -45,6 +94,7 @@ COUNTERS: Mapping[str, str] = {
     "blockDamagedCount": "blocks that failed their checksum",
     "blockEvictedCount": "blocks removed for space",
     "blockRefusedCount": "blocks too large for the cache or not safe to keep",
+    "snapshotBuildCount": "snapshots that were loaded (lookup.cache=FULL)",
     "snapshotReadThroughCount": "queries that read the files because a snapshot was not ready (lookup.cache=FULL)",
     "snapshotFoldCount": "snapshots whose layers were made one",
     "snapshotDamagedCount": "snapshots that failed their checksum",
@@ -59,12 +109,36 @@ COUNTERS: Mapping[str, str] = {
     "rowGroupsPrunedCount": "row groups skipped by statistics",
     "filesPrunedCount": "files skipped by partition value",
     "rowsReadCount": "rows handed out",
+    **_of_times(),
 }
 
 GAUGES: Mapping[str, str] = {
     "latestLoadTime": "ms the latest load took (FLIP-221)",
     "numCachedRecords": "rows in the cache (FLIP-221)",
     "numCachedBytes": "bytes in the cache (FLIP-221)",
+    "maxCachedRecords": "... and how many there may be (lookup.partial-cache.max-rows)",
+    "maxCachedBytes": "... and how many there may be (lookup.partial-cache.max-bytes)",
+    "versionAsOf": "Unix ms at which the version that is answered from was last known to be the current one",
+}
+
+HOST_GAUGES: Mapping[str, str] = {
+    "reloadLag": "ms since the version that is answered from was last known to be the current one",
+    "diskBlockBytes": "bytes of blocks in the cache directory, of all tables",
+    "diskBlockBudget": "... and how many there may be (lookup.cache.max-bytes)",
+    "diskSegmentBytes": "bytes of snapshots and shared loads in the cache directory, of all tables",
+    "diskFreeBytes": "bytes free where the cache directory lies",
+}
+"""What is found out when somebody asks, not counted by processes."""
+
+_PLACES = {name: place for place, name in enumerate(COUNTERS)}
+_GAUGE_PLACES = {name: place for place, name in enumerate(GAUGES, len(COUNTERS))}
+_TIME_PLACES = {
+    name: (
+        _PLACES[f"{name}Count"],
+        _PLACES[f"{name}Micros"],
+        [*(_PLACES[bucket] for bucket in bucket_names(name)), None],
+    )
+    for name in TIMES
 }
 
 
@@ -73,25 +147,39 @@ class CacheMetricGroup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counters = dict.fromkeys(COUNTERS, 0)
-        self._gauges = dict.fromkeys(GAUGES, UNSET)
+        # Numbers as they are put into the file after each batch.
+        self._values = array.array("q", [0] * len(COUNTERS) + [UNSET] * len(GAUGES))
 
     def inc(self, name: str, amount: int = 1) -> None:
         """Add `amount` (>= 0) to a counter. Raises KeyError for an unknown name."""
         with self._lock:
-            self._counters[name] += amount
+            self._values[_PLACES[name]] += amount
+
+    def time(self, name: str, seconds: float) -> None:
+        """Count one duration (>= 0) of `TIMES`. Raises KeyError for an unknown name."""
+        count, micros, buckets = _TIME_PLACES[name]
+        place = buckets[bisect.bisect_left(BOUNDS_MS, seconds * 1000)]
+        with self._lock:
+            self._values[count] += 1
+            self._values[micros] += int(seconds * 1e6)
+            if place is not None:
+                self._values[place] += 1
 
     def set_gauge(self, name: str, value: int) -> None:
         """Replace a gauge's value. Raises KeyError for an unknown name."""
         with self._lock:
-            if name not in self._gauges:
-                raise KeyError(name)
-            self._gauges[name] = value
+            self._values[_GAUGE_PLACES[name]] = value
+
+    def packed(self) -> bytes:
+        """All values at one moment as int64s of this machine: those of `COUNTERS`, then those of `GAUGES`, in their order."""
+        with self._lock:
+            return self._values.tobytes()
 
     def snapshot(self) -> dict[str, int]:
         """All values at one moment, counters and gauges, by name."""
         with self._lock:
-            return {**self._counters, **self._gauges}
+            values = self._values.tolist()
+        return dict(zip((*COUNTERS, *GAUGES), values, strict=True))
 
 
 def add_metrics(snapshots: list[Mapping[str, int]]) -> dict[str, int]:

@@ -181,8 +181,10 @@ def _key(file: OpenFile, unit: Unit, asked: Among, projection: Projection) -> tu
 
 def _asked(predicate: Predicate | None) -> list[Among]:
     """The parts of a predicate that say which values a column must have."""
-    parts = predicate.parts if isinstance(predicate, And) else (predicate,)
-    return [found for part in parts for found in ([part] if isinstance(part, Among) else _asked(part) if isinstance(part, And) else [])]  # fmt: skip
+    if isinstance(predicate, Among):
+        return [predicate]
+    parts = predicate.parts if isinstance(predicate, And) else ()
+    return [found for part in parts for found in _asked(part)]
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import difflib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ from pyspark_lookup.choices import (
     VersionAt,
     View,
 )
-from pyspark_lookup.conf import STORAGE, holds_secret, redact, storage_value
+from pyspark_lookup.conf import STORAGE, redact, storage_value, tells_secret
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.parsing import (
     bounded_bytes,
@@ -106,13 +107,13 @@ def _write_ids(text: str) -> str:
 
 def _floor(text: str) -> str:
     table_id, _, position = text.strip().rpartition(":")
-    if not table_id or not position.isdecimal():
+    if not table_id or not re.fullmatch(r"[0-9]{1,18}", position):
         raise ValueError("what LookupTable.floor says: the table's id and a log position, as id:7")
     return text.strip()
 
 
 def _stream_start(text: str) -> StreamStart | int:
-    if text.strip().isdecimal() and int(text) >= 1:
+    if re.fullmatch(r"[0-9]{1,18}", text.strip()) and int(text) >= 1:
         return int(text)
     try:
         found = choice_of(StreamStart)(text)
@@ -148,6 +149,7 @@ class LookupOptions:
     overlap: Overlap = _option("lookup.overlap", "ERROR, NEWEST", choice_of(Overlap), Overlap.ERROR, "Where two rows of a key are valid at once: fail, or take the one that is valid since later.")  # fmt: skip
     partition: str | None = _option("lookup.partition", "`max_pt()` or `k=v,…`", parse_text, None, "Partition directories to read; `max_pt()` is the latest.", "all")  # fmt: skip
     view: View = _option("lookup.view", "data, files, versions, metrics, summary, told, changes", choice_of(View), View.DATA, "What a read returns: the rows; the files of the current version; the versions this host knows; its counters; one row about the current version; the version as a SQL function takes it; or, of a managed table, what its commits have changed (`readStream`).")  # fmt: skip
+    metrics_tasks: int = _option("lookup.metrics.tasks", "integer", parse_positive_count, 32, "With lookup.view=metrics: tasks that look for hosts to answer; best several times as many as executors.", "32")  # fmt: skip
     success_file: bool = _option("lookup.success-file", "boolean", parse_boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
@@ -227,13 +229,14 @@ class LookupOptions:
                 if key.startswith(STORAGE) and key.removeprefix(STORAGE).isidentifier():
                     # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other
                     # storage options are for remote tables; local ones take none.
-                    if not holds_secret(key, text) and not (layer is conf and is_local(path)):
+                    if not tells_secret(key, text) and not (layer is conf and is_local(path)):
                         storage[key.removeprefix(STORAGE)] = storage_value(text)
                     continue
                 if key.startswith(_PROVIDER) and key.removeprefix(_PROVIDER):
                     provider[key.removeprefix(_PROVIDER)] = str(text)
                     continue
-                field = _field_of(key, text)
+                # A conf file may hold credentials, also under a key that is misspelled.
+                field = _field_of(key, text if layer is not conf or key in _FIELDS else "…")
                 try:
                     values[field.name] = field.metadata["parse"](str(text))
                 except ValueError as problem:
@@ -464,12 +467,12 @@ _FIELDS: dict[str, dataclasses.Field[Any]] = {
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
-    if key.startswith(_PROVIDER) and (holds_secret(key, text) or redact(key, text) != str(text)):
+    if key.startswith(_PROVIDER) and tells_secret(key, text):
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: let the provider take it from "
             "the environment or from a file of its own"
         )
-    if not allowed and key.startswith(STORAGE) and holds_secret(key, text):
+    if not allowed and key.startswith(STORAGE) and tells_secret(key, text):
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
             "environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"

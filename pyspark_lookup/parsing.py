@@ -34,6 +34,7 @@ _DURATION_UNIT_S = {
 }  # fmt: skip
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _ISO_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE)
+_LONGEST_S = 100 * 365 * 86400.0  # about what a lock can be waited for
 _NAME = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^,`\s](?:[^,`]*[^,`\s])?))\s*(?=,|\Z)")
 _BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
 
@@ -41,13 +42,15 @@ _BYTES = re.compile(r"(\d{1,18})\s*(?:([kmgt])i?)?b?")
 def parse_duration_s(text: str) -> float:
     """Seconds (>= 0) of `10 s`, `500 ms`, `5 min`, `1 h`, `7 d` or ISO-8601 `PT10S`."""
     plain = _DURATION.fullmatch(text.strip().lower())
-    if plain and plain[2] in _DURATION_UNIT_S:
-        return float(plain[1]) * _DURATION_UNIT_S[plain[2]]
     iso = _ISO_DURATION.fullmatch(text.strip())
-    if iso and any(iso.groups()):
-        days, hours, minutes, seconds = (float(part or 0) for part in iso.groups())
-        return days * 86400 + hours * 3600 + minutes * 60 + seconds
-    raise ValueError("a duration such as '10 s', '5 min', '1 h' or 'PT10S'")
+    seconds = float("nan")
+    if plain and plain[2] in _DURATION_UNIT_S:
+        seconds = float(plain[1]) * _DURATION_UNIT_S[plain[2]]
+    elif iso and any(iso.groups()):
+        seconds = sum(float(part or 0) * unit for part, unit in zip(iso.groups(), (86400, 3600, 60, 1), strict=True))
+    if not seconds <= _LONGEST_S:
+        raise ValueError("a duration such as '10 s', '5 min', '1 h' or 'PT10S', of 100 years at most")
+    return seconds
 
 
 def parse_bytes(text: str) -> int:
@@ -151,8 +154,8 @@ def parse_positive_duration_s(text: str) -> float:
 
 
 def parse_days(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError("a whole number of days, at least 1 day")
+    if not re.fullmatch(r"\d{1,5}", text.strip()) or int(text) < 1:
+        raise ValueError("a whole number of days, at least 1 day and at most 99999")
     return int(text)
 
 

@@ -17,6 +17,7 @@ import random
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -32,6 +33,7 @@ from pyspark_lookup.notifications import schema_of_text
 from pyspark_lookup.opened import Projection, Slice
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.partial import PartialTables
+from pyspark_lookup.plain import text_of
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.provided import ProvidedScan, ProvidedTable
 from pyspark_lookup.scan import PreparedScan, Scan, TableScan, all_columns, share_of, slices_of
@@ -76,6 +78,11 @@ class ReadTask:
     count: int
     pieces: tuple[Slice, ...] | None = None
     digest: str | None = None
+
+
+def _schemas_of(found: Any) -> tuple[pa.Schema, pa.Schema]:
+    data, partitions = map(schema_of_text, found)
+    return data, partitions
 
 
 def restless(table: Table, times: int) -> VersionGoneError:
@@ -143,10 +150,11 @@ class TableReader:
         return found
 
     def _kept_schema(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
-        record = self._disk.get_record("schema", key) if self._disk else None
-        if isinstance(record, list):
-            data, partitions = (pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in record)
-            return data, partitions
+        record: tuple[pa.Schema, pa.Schema] | None = None
+        if self._disk:
+            record = self._disk.get_record("schema", key, _schemas_of)
+        if record is not None:
+            return record
         found = self._scan.schema(table, version.files)
         if self._disk:
             try:
@@ -216,6 +224,14 @@ class TableReader:
 
         `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own).
         """
+        resolution, snapshot = self._resolved(plan, execution, version)
+        if version is None and resolution.decided_here:
+            self.metadata.count_asked(resolution.version)
+        return resolution, snapshot
+
+    def _resolved(
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None
+    ) -> tuple[Resolution, Snapshot | None]:
         table, options = plan.table, plan.options
         full = self.full(table, options)
         if full is not None and options.metadata_source is MetadataSource.CACHE:
@@ -355,6 +371,8 @@ class TableReader:
             self._tell_age(plan, execution)
             planned = self.metadata.version_of(plan.table, task.digest) if task.digest is not None else None
             if planned is not None:
+                if task.number == 0:
+                    self.metadata.count_asked(planned)
                 snapshot = self._snapshot(plan, planned)
                 if snapshot is not None:
                     return self._from_snapshot(plan, snapshot, planned, task.pieces if task.count > 1 else None)
@@ -510,7 +528,7 @@ class TableReader:
         if execution is None or self._disk is None:
             return
         try:
-            first = self._disk.create_record("plan", plan.id, execution.id)
+            first = self._disk.create_record("plan", plan.id, execution.id, text_of)
             if first == execution.id or self._disk.has_record("plan", f"{plan.id}-told"):
                 return
             nonce = os.urandom(8).hex()

@@ -20,7 +20,7 @@ from pyspark_lookup.scan import all_columns
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.where import parse_where
 
-__all__ = ["rows_of_keys", "rows_with", "scanned"]
+__all__ = ["key_names", "rows_of_keys", "rows_with", "scanned"]
 
 
 def scanned(
@@ -46,7 +46,7 @@ def scanned(
 
 def rows_with(engine: Engine, found: Found, options: LookupOptions, key: Any, clock: HostClock) -> list[dict[str, Any]]:
     """The rows of a version with one key: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names."""
-    names = _key_names(options)
+    names = key_names(options)
     values = [key[name] for name in names] if isinstance(key, Mapping) else list(key) if len(names) > 1 else [key]
     if len(values) != len(names):
         raise ValueError(f"key {key!r}: lookup.keys has {len(names)} columns: {', '.join(names)}")
@@ -59,7 +59,7 @@ def rows_of_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.
     """The rows of a version with those keys: key columns, the other columns, `key_index`."""
     shown = planner.table_columns(found, options)
     everything = all_columns((found.data, found.partitions))
-    names = resolve_names(_key_names(options), everything, "lookup.keys")
+    names = resolve_names(key_names(options), everything, "lookup.keys")
     columns = pa.schema(
         [*(everything.field(name) for name in names), *(field for field in shown if field.name not in names)]
     )
@@ -67,7 +67,8 @@ def rows_of_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.
     return get_many(engine.reader, plan, keys, names, None, found.version)
 
 
-def _key_names(options: LookupOptions) -> tuple[str, ...]:
+def key_names(options: LookupOptions) -> tuple[str, ...]:
+    """The key columns. Raises OptionError if none are named."""
     if not options.keys:
         raise OptionError("option lookup.keys is missing: name the key columns, e.g. {'lookup.keys': 'id'}")
     return options.keys

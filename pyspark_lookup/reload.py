@@ -87,7 +87,11 @@ class CacheReloadTrigger(abc.ABC):
 
         @abc.abstractmethod
         def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
-            """Run `action` once on the cache's own timer, not before Unix time `at_s`; returns what cancels it."""
+            """Run `action` once on the cache's own timer, not before Unix time `at_s`; returns what cancels it.
+
+            If the clock is set back meanwhile it runs at once, for `at_s` may then be far away: ask for the time, and
+            schedule it again.
+            """
 
     @abc.abstractmethod
     def open(self, context: Context) -> None:
@@ -135,10 +139,12 @@ class _DueTrigger(CacheReloadTrigger):
         if self._context is not context:
             return
         last, now_s = context.last_reload(), context.current_processing_time()
-        # Only a reload in between, such as another process's, changes the plan: asked again after the
-        # clock was set back, next_due_s would put the same reload off for ever.
+        # A reload in between, such as another process's, changes the plan. Where there was none the clock may have been
+        # set back: then no later than if it were planned now, but never later than it was, or it would be put off for ever.
         if last != seen:
             due_s = self.next_due_s(last, now_s)
+        elif due_s > now_s:
+            due_s = min(due_s, self.next_due_s(last, now_s))
         if due_s > now_s:
             self._plan(context, last, due_s)
         elif self._waits:

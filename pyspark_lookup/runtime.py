@@ -6,14 +6,14 @@ before a fork (a store's connections, a lock) may be used after it.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import logging
 import os
 import random
-import socket
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.bykey import KeyedRows
@@ -21,8 +21,10 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import conf_file_secrets, redact
 from pyspark_lookup.disk import Disk, key_of, memory_backed
 from pyspark_lookup.errors import CacheDirectoryError, OptionError
+from pyspark_lookup.hostmetrics import Publisher
+from pyspark_lookup.logs import log_event
 from pyspark_lookup.metadata import Metadata
-from pyspark_lookup.metrics import COUNTERS, GAUGES, UNSET, CacheMetricGroup, add_metrics
+from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import NotificationLog
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.provided import ProvidedStore, ProvidedTable, with_provider
@@ -32,81 +34,10 @@ from pyspark_lookup.table import Kind, Table, is_glob
 from pyspark_lookup.ufs import Ufs
 from pyspark_lookup.writing import Compactor, OpenWrites, TableWriter, Vacuumed, vacuum
 
-__all__ = ["Engine", "Publisher", "Runtime", "runtime"]
+__all__ = ["Engine", "Runtime", "runtime"]
 
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
-_FOLD_ABOVE = 64
-
-
-class Publisher:
-    """One table's counters in this process, and how they reach the other processes of the host."""
-
-    def __init__(
-        self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str, now_s: Callable[[], float]
-    ) -> None:
-        self.metrics = metrics
-        self._disk = disk
-        self._label = label
-        self._url = url
-        self._key = f"{label}-{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-        self._published: dict[str, int] = {}
-        self._base: dict[str, int] = {}
-        self._now_s = now_s
-        self._gauges_at_s = 0.0  # when one last changed here
-
-    def publish(self) -> None:
-        """Put this process's counters where others of the host find them."""
-        if self._disk is None:
-            return
-        # Folded into the host's total while this process was idle: go on counting from there.
-        if self._published and not self._disk.has_record("metrics", self._key):
-            self._base = dict(self._published)
-        snapshot = self.metrics.snapshot()
-        values = {
-            name: amount - (self._base.get(name, 0) if name in COUNTERS else 0) for name, amount in snapshot.items()
-        }
-        if any(snapshot[name] != self._published.get(name, UNSET) for name in GAUGES):
-            self._gauges_at_s = self._now_s()
-        try:
-            self._disk.replace_record("metrics", self._key, self._record(values, self._gauges_at_s))
-            self._disk.fold_records("metrics", self._label, _FOLD_ABOVE, self._fold)
-        except OSError:
-            self.metrics.inc("cacheFailureCount")
-            return
-        self._published = snapshot
-
-    def host_total(self) -> dict[str, int]:
-        """The counters summed over all processes of this host that have published, this one included."""
-        if self._disk is None:
-            return self.metrics.snapshot()
-        self.publish()
-        return self._added([record for _, record in self._disk.records("metrics", self._label)])
-
-    def by_worker(self) -> dict[str, dict[str, int]]:
-        """The counters of each process of this host that has published, by `<host>-<process>`; this one included.
-
-        Those of processes long gone are together, as `folded`.
-        """
-        self.publish()
-        found: dict[str, list[Any]] = {}
-        for key, record in self._disk.records("metrics", self._label) if self._disk is not None else ():
-            name = key.removeprefix(f"{self._label}-").rpartition("-")[0] or "folded"
-            found.setdefault(name, []).append(record)
-        return {name: self._added(records) for name, records in found.items()}
-
-    def _record(self, values: dict[str, int], gauges_at_s: float) -> dict[str, Any]:
-        return {"url": self._url, "values": values, "gauges_at_s": gauges_at_s}
-
-    def _added(self, records: list[Any]) -> dict[str, int]:
-        return add_metrics([record["values"] for record in sorted(records, key=_gauges_at_s)])
-
-    def _fold(self, records: list[Any]) -> dict[str, Any]:
-        return self._record(self._added(records), max(map(_gauges_at_s, records)))
-
-
-def _gauges_at_s(record: Any) -> float:
-    return float(record.get("gauges_at_s", 0.0))
 
 
 class Engine:
@@ -131,6 +62,13 @@ class Engine:
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
         self.url_of = ufs.url_of
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count how long the block takes, if it ends well."""
+        started_s = self._clock.steady_s()
+        yield
+        self.reader.metrics.time(name, self._clock.steady_s() - started_s)
 
     def writer(self, options: LookupOptions) -> TableWriter:
         """Writes of the managed table at `options.path`, which need not be there yet. Raises OptionError for a glob."""
@@ -185,6 +123,7 @@ class Runtime:
         self._disks: dict[str, Disk | None] = {}
         self._engines: dict[str, Engine] = {}
         self._publishers: dict[str, Publisher] = {}
+        self._application = ""
         self._provided: dict[str, ProvidedTable] = {}
 
     def engine(self, options: LookupOptions) -> Engine:
@@ -194,6 +133,18 @@ class Runtime:
             if key not in self._engines:
                 self._engines[key] = self._build(options)
             return self._engines[key]
+
+    def of_application(self, name: str) -> None:
+        """Count from here on for the Spark application of that name (its id), which this process is a worker of."""
+        with self._lock:
+            self._application = name
+            for publisher in self._publishers.values():
+                publisher.application = name
+
+    def publish(self) -> None:
+        """Put what was counted in this process where the host finds it."""
+        for publisher in self._publishers.values():
+            publisher.publish()
 
     def nonce(self) -> str:
         """16 hex digits that nobody else has drawn."""
@@ -238,7 +189,8 @@ class Runtime:
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
         disk = self._disk(options, metrics)
         if known is None:
-            known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock.wall_s)
+            known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock)
+        known.application = self._application
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
         metadata = Metadata(ufs, blocks, disk, metrics, self.clock, self._rng)
         reader = TableReader(
@@ -270,7 +222,15 @@ class Runtime:
                         "cache directory %s lies in memory (tmpfs): set lookup.cache.dir to a local disk", directory
                     )
             except (CacheDirectoryError, OSError) as problem:
-                _log.warning("going on without a cache, each read asks the store: %s", problem)
+                instead = "going on without a cache, each read asks the store"
+                log_event(
+                    _log,
+                    logging.WARNING,
+                    "fallback",
+                    table=redact("path", options.path),
+                    reason=str(problem),
+                    instead=instead,
+                )
                 self._disks[key] = None
         if self._disks[key] is None:
             metrics.inc("cacheFailureCount")
@@ -288,3 +248,10 @@ def runtime() -> Runtime:
     if _current is None or _current.pid != os.getpid():
         _current = Runtime(HostClock(), random.Random())
     return _current
+
+
+@atexit.register
+def _at_exit() -> None:
+    # A child that was forked, and has used nothing, inherits this.
+    if _current is not None and _current.pid == os.getpid():
+        _current.publish()

@@ -89,6 +89,9 @@ class Table:
     pinned: int | str | None = None
     own: int | None = None
 
+    def __repr__(self) -> str:
+        return f"Table({redact('path', self.url)!r}, {self.kind.value}, {self.format}, {self.pinned!r})"
+
     @property
     def id(self) -> str:
         """32 hex digits, equal for references that must agree on the current version."""
@@ -306,11 +309,15 @@ def _reached(listing: Listing, pattern: str) -> list[str]:
 
 def _refuse_table_formats(listing: Listing, pattern: str) -> None:
     found = {d.rsplit("/", 1)[-1]: d for d in _reached(listing, pattern)}
-    for marker, name in (("_delta_log", "Delta"), (".hoodie", "Hudi")):
+    for marker, name, provider in (
+        ("_delta_log", "Delta", "as docs/recipes.md shows"),
+        (".hoodie", "Hudi", "of yours"),
+    ):
         if marker in found:
             raise TableFormatError(
                 f"{listing.url} holds {found[marker]}, so it is a {name} table: its files alone are not a version of it. "
-                f"Read it with format('{name.lower()}'), or export the current version as plain files"
+                f"Read it through a lookup.provider {provider}, with format('{name.lower()}'), or export the current version "
+                "as plain files"
             )
     for file in listing.files:
         directory, _, name = file.url.rpartition("/")
@@ -318,7 +325,8 @@ def _refuse_table_formats(listing: Listing, pattern: str) -> None:
         if parent == "metadata" and name.endswith(".metadata.json") and (not pattern or _glob_reaches(table, pattern)):
             raise TableFormatError(
                 f"{listing.url} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table: its files alone are not "
-                "a version of it. Read it through its catalog, or export the current version as plain files"
+                "a version of it. Read it through a lookup.provider as docs/recipes.md shows, through its catalog, or export "
+                "the current version as plain files"
             )
 
 

@@ -1,24 +1,29 @@
 """`lookup.view`: what a host knows about a table, as rows.
 
 `files`: the files of the current version (one metadata call). `versions`: the versions this host has
-resolved, or all that a managed table's log has. `metrics`: this host's counters. `summary`: one row about the current version. `told`: the version
+resolved, or all that a managed table's log has. `metrics`: the counters of the hosts that could be reached. `summary`: one row about the current version. `told`: the version
 that the asking execution reads, as the tasks of a lookup are told of it. No rows of the table are read but for
 `told`, which secures them (see `announcing`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import socket
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from pyspark_lookup.metrics import COUNTERS, GAUGES
+from pyspark_lookup.conf import redact
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.metadata import Execution
+from pyspark_lookup.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.options import LookupOptions, View
 from pyspark_lookup.runtime import Engine
 from pyspark_lookup.writeids import ValidWriteIdList
 
-__all__ = ["ViewTask", "view_batches", "view_schema"]
+__all__ = ["ViewTask", "answers_for_host", "view_batches", "view_schema", "view_tasks"]
 
 _INSTANT = pa.timestamp("us", "UTC")
 _SCHEMAS = {
@@ -49,7 +54,14 @@ _SCHEMAS = {
         ]
     ),
     View.METRICS: pa.schema(
-        [("name", pa.string()), ("value", pa.int64()), ("meaning", pa.string()), ("detail", pa.string())]
+        [
+            ("host", pa.string()),
+            ("cache_dir", pa.string()),
+            ("name", pa.string()),
+            ("value", pa.int64()),  # -1: a gauge that nobody has set
+            ("meaning", pa.string()),
+            ("detail", pa.string()),
+        ]
     ),
     View.SUMMARY: pa.schema(
         [
@@ -67,9 +79,17 @@ _FOOTERS_AT_MOST = 64
 
 @dataclasses.dataclass(frozen=True)
 class ViewTask:
-    """The one task of a view."""
+    """A task of a view. There is one, but of `metrics` as many as look for hosts; `nonce` is that of their plan."""
 
     view: View
+    number: int = 0
+    nonce: str = ""
+
+
+def view_tasks(options: LookupOptions, nonce: str) -> list[ViewTask]:
+    """The tasks of a view."""
+    count = options.metrics_tasks if options.view is View.METRICS else 1
+    return [ViewTask(options.view, number, nonce) for number in range(count)]
 
 
 def view_schema(view: View) -> pa.Schema:
@@ -78,11 +98,20 @@ def view_schema(view: View) -> pa.Schema:
 
 
 def view_batches(
-    engine: Engine, task: ViewTask, options: LookupOptions, told: Callable[[], bytes]
+    engine: Engine,
+    task: ViewTask,
+    options: LookupOptions,
+    told: Callable[[], bytes],
+    execution: Execution | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a view, as one batch. `told` resolves the version of this execution."""
     views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics, View.SUMMARY: _summary}
-    rows = [{"version": told()}] if task.view is View.TOLD else views[task.view](engine, options)
+    if task.view is View.TOLD:
+        rows: list[dict[str, object]] = [{"version": told()}]
+    elif task.view is View.METRICS and not _is_asked(engine, task, execution):
+        rows = []
+    else:
+        rows = views[task.view](engine, options)
     yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMAS[task.view])
 
 
@@ -102,7 +131,7 @@ def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     for file in version.files:
         write_id, count = written.get(file.url, (None, None))
         at = _micros(file.modified_at_s)
-        row = {"url": file.url, "size": file.size, "identity": file.identity, "modified_at": at}
+        row = {"url": redact("path", file.url), "size": file.size, "identity": file.identity, "modified_at": at}
         rows.append({**row, "write_id": write_id, "rows": count})
     return rows
 
@@ -133,9 +162,27 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
     return rows
 
 
+def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
+    if execution is None:
+        return task.number == 0  # nobody knows who else has answered
+    return answers_for_host(engine, key_of(task.nonce, execution.application, execution.id), task.number)
+
+
+def answers_for_host(engine: Engine, key: str, number: int) -> bool:
+    """Whether the task of this number is the one, of all that have this key, that answers for its host (its cache directory).
+
+    An attempt of the same task that is made again answers again. Without a cache directory task 0 does.
+    """
+    if engine.disk is None:
+        return number == 0
+    with contextlib.suppress(OSError):
+        return bool(engine.disk.create_record("asked", key, number) == number)
+    return False
+
+
 def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     values = engine.host_metrics()
-    meanings = {**COUNTERS, **GAUGES}
+    meanings = {**COUNTERS, **GAUGES, **HOST_GAUGES}
     rows: list[dict[str, object]] = [
         {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
     ]
@@ -145,7 +192,8 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
         meaning = "Unix ms when a join or SQL function was last told its version, which is in `detail`"
         at_ms = int(last["announced_at"] * 1000)
         rows.append({"name": "announcedVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})
-    return rows
+    where = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory())}
+    return [{**where, **row} for row in rows]
 
 
 def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:

@@ -19,6 +19,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from pyspark_lookup.errors import PredicateError, SchemaError
+from pyspark_lookup.plain import UNREADABLE, shown
 from pyspark_lookup.predicate import (
     And,
     Compare,
@@ -63,6 +64,10 @@ def parse_where(text: str, schema: pa.Schema) -> Predicate:
         return _parsed_where(text, schema)
     except RecursionError:
         raise PredicateError(f"option lookup.where is nested too deeply: {text[:100]!r}…") from None
+    except PredicateError:
+        raise
+    except UNREADABLE as problem:  # what sqlglot stumbles over
+        raise PredicateError(f"option lookup.where = {shown(text)} is not understood: {problem!r}") from None
 
 
 def _parsed_where(text: str, schema: pa.Schema) -> Predicate:

@@ -1,6 +1,6 @@
 """A year of flights joined to lookup tables, one of which is replaced between two runs, and while a stream runs.
 
-Started by scripts/demo. Says what each run asked of the store, draws the stream's micro-batches, and exits with 1 if a
+Started by scripts/demo. Says what each run asked of the store, draws the stream's micro-batches, writes a report, and exits with 1 if a
 claim does not hold.
 """
 
@@ -9,6 +9,8 @@ import functools
 import importlib.metadata
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -122,7 +124,7 @@ def rename_united(airlines: Path, name: str) -> None:
     write(pa.table({"carrier": old["carrier"], "name": names}), airlines)
 
 
-def main(home: Path, picture: Path) -> None:
+def main(home: Path, picture: Path, page: Path) -> None:
     """Three runs of the same two queries, SQL statements and a stream, each with its claims checked."""
     print("Writing the tables and starting Spark", flush=True)
     paths = {"airlines": home / "airlines.parquet", "airports": home / "airports.parquet", "planes": home / "planes"}
@@ -172,11 +174,20 @@ def main(home: Path, picture: Path) -> None:
     plot(batches, picture)
     print(f"    median {statistics.median(batch.ms for batch in batches):.0f} ms a micro-batch; drawn in {picture}")
     spark.stop()
+    command = [sys.executable, "-m", "pyspark_lookup", "report", page, "--cache-dir", home / "cache"]
+    subprocess.run(command, check=True, capture_output=True)
+    print(f"    what the caches did: {page}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plot", type=Path, default=Path("demo-stream.png"), help="where to draw the stream (a PNG)")
+    parser.add_argument("--report", type=Path, default=Path("demo-report.html"), help="where to write the report")
+    parser.add_argument(
+        "--home", type=Path, help="where to put the tables and the cache, and leave them (default: nowhere)"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lookupcache-demo-") as directory:
-        main(Path(directory), given.plot)
+        home = given.home or Path(directory)
+        home.mkdir(parents=True, exist_ok=True)
+        main(home.absolute(), given.plot, given.report)

@@ -1,8 +1,12 @@
 # What scripts/test and scripts/demo share. Source it from bash, as the script itself, with `root` set.
 #
-#   use_venv   sets `python`: this checkout's own virtual environment, with the package and its extras
+#   use_venv   sets `python`: this checkout's own virtual environment, with the package and its extras; with arguments one
+#              with that Spark (a minor version, or '') and that Python (likewise)
 #   use_java   a Java that Spark 4 runs on: JAVA_HOME, PATH, the system's packages, or an exact message
 #   use_postgres   PostgreSQL's programs, of which the tests start a server: likewise
+#   use_prometheus   Prometheus, for the picture of the dashboard: likewise
+#   use_chromium   a browser, in which the tests look at the report: likewise
+#   use_faketime   the library by which a soak steps the clock; without it the soak says so and goes on
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -18,7 +22,9 @@ may_install() { [ "$(id -u)" = 0 ] && [ -f /etc/debian_version ] && command -v a
 # Installs the first of the packages that can be; no stdin, so that it never waits for an answer.
 install_one_of() {
     local package
-    apt-get update -qq </dev/null >/dev/null || say "apt-get update failed; going on with the known packages"
+    [ -n "${packages_updated:-}" ] || apt-get update -qq </dev/null >/dev/null ||
+        say "apt-get update failed; going on with the known packages"
+    packages_updated=1
     for package in "$@"; do
         say "Installing $package"
         if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" </dev/null >/dev/null 2>&1; then
@@ -30,10 +36,12 @@ install_one_of() {
 
 # --- Python ----------------------------------------------------------------------------------------
 
-# Prints the newest suitable python. Debian ships one that cannot make environments, hence ensurepip.
+# Prints the newest suitable python, or that of the version given. Debian ships one that cannot make environments,
+# hence ensurepip.
 find_python() {
-    local name
-    for name in python3.13 python3.12 python3.11 python3 python3.10; do
+    local name names=(python3.13 python3.12 python3.11 python3 python3.10)
+    [ -z "${1:-}" ] || names=("python$1")
+    for name in "${names[@]}"; do
         if "$name" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' </dev/null >/dev/null 2>&1; then
             command -v "$name"
             return 0
@@ -43,27 +51,30 @@ find_python() {
 }
 
 use_venv() {
-    local base venv="$root/.venv" stamp="$root/.venv/installed-from"
+    local base venv stamp name=.venv spark=${1:-} version=${2:-}
+    [ -z "$spark$version" ] || name=".venvs/spark-${spark:-newest}${version:+-python-$version}"
+    venv="$root/$name" stamp="$root/$name/installed-from"
     python="$venv/bin/python"
     if ! "$python" -c '' </dev/null >/dev/null 2>&1; then
-        base=$(find_python) || base=
+        base=$(find_python "$version") || base=
         if [ -z "$base" ] && may_install; then
-            install_one_of python3-venv || true
-            base=$(find_python) || base=
+            install_one_of "python${version:-3}-venv" || true
+            base=$(find_python "$version") || base=
         fi
-        [ -n "$base" ] || die "no Python 3.10 or newer with the venv module was found" \
+        [ -n "$base" ] || die "no Python ${version:-3.10 or newer} with the venv module was found" \
             "install one: 'apt-get install python3-venv' (Debian, Ubuntu), 'dnf install python3.12' (Fedora, RHEL)" \
             "or 'brew install python@3.13' (macOS), then run this again"
-        say "Making .venv with $base"
+        say "Making $name with $base"
         "$base" -m venv --clear "$venv" </dev/null || die "$base could not make $venv" "see above"
     fi
     # An editable install follows the sources, so only these files can make it outdated.
     if ! installed_from | cmp -s - "$stamp"; then
-        say "Installing the package, Spark and the tools into .venv (once, some minutes)"
+        say "Installing the package, Spark and the tools into $name (once, some minutes)"
         rm -f "$stamp"
         (cd "$root" && "$python" -m pip install -qq --disable-pip-version-check \
-            -e '.[spark,test,examples]' </dev/null) ||
-            die "pip could not install the package, see above" "it needs PyPI, or a mirror of it in PIP_INDEX_URL"
+            -e '.[spark,cli,test,examples]' "pyspark${spark:+==$spark.*}" </dev/null) ||
+            die "pip could not install the package, see above" "it needs PyPI, or a mirror of it in PIP_INDEX_URL" \
+                "and a Spark for this Python: README.md says which fit"
         installed_from >"$stamp"
     fi
     # Spark looks for this Python by an unquoted shell command: with a space in its path it finds none of the
@@ -126,6 +137,31 @@ use_java() {
 # --- PostgreSQL ------------------------------------------------------------------------------------
 
 # Whether there is a server to start, where tests/postgres.py looks for it.
+find_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+
+use_chromium() {
+    find_chromium >/dev/null && return
+    if may_install; then
+        say "No Chromium found"
+        install_one_of chromium || true
+        find_chromium >/dev/null && return
+    fi
+    die "the tests look at the report in a browser, and no Chromium was found on PATH" \
+        "install one: 'apt-get install chromium' (Debian, Ubuntu), 'dnf install chromium' (Fedora)" \
+        "or put 'google-chrome' on PATH"
+}
+
+use_prometheus() {
+    command -v prometheus >/dev/null && return
+    if may_install; then
+        say "No Prometheus found"
+        install_one_of prometheus || true
+        command -v prometheus >/dev/null && return
+    fi
+    die "the dashboard's queries are answered by Prometheus, and none was found on PATH" \
+        "install one: 'apt-get install prometheus' (Debian, Ubuntu)"
+}
+
 find_postgres() { compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null; }
 
 use_postgres() {
@@ -138,4 +174,19 @@ use_postgres() {
     die "the tests start a PostgreSQL server, and none was found in /usr/lib/postgresql or on PATH" \
         "install one: 'apt-get install postgresql' (Debian, Ubuntu), 'dnf install postgresql-server' (Fedora, RHEL)" \
         "or 'brew install postgresql@16' (macOS; then put \$(brew --prefix postgresql@16)/bin on PATH)"
+}
+
+# --- faketime --------------------------------------------------------------------------------------
+
+# Whether it is where tests/soak/chaos.py looks for it.
+find_faketime() { compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null; }
+
+use_faketime() {
+    find_faketime && return
+    if may_install; then
+        say "No faketime found"
+        install_one_of libfaketime faketime || true
+        find_faketime && return
+    fi
+    say "no faketime was found in /usr/lib/*/faketime: clocks will not be stepped ('apt-get install libfaketime' on Debian, Ubuntu)"
 }

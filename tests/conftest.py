@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
 import tempfile
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from tests.s3server import S3Server
 
+_SLOW_COUNTS = 25  # tests that take as long as one that is marked slow and does not say how many it counts for
 # Before anything starts a JVM: its workers inherit these.
 os.environ.update(
     AWS_ACCESS_KEY_ID="test",
@@ -24,9 +26,20 @@ os.environ.update(
     PYSPARK_PYTHON=sys.executable,
     PYSPARK_DRIVER_PYTHON=sys.executable,
 )
+# Tests are short: what a JVM compiles thoroughly, or collects by several threads, they do not live to use.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 _HOST = Path(tempfile.mkdtemp(prefix="lookupcache-tests-"))
 (_HOST / "lookupcache.conf").write_text(f"lookup.cache.dir = {_HOST / 'cache'}\n")
 os.environ["LOOKUPCACHE_CONF"] = str(_HOST / "lookupcache.conf")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that no process is left with one of them at the end."""
+    weights = collections.Counter[Path]()
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        weights[item.path] += 1 if slow is None else slow.args[0] if slow.args else _SLOW_COUNTS
+    items.sort(key=lambda item: -weights[item.path])
 
 
 @pytest.fixture
@@ -56,10 +69,25 @@ def s3(s3_server: S3Server) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session on Spark's default configuration (but for what keeps tests small)."""
+    """A session on Spark's default configuration (but for what keeps tests small), whose workers have imports behind them."""
+    # Spark runs it by an unquoted shell command, and the checkout's path may have a space.
+    (_HOST / "python").symlink_to(Path(__file__).with_name("python"))
+    with pytest.MonkeyPatch.context() as patch:
+        # Kept by the session and its JVM; programs that tests start have the Python itself.
+        patch.setenv("LOOKUPCACHE_TESTS_PYTHON", sys.executable)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            patch.setenv(name, str(_HOST / "python"))
+        session = _session()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+def _session() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    session = (
+    return (
         SparkSession.builder.master("local[2,4]")  # 4: a failed task is tried again
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
@@ -68,6 +96,3 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()

@@ -30,7 +30,7 @@ from pyspark_lookup.errors import (
     UfsNotFoundError,
     UfsUnavailableError,
 )
-from pyspark_lookup.metrics import COUNTERS, GAUGES
+from pyspark_lookup.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.runtime import Runtime
 from pyspark_lookup.stores import open_store
 from tests.fakes import FakeClock, FaultyStore, wait_until_settled
@@ -424,10 +424,17 @@ def test_cache_mode_asks_nothing_within_its_interval(table: Opens, process: Proc
 # --- counters of several processes ----------------------------------------------------------------
 
 
+def counted(metrics: dict[str, int]) -> dict[str, int]:
+    """What processes have counted, without what the host says when it is asked."""
+    return {name: value for name, value in metrics.items() if name not in HOST_GAUGES}
+
+
 def test_metrics_have_every_name(table: Opens) -> None:
     """Counters start at 0 and gauges nobody set at -1; the names are those of pyspark_lookup.metrics."""
     opened = table()
-    assert opened.metrics() == {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, -1)}
+    found = opened.metrics()
+    assert set(found) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
+    assert counted(found) == {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, -1)}
     opened.scan()
     assert opened.metrics()["rowsReadCount"] == 4
 
@@ -487,12 +494,30 @@ def test_metrics_sum_over_processes(path: Path, cache_dir: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
     assert done.returncode == 0, done.stderr
     both = opened.metrics()
-    assert json.loads(done.stdout) == both
+    assert counted(json.loads(done.stdout)) == counted(both)
     assert (both["rowsReadCount"], both["ufsHeadCount"], both["rowGroupsReadCount"]) == (8, 2, 2)
     assert both["fileLoadedCount"] == 1
     assert (both["ufsGetCount"], both["ufsGetBytes"]) == (own["ufsGetCount"], own["ufsGetBytes"])
     opened.scan()
     assert opened.metrics()["rowsReadCount"] == 12
+
+
+_CACHED = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}
+_PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 10}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lookup.cache": "FULL"}, {"lookup.cache": "FULL", **_CACHED}, _PARTIAL],
+    ids=["NONE", "FULL", "FULL, CACHE", "PARTIAL"],
+)
+def test_each_question_counts_the_table_once(path: Path, cache_dir: Path, options: dict[str, Any]) -> None:
+    """resolvedBytes: what reading the table anew for each call would have cost, first calls and later ones alike."""
+    opened = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir), **options})
+    calls = (lambda: opened.get(1), opened.scan, lambda: opened.get_many(pa.table({"id": [2]})))
+    for number, call in enumerate(calls * 2, start=1):
+        call()
+        assert opened.metrics()["resolvedBytes"] == number * path.stat().st_size
 
 
 # --- after a fork ---------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ class Model:
 
 @pytest.mark.parametrize("mode", MODES)
 @given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_sequence_is_as_the_model(
     tmp_path_factory: pytest.TempPathFactory, mode: str, history: list[Any], small: int
 ) -> None:
@@ -274,18 +274,18 @@ def test_an_append_beside_an_upsert_stays(site: Site) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_readers_keep_up(site: Site, mode: str) -> None:
-    """A hundred small upserts and deletes, each seen at once by a reader in each mode; untouched keys stay cached."""
+    """Small upserts and deletes, each seen at once by a reader in each mode; untouched keys stay cached."""
     table = site.created()
     table.write(pa.table({"id": range(1000), "name": ["0"] * 1000}, rows().schema))
     reader = site.table(MODES[mode], host="b")
     assert reader.get(999)[0]["name"] == "0"
-    for number in range(1, 51):
+    for number in range(1, 21):
         table.upsert(rows(7, 200 + number, name=str(number)))
         assert [row["name"] for row in reader.get(7)] == [str(number)]
         table.delete(pa.table({"id": [100 + number]}))
         assert reader.get(100 + number) == []
         assert reader.get(999)[0]["name"] == "0"
-    assert reader.scan().num_rows == 950
+    assert reader.scan().num_rows == 980
 
 
 def test_a_delete_outlives_an_overwrite_beside_it(site: Site) -> None:

@@ -85,7 +85,7 @@ def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
     assert held(opened) == []
     assert files_of(opened) == []
     assert os.listdir(opened.root / "tmp") == []
-    assert handles_below(opened.root) == 0
+    assert handles_below(opened.root) == []
 
 
 def test_a_claim_without_a_lock_is_nobodys(opened: Opened) -> None:
@@ -150,7 +150,7 @@ def test_a_claim_that_cannot_be_written(opened: Opened) -> None:
     with pytest.raises(OSError, match="claims"):
         opened.disk.claims(SPACE, V1)
     assert os.listdir(opened.root / "tmp") == []
-    assert handles_below(opened.root) == 0
+    assert handles_below(opened.root) == []
 
 
 def hold_a_claim(root: Path, told: Any) -> None:
@@ -359,7 +359,7 @@ def test_a_directory_that_cannot_be_written_costs_single_flight_only(opened: Ope
         with first.claim(numbers(1, 2), V1) as three:
             assert three.mine.tolist() == [False, True]
     assert (opened.count("cacheFailureCount"), other.count("cacheFailureCount")) == (2, 1)
-    assert handles_below(opened.root) == 0
+    assert handles_below(opened.root) == []
 
 
 def test_a_full_disk_costs_single_flight_only(opened: Opened) -> None:
@@ -394,7 +394,7 @@ def test_no_handle_and_no_lock_is_left(opened: Opened) -> None:
         with flights[number % 4].claim(numbers(number, 100), V1), flights[(number + 1) % 4].claim(numbers(100), V1):
             pass
     gc.collect()
-    assert handles_below(opened.root) == 0
+    assert handles_below(opened.root) == []
     for path in (opened.root / "locks").iterdir():
         with path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

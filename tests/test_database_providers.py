@@ -26,6 +26,7 @@ from examples.postgres_provider import PostgresLookup
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import LookupFunctionError, OptionError
 from tests.postgres import PostgresServer
+from tests.providers.common import TEXTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,20 +38,6 @@ PARTIAL = {
 }
 ONCE = {"lookup.max-retries": "0"}
 MANY = 5000
-TEXTS = [
-    "O'Brien",
-    "'; DROP TABLE t; --",
-    '"',
-    "' OR '1'='1",
-    "back\\slash",
-    "{a,b}",
-    "$1",
-    "?1",
-    "NULL",
-    "",
-    " ",
-    "a\n\tä€𝄞",
-]
 _BOUND_S = 30.0  # far above what any of this takes
 _numbers = itertools.count(1)
 

@@ -31,16 +31,16 @@ HEADER_BYTES = 36  # magic 8, length 8, CRC-32 4, name 16
 MIB = 2**20
 
 
-def handles_below(root: Path) -> int:
-    """How many descriptors of this process are files below a directory, those removed from it included.
+def handles_below(root: Path) -> list[str]:
+    """The files below a directory, those removed from it included, that this process has open; one for each descriptor.
 
     What other tests left to the garbage collector may be closed at any moment, so all descriptors are never counted.
     """
-    found = 0
+    found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the listing's own, and what another thread closed since
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{root}/")
-    return found
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(name for name in found if name.startswith(f"{root}/"))
 
 
 class Opened:
@@ -621,22 +621,6 @@ def test_a_record_that_cannot_be_written_is_an_error(opened: Opened) -> None:
         with pytest.raises(OSError, match="No such file"):
             record("version", "k", 1)
     assert not opened.disk.has_record("version", "k")
-
-
-def test_folding_keeps_the_sum(opened: Opened) -> None:
-    """Records of processes idle for an hour become one; those of busy ones, and other tables', stay."""
-    for n in range(10):
-        opened.disk.replace_record("metrics", f"t-{n}", n)
-    opened.disk.replace_record("metrics", "u-1", 100)
-    opened.disk.fold_records("metrics", "t", 10, sum)
-    assert len(list(opened.disk.records("metrics", "t"))) == 10
-    for n in range(7):
-        os.utime(opened.root / "records" / "metrics" / f"t-{n}", (1, 1))
-    opened.disk.fold_records("metrics", "t", 9, sum)
-    assert dict(opened.disk.records("metrics", "")) == {"t-folded": 21, "t-7": 7, "t-8": 8, "t-9": 9, "u-1": 100}
-    os.utime(opened.root / "records" / "metrics" / "t-7", (1, 1))
-    opened.disk.fold_records("metrics", "t", 3, sum)
-    assert dict(opened.disk.records("metrics", "t")) == {"t-folded": 28, "t-8": 8, "t-9": 9}
 
 
 # --- locks -------------------------------------------------------------------------------------------

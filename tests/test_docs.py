@@ -17,23 +17,26 @@ from pyspark_lookup.spark.session import RECOMMENDED
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "joins.md").read_text(encoding="utf-8")
 DIMENSIONS = (ROOT / "docs" / "dimensions.md").read_text(encoding="utf-8")
 MANAGED = (ROOT / "docs" / "managed.md").read_text(encoding="utf-8")
+SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 CONF = ROOT / "conf" / "lookupcache.conf"
 KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(), re.MULTILINE)
 
 
-def test_readme_options_table() -> None:
-    """The README's table of options is the generated one."""
-    found = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", README, re.DOTALL)
+def test_options_table() -> None:
+    """The table of options is the generated one."""
+    found = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", OPTIONS, re.DOTALL)
     assert found is not None
     assert found[1] == options_table(), "put what pyspark_lookup.options.options_table() returns between the markers"
 
 
-def test_readme_names_known_options() -> None:
-    """Every option that the README or the changelog mentions exists."""
-    text = README + GUIDE + DIMENSIONS + MANAGED + (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+def test_pages_name_known_options() -> None:
+    """Every option that the README, the changelog or a page mentions exists."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", text))
     prefixes = ("lookup.storage", "lookup.provider.")
     assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
@@ -50,7 +53,7 @@ def test_readme_starts_with_what_it_is() -> None:
 @pytest.mark.spark
 def test_readme_examples_run(tmp_path: Path) -> None:
     """The README's Python blocks run as pasted into an activated environment, and show the new row."""
-    assert re.findall(r"\|\s*2\|\s*(\w+)\|", pasted(README, tmp_path)) == ["NULL", "Bergen", "Bergen"]
+    assert re.findall(r"\|\s*2\|\s*(\w+)\|", pasted(README, tmp_path, shell=False)) == ["NULL", "Bergen", "Bergen"]
 
 
 @pytest.mark.slow
@@ -97,17 +100,80 @@ def test_dimension_examples_run(tmp_path: Path) -> None:
     assert len(said) == 5
 
 
-def pasted(text: str, tmp_path: Path) -> str:
-    """What the Python blocks of a text print, run as one program in an activated environment."""
-    script = tmp_path / "example.py"
-    script.write_text("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), encoding="utf-8")
+def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
+    """What the Python blocks of a text print, run as one program in an activated environment, and then its shell blocks."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_")}
-    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])
-    ran = subprocess.run(
-        [sys.executable, script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+    environ["PATH"] = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), environ["PATH"]])
+    environ["PYTHONPATH"] = str(ROOT)  # the examples are installed with a checkout only
+    (tmp_path / "pyspark-lookup").write_text(f"#!/bin/sh\nexec '{sys.executable}' -m pyspark_lookup \"$@\"\n")
+    (tmp_path / "pyspark-lookup").chmod(0o755)
+    shown = ""
+    programs = {"python": [sys.executable], **({"sh": ["bash", "-euo", "pipefail"]} if shell else {})}
+    for language, program in programs.items():
+        script = tmp_path / f"example.{language}"
+        script.write_text("\n".join(re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)), encoding="utf-8")
+        ran = subprocess.run(
+            [*program, script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+        )
+        assert ran.returncode == 0, ran.stderr
+        shown += ran.stdout
+    return shown
+
+
+# Those with more to be said of what they print have a test of their own.
+APART = {"joins.md", "managed.md", "dimensions.md"}
+PAGES = [
+    pytest.param(
+        path, id=path.name, marks=[pytest.mark.spark, pytest.mark.slow] if "pyspark.sql" in path.read_text() else []
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if path.name not in APART
+]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_run(path: Path, tmp_path: Path) -> None:
+    """The blocks of each page run as they stand, and print what the page says that they print."""
+    text = path.read_text(encoding="utf-8")
+    shown = pasted(text, tmp_path).splitlines()
+    said = re.findall(r"^ *print\(.*\)  # (.*)$", text, re.MULTILINE)
+    assert said == [line for line in shown if line in said]
+
+
+def test_every_kind_of_block_is_known() -> None:
+    """A page has blocks that run (python, sh), and such that are shown (text, yaml); README's may name scripts of a checkout."""
+    for path in (ROOT / "docs").glob("*.md"):
+        assert set(re.findall(r"^ *```(\w*)$", path.read_text(encoding="utf-8"), re.MULTILINE)) <= {
+            "",
+            "python",
+            "sh",
+            "text",
+            "yaml",
+        }
+
+
+def links(path: Path) -> list[str]:
+    """The targets of a page's links that are not on the web."""
+    found = re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
+    return [target for target in found if not target.startswith(("http:", "https:"))]
+
+
+def anchors(path: Path) -> set[str]:
+    """The names by which headings of a page are linked to."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every link to a file of the project, or to a heading in one, has its target."""
+    for target in links(path):
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
 
 
 @pytest.mark.slow
@@ -115,10 +181,12 @@ def pasted(text: str, tmp_path: Path) -> str:
 def test_demo_claims_hold(tmp_path: Path) -> None:
     """The demo runs, everything it claims about what was fetched and seen holds, and it draws its stream."""
     command = [sys.executable, ROOT / "scripts" / "demo.py", "--plot", tmp_path / "stream.png"]
+    command += ["--report", tmp_path / "report.html"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("    yes: ") == 10
     assert (tmp_path / "stream.png").read_bytes().startswith(b"\x89PNG")
+    assert "airlines.parquet" in (tmp_path / "report.html").read_text()
 
 
 def test_spark_defaults_are_the_recommended_ones() -> None:

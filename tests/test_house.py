@@ -25,6 +25,7 @@ RANKS = {
     "clock": 0,
     "progress": 0,
     "choices": 0,
+    "plain": 0,
     "parsing": 1,
     "conf": 1,
     "reload": 1,
@@ -46,6 +47,7 @@ RANKS = {
     "disk.files": 2,
     "disk.records": 3,
     "disk.segments": 4,
+    "disk.counters": 4,
     "disk.claims": 4,
     "disk.blocks": 5,
     "disk": 6,
@@ -57,10 +59,16 @@ RANKS = {
     "stores.opening": 6,
     "stores": 7,
     "ufs": 8,
+    "hostmetrics": 8,
+    "prometheus": 9,
+    "tuning": 9,
+    "report": 36,
+    "logs": 0,
     "blocks": 9,
     "sinklog": 10,
     "notifications.events": 3,
     "notifications.writes": 4,
+    "notifications.standing": 5,
     "notifications.state": 7,
     "notifications.log": 9,
     "notifications": 10,
@@ -120,9 +128,18 @@ RANKS = {
     "transaction": 28,
     "views": 27,
     "api": 29,
+    "sizing": 30,
+    "cli.output": 30,
+    "cli.advise": 31,
+    "cli.tables": 31,
+    "cli.host": 37,
+    "cli.main": 38,
+    "cli": 39,
+    "__main__": 40,
     "spark": 30,
     "spark.filters": 30,
     "spark.session": 30,
+    "spark.versions": 30,
     "spark.planning": 31,
     "spark.reading": 31,
     "spark.changes": 32,
@@ -130,6 +147,7 @@ RANKS = {
     "spark.source": 33,
     "spark.tables": 32,
     "spark.tasks": 32,
+    "spark.warming": 33,
     "spark.join": 33,
     "spark.functions": 34,
     "": 35,
@@ -152,6 +170,7 @@ WITHOUT_ARROW = (
         "clock",
         "progress",
         "choices",
+        "plain",
         "parsing",
         "conf",
         "reload",
@@ -163,9 +182,19 @@ WITHOUT_ARROW = (
     }
 )
 # The hot path: whole columns as numbers.
-NUMBERS = {"asof", "opened", "bykey", "changes", "hidden", "keys", "index", "columns", "lookup", "joining"} | {
-    n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")
-}
+NUMBERS = {
+    "asof",
+    "sizing",
+    "opened",
+    "bykey",
+    "changes",
+    "hidden",
+    "keys",
+    "index",
+    "columns",
+    "lookup",
+    "joining",
+} | {n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")}
 # Other packages, and the modules that may know them.
 KNOWN_BY = {
     "fsspec": STORES,
@@ -174,6 +203,9 @@ KNOWN_BY = {
     "tenacity": {"ufs", "provided.table"},
     "sqlglot": {"where"},
     "tqdm": {"progress"},
+    "click": {name for name in RANKS if name.startswith("cli.")},
+    "jinja2": {"report"},
+    "prometheus_client": {"prometheus", "cli.host"},
     "pyspark": SPARK | {"api"},
     "pyarrow": set(RANKS) - WITHOUT_ARROW,
 }
@@ -302,6 +334,13 @@ def test_only_disk_publishes(name: str) -> None:
 def test_nothing_unpickles(name: str) -> None:
     """No module imports what could run code from a file: Spark pickles our values, we never load any."""
     assert not {full.split(".")[0] for full, _ in imports(name)} & UNPICKLING
+
+
+@each_module
+def test_nothing_wants_pandas(name: str) -> None:
+    """No module calls what pyarrow (25 and older) does with pandas only: the package does not require it."""
+    used = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
+    assert not used & {"to_pandas", "to_pandas_dtype"}
 
 
 @each_module

@@ -48,7 +48,7 @@ KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "decimal": (pa.decimal128(38, 2), st.sampled_from([decimal.Decimal(d) for d in ("0.00", "-0.01", "1.10")])),
 }
 ADVERSE = settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

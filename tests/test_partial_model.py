@@ -170,7 +170,7 @@ class CompositeModes(Modes):
     names = ("id", "part")
 
 
-MANY = settings(max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestModes = Modes.TestCase
 TestModes.settings = MANY
 TestCompositeModes = CompositeModes.TestCase

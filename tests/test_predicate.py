@@ -224,7 +224,7 @@ def answers_of(node: Predicate, chunk: Mapping[str, pa.Array]) -> list[bool | No
     return list(found.to_pylist())
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(cases())
 def test_evaluate_is_sparks_answer(case: tuple[dict[str, pa.Array], Tree]) -> None:
     """Every row of every type is true, false or null as Spark says."""
@@ -315,7 +315,7 @@ def _key(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=500, deadline=None, derandomize=True)
 @given(st.data(), cases())
 def test_may_match_loses_no_row(data: st.DataObject, case: tuple[dict[str, pa.Array], Tree]) -> None:
     """Where statistics rule a predicate out, no row makes it true."""

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.schema import (
@@ -24,6 +23,7 @@ from pyspark_lookup.schema import (
     spark_type,
     widens,
 )
+from pyspark_lookup.spark.versions import arrow_schema, struct_type
 
 US, US_UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
 
@@ -109,14 +109,14 @@ def test_spark_type(kind: pa.DataType, expected: pa.DataType) -> None:
 def test_spark_type_is_what_pyspark_writes(kind: pa.DataType) -> None:
     """PySpark turns the type into an SQL type whose Arrow type is the same, so batches are taken as they are."""
     schema = pa.schema([("c", spark_type(kind))])
-    assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema, check_metadata=True)
+    assert arrow_schema(struct_type(schema)).equals(schema, check_metadata=True)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in FLAT], ids=str)
 def test_spark_type_agrees_with_pyspark(kind: pa.DataType) -> None:
     """Where PySpark itself knows a flat type, it gives the same one."""
     try:
-        theirs = to_arrow_schema(from_arrow_schema(pa.schema([("c", kind)])), timezone="UTC").field("c").type
+        theirs = arrow_schema(struct_type(pa.schema([("c", kind)]))).field("c").type
     except TypeError:
         theirs = None  # PySparkTypeError
     known = not isinstance(kind, pa.BaseExtensionType) and not any(

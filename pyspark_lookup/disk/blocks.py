@@ -10,16 +10,27 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pyspark_lookup.disk.claims import Claims
-from pyspark_lookup.disk.files import HEADER_BYTES, unwrap, wrap
+from pyspark_lookup.disk.counters import Counters
+from pyspark_lookup.disk.files import (
+    HEADER_BYTES,
+    content_of,
+    directories_in,
+    entries_below,
+    is_own_file,
+    open_file,
+    unwrap,
+    wrap,
+)
 from pyspark_lookup.disk.segments import Segments
 from pyspark_lookup.metrics import CacheMetricGroup
 
-__all__ = ["BlockKey", "Disk", "DiskReport"]
+__all__ = ["BlockKey", "Disk", "DiskReport", "DiskSpace"]
 
 _KEEP_FULL = 0.9  # evict down to this share of the budget
 _LARGEST_SHARE = 8  # a block above max_bytes / 8 would sweep out too much for itself
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
+_USAGE_AT_MOST = 32  # bytes of a number of bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +57,17 @@ class DiskReport:
     leftovers: tuple[str, ...]
 
 
-class Disk(Segments, Claims):
+@dataclasses.dataclass(frozen=True)
+class DiskSpace:
+    """Bytes of the blocks (as counted, and their budget) and of the segments of a cache directory, and what is free there."""
+
+    blocks: int
+    budget: int
+    segments: int
+    free: int
+
+
+class Disk(Segments, Claims, Counters):
     """One host's cache directory within `max_bytes` of blocks. Safe from many processes and threads.
 
     Raises CacheDirectoryError on creation if the directory is not this user's own and private.
@@ -87,9 +108,8 @@ class Disk(Segments, Claims):
         """A block's bytes, verified; None if it is not there or was damaged (then it is removed)."""
         path = self._root / "blocks" / key.name
         try:
-            with open(path, "rb") as file:
-                data = unwrap(file.read(), key.name)
-                used_at = os.fstat(file.fileno()).st_mtime
+            content, used_at = content_of(path, key.length + HEADER_BYTES)
+            data = unwrap(content, key.name)
         except FileNotFoundError:
             return None
         except OSError:
@@ -151,12 +171,20 @@ class Disk(Segments, Claims):
         """Add to the bytes held by all blocks; the new total."""
         with self._locked("usage.lock"):
             try:
-                used = int((self._root / "usage").read_bytes())
+                used = self._counted()
             except (OSError, ValueError):
                 used = self.used_bytes()
             used = max(used + amount, 0)
             self._publish(self._root / "usage", b"%d" % used)
         return used
+
+    def _counted(self) -> int:
+        """What the file says that holds the total. OSError or ValueError if it says nothing."""
+        fd = open_file(self._root / "usage")
+        try:
+            return int(os.read(fd, _USAGE_AT_MOST) if is_own_file(os.fstat(fd)) else b"")
+        finally:
+            os.close(fd)
 
     def _recount(self, claimed: int) -> int:
         """Set the total to what is on disk and `claimed`, about to be. Claims of killed writers are forgotten."""
@@ -165,13 +193,13 @@ class Disk(Segments, Claims):
             self._publish(self._root / "usage", b"%d" % used)
         return used
 
-    def _walk(self, shard: str = "") -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes on disk, path) of the blocks, of one shard or of all."""
-        for directory, _, names in os.walk(self._root / "blocks" / shard):
+    def _walk(self, root: Path) -> Iterator[tuple[float, int, Path]]:
+        """(last use, bytes on disk, path) of the blocks below a directory."""
+        for directory, _, names in os.walk(root):
             for name in names:
                 path = Path(directory) / name
                 with contextlib.suppress(OSError):
-                    status = path.stat()
+                    status = path.lstat()
                     yield status.st_mtime, status.st_size, path
 
     def _evict(self, claimed: int) -> None:
@@ -184,7 +212,7 @@ class Disk(Segments, Claims):
             needed = used - int(self._max_bytes * _KEEP_FULL)
             if needed <= 0:
                 return  # another process has just done it
-            shards = os.listdir(self._root / "blocks")
+            shards = directories_in(self._root / "blocks")
             self._rng.shuffle(shards)
             sample: list[tuple[float, int, Path]] = []
             sampled = 0
@@ -210,14 +238,27 @@ class Disk(Segments, Claims):
 
     def used_bytes(self) -> int:
         """Bytes of all blocks on disk, counted file by file."""
-        return sum(size for _, size, _ in self._walk())
+        return sum(size for _, size, _ in self._walk(self._root / "blocks"))
+
+    def space(self) -> DiskSpace:
+        """What the directory takes, without a look at each block; -1 where that cannot be found out."""
+        try:
+            blocks = self._counted()
+        except (OSError, ValueError):
+            blocks = self.used_bytes()
+        try:
+            segments = sum(path.lstat().st_blocks * 512 for path in entries_below(self._root / "snapshots"))
+            free = os.statvfs(self._root)
+        except OSError:
+            return DiskSpace(blocks, self._max_bytes, -1, -1)
+        return DiskSpace(blocks, self._max_bytes, segments, free.f_bavail * free.f_frsize)
 
     def sweep(self) -> None:
         """Remove leftovers of killed writers and records past their time, and recount; at most every 10 minutes per host."""
         marker = self._root / "swept"
         now = self._now_s()
         with contextlib.suppress(OSError):
-            if marker.exists() and abs(now - marker.stat().st_mtime) < _SWEEP_EVERY_S:
+            if marker.exists() and abs(now - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
                 return
             marker.touch()
             for path in self._leftovers(now):
@@ -225,26 +266,52 @@ class Disk(Segments, Claims):
             self._sweep_records(now)
             self._sweep_segments(now)
             self._sweep_claims(now)
+            self._sweep_counters(now)
             self._recount(0)
+
+    def clear(self) -> tuple[int, int]:
+        """Remove blocks, segments and what is known of snapshots; (files, bytes) of that. Who reads meanwhile has misses, no more.
+
+        What queries that run have agreed on, what this host has committed, and counters stay.
+        """
+        files = freed = 0
+        kept = ("records/", "counters/", "locks/", "tmp/")
+        for directory, _, names in os.walk(self._root, topdown=False):
+            place = Path(directory).relative_to(self._root).as_posix() + "/"
+            for name in names:
+                path = Path(directory) / name
+                gone = place.startswith(("records/snapshot/", "records/segment/")) or not (place + name).startswith(
+                    kept
+                )
+                with contextlib.suppress(OSError):
+                    size = path.lstat().st_blocks * 512
+                    if gone and place != "./" and self._remove(path):
+                        files, freed = files + 1, freed + size
+            if place.count("/") > 1 and not place.startswith(kept):
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory)
+        self._recount(0)
+        return files, freed
 
     def check(self, repair: bool = False) -> DiskReport:
         """Read every block, record and segment and say what is damaged; with `repair`, remove it and recount."""
         damaged: list[str] = []
         blocks = total = 0
-        for _, size, path in self._walk():
+        for _, size, path in self._walk(self._root / "blocks"):
             name = path.relative_to(self._root / "blocks").as_posix()
             with contextlib.suppress(FileNotFoundError):
-                data = unwrap(path.read_bytes(), name)
-                if data is None or not path.name.endswith(f"-{len(data)}"):
+                length = path.name.rpartition("-")[2]
+                data = unwrap(content_of(path, size)[0], name) if length == str(size - HEADER_BYTES) else None
+                if data is None:
                     damaged.append(f"blocks/{name}")
                 else:
                     blocks, total = blocks + 1, total + size
-        for path in (*self._damaged_records(), *self._damaged_segments()):
+        for path in (*self._damaged_records(), *self._damaged_segments(), *self._damaged_counters()):
             damaged.append(path.relative_to(self._root).as_posix())
         leftovers = self._leftovers(self._now_s())
         if repair:
             for name in damaged:
-                self._remove(self._root / name)
+                self._remove_whole(self._root / name)
             for path in leftovers:
                 self._remove(path)
             self._recount(0)

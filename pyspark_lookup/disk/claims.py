@@ -7,12 +7,20 @@ lets go of the lock when the writer dies; a claim without a lock is nobody's, an
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
 
 from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk.files import LEFTOVER_AFTER_S, Directory
+from pyspark_lookup.disk.files import (
+    CONTENT_AT_MOST,
+    LEFTOVER_AFTER_S,
+    Directory,
+    entries_below,
+    is_own_file,
+    open_file,
+)
 
 __all__ = ["Claim", "Claims"]
 
@@ -66,15 +74,20 @@ class Claims(Directory):
         except FileNotFoundError:
             return []
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                fd = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    if self._is_over(fd):
-                        self._remove(directory / name)
-                    else:
-                        found.append((name, os.pread(fd, os.fstat(fd).st_size, 0)))
-                finally:
-                    os.close(fd)
+            try:
+                fd = open_file(directory / name)
+            except OSError as problem:
+                if problem.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # over; or a link, a socket
+                    continue
+                raise
+            try:
+                status = os.fstat(fd)
+                if self._is_over(fd):
+                    self._remove(directory / name)
+                elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
+                    found.append((name, os.pread(fd, status.st_size, 0)))
+            finally:
+                os.close(fd)
         return found
 
     def wait_for_claim(self, space: str, name: str, timeout_s: float, clock: HostClock) -> bool:
@@ -83,7 +96,7 @@ class Claims(Directory):
         pause_s = _POLL_S
         while True:
             try:
-                fd = os.open(self._root / "claims" / space / name, os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_file(self._root / "claims" / space / name)
             except OSError:
                 return True
             try:
@@ -98,10 +111,10 @@ class Claims(Directory):
 
     def _sweep_claims(self, now_s: float) -> None:
         """Remove what dead processes left behind."""
-        for path in (self._root / "claims").glob("*/*"):
+        for path in entries_below(self._root / "claims"):
             with contextlib.suppress(OSError):
-                if now_s - path.stat().st_mtime > LEFTOVER_AFTER_S:
-                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                if now_s - path.lstat().st_mtime > LEFTOVER_AFTER_S:
+                    fd = open_file(path)
                     try:
                         if self._is_over(fd):
                             self._remove(path)

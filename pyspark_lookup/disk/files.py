@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import hashlib
 import os
+import shutil
 import stat
 import struct
 import threading
@@ -21,14 +23,21 @@ from filelock import FileLock, Timeout
 
 from pyspark_lookup.errors import CacheDirectoryError
 from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.plain import name_of
 
 __all__ = [
+    "CONTENT_AT_MOST",
     "HEADER_BYTES",
     "LEFTOVER_AFTER_S",
     "Directory",
     "Lock",
+    "content_of",
+    "directories_in",
+    "entries_below",
+    "is_own_file",
     "key_of",
     "memory_backed",
+    "open_file",
     "own_private_directory",
     "unwrap",
     "wrap",
@@ -43,6 +52,7 @@ HEADER_BYTES = _HEADER.size
 _MAGIC = b"LKUPBLK1"
 _LOCK_WAIT_S = 1.0  # for the counter and for evictions: longer than either takes, short for a read that waits
 LEFTOVER_AFTER_S = 3600.0
+CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: none of ours comes near it
 
 
 def key_of(*parts: object) -> str:
@@ -68,9 +78,8 @@ class Directory:
         self._mutex = threading.Lock()
         own_private_directory(root)
         own_private_directory(self._root)
-        for name in ("blocks", "records", "locks", "tmp", "snapshots", "claims"):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self._root / name, 0o700)
+        for name in ("blocks", "records", "locks", "tmp", "snapshots", "claims", "counters"):
+            _own_directory(self._root / name)
 
     def counting(self: Self, metrics: CacheMetricGroup) -> Self:
         """This directory, opened and checked already, counting into another group."""
@@ -111,6 +120,13 @@ class Directory:
 
     # --- files ------------------------------------------------------------------------------------
 
+    def _place(self, *names: str) -> Path:
+        """The file or directory of those names, which may come from another file. OSError for one that leads elsewhere."""
+        try:
+            return self._root.joinpath(*map(name_of, names))
+        except ValueError as problem:
+            raise OSError(errno.EINVAL, str(problem)) from None
+
     def _temporary(self) -> Path:
         """A name in `tmp/` that nobody else has."""
         with self._mutex:
@@ -143,18 +159,33 @@ class Directory:
             return False
         return True
 
+    def _remove_whole(self, path: Path) -> None:
+        """Remove what may be a directory that somebody has put where a file belongs."""
+        if not self._remove(path):
+            shutil.rmtree(path, ignore_errors=True)
+
     def _leftovers(self, now_s: float) -> list[Path]:
         """Files of writers that were killed."""
         found = []
         for path in (self._root / "tmp").iterdir():
             with contextlib.suppress(OSError):
-                if now_s - path.stat().st_mtime > LEFTOVER_AFTER_S:
+                if now_s - path.lstat().st_mtime > LEFTOVER_AFTER_S:
                     found.append(path)
         return found
 
 
 def own_private_directory(path: Path) -> None:
     """Create `path` with mode 0700, or make sure that it is this user's own and private."""
+    mode = stat.S_IMODE(_own_directory(path).st_mode)
+    if mode & 0o077:
+        and_empty = ", and remove what others may have put into it" if mode & 0o022 else ""
+        raise CacheDirectoryError(
+            f"cache directory {path} is open to other users (mode {mode:o}): chmod 700 it{and_empty}"
+        )
+
+
+def _own_directory(path: Path) -> os.stat_result:
+    """What the system says of a directory of this user's, made with mode 0700 if it is not there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -170,10 +201,55 @@ def own_private_directory(path: Path) -> None:
         raise CacheDirectoryError(
             f"cache directory {path} belongs to user {status.st_uid}, not to {os.geteuid()}: set lookup.cache.dir"
         )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise CacheDirectoryError(
-            f"cache directory {path} is open to other users (mode {stat.S_IMODE(status.st_mode):o}): chmod 700 it"
-        )
+    return status
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file; no link in its place is followed, and no pipe waited for. OSError as `os.open`."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+
+
+def is_own_file(status: os.stat_result) -> bool:
+    """Whether that is a file of this user's: no directory, pipe, socket or device, and nobody else's."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def content_of(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float]:
+    """(what a file made by `wrap` holds, when it was last touched); b"" for anything else that lies there, or a larger one.
+
+    Nothing is read of what does not have the size that its header says. OSError if there is nothing, or the disk fails.
+    """
+    try:
+        fd = open_file(path)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            return b"", 0.0
+        raise
+    try:
+        status = os.fstat(fd)
+        head = os.pread(fd, HEADER_BYTES, 0) if is_own_file(status) and status.st_size <= at_most else b""
+        if len(head) < HEADER_BYTES or _HEADER.unpack(head)[1] != status.st_size - HEADER_BYTES:
+            return b"", status.st_mtime
+        with open(fd, "rb", closefd=False, buffering=0) as file:
+            return file.read(), status.st_mtime
+    finally:
+        os.close(fd)
+
+
+def directories_in(path: Path) -> list[Path]:
+    """The directories that lie in one, none if it cannot be listed; links to directories are left out."""
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
+
+
+def entries_below(path: Path) -> list[Path]:
+    """What lies in the directories that lie in one."""
+    found: list[Path] = []
+    for directory in directories_in(path):
+        with contextlib.suppress(OSError):
+            found += directory.iterdir()
+    return found
 
 
 def memory_backed(path: Path) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.disk.files import LEFTOVER_AFTER_S, Directory, unwrap, wrap
+from pyspark_lookup.disk.files import Directory, content_of, entries_below, unwrap, wrap
+from pyspark_lookup.plain import UNREADABLE
 
-__all__ = ["Records", "record_value"]
+__all__ = ["Records", "json_bytes", "record_value"]
 
 _DAY_S = 86400.0
 # Counted from the last use (touched once a day), so what is in use is never swept.
@@ -25,48 +26,57 @@ _RECORDS_KEPT_S = {
     "heartbeat": 30 * _DAY_S,
     "log": 30 * _DAY_S,
     "log-tail": 30 * _DAY_S,
+    "reloads": 30 * _DAY_S,
     "schema": 7 * _DAY_S,
     "segment": 60 * _DAY_S,  # without it a segment is read through, no more
     "snapshot": 30 * _DAY_S,
     "table": 30 * _DAY_S,
     "version": 30 * _DAY_S,
     "announced": 30 * _DAY_S,
+    "asked": _DAY_S,
 }
 
 
-class Records(Directory):
-    """A directory with records, each of a kind and with a key."""
+def _as_it_is(value: Any) -> Any:
+    return value
 
-    def get_record(self, kind: str, key: str) -> Any | None:
-        """A record's value; None if there is none or it is damaged."""
-        return self._load_record(kind, key)
+
+class Records(Directory):
+    """A directory with records, each of a kind and with a key.
+
+    Who reads one says by `parse` what its value has to be; what that raises of `UNREADABLE` makes the record a damaged one.
+    """
+
+    def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
+        """What `parse` makes of a record's value (no None); None if there is none or it is damaged, which is counted."""
+        return self._load_record(kind, key, parse)
 
     def has_record(self, kind: str, key: str) -> bool:
         """Whether an undamaged record is there."""
         try:
-            data = (self._root / "records" / kind / key).read_bytes()
+            data, _ = content_of(self._place("records", kind, key))
         except OSError:
             return False
         return unwrap(data, f"{kind}/{key}") is not None
 
-    def create_record(self, kind: str, key: str, value: Any) -> Any:
-        """Record `value` unless the key has one already; the recorded value either way.
+    def create_record(self, kind: str, key: str, value: Any, parse: Callable[[Any], Any] = _as_it_is) -> Any:
+        """Record `value` unless the key has one already; what `parse` makes of the recorded value either way.
 
         Exclusive across processes: of many callers, all return the same value. OSError if the
         directory cannot be written.
         """
         path = self._record_path(kind, key)
         for _ in range(3):
-            temporary = self._write_temporary(wrap(_json(value), f"{kind}/{key}"))
+            temporary = self._write_temporary(wrap(json_bytes(value), f"{kind}/{key}"))
             try:
                 os.link(temporary, path)  # fails if it exists, unlike rename
-                return value
+                return parse(value)
             except FileExistsError:
-                winner = self._load_record(kind, key)
+                winner = self._load_record(kind, key, parse)
                 if winner is not None:
                     return winner
                 with self._locked("repair.lock"):  # or one might remove the record that another has just made
-                    if path.exists() and self._load_record(kind, key) is None:
+                    if os.path.lexists(path) and self._load_record(kind, key, parse) is None:
                         self._remove(path)  # damaged: clear the place and race for it again
             finally:
                 os.unlink(temporary)
@@ -74,77 +84,57 @@ class Records(Directory):
 
     def replace_record(self, kind: str, key: str, value: Any) -> None:
         """Record `value`, whatever was there. OSError if the directory cannot be written."""
-        self._publish(self._record_path(kind, key), wrap(_json(value), f"{kind}/{key}"))
+        self._publish(self._record_path(kind, key), wrap(json_bytes(value), f"{kind}/{key}"))
 
-    def records(self, kind: str, prefix: str) -> Iterator[tuple[str, Any]]:
-        """(key, value) of the readable records of a kind whose key starts with `prefix`."""
+    def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
+        """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(self._root / "records" / kind)):
-                if name.startswith(prefix) and (value := self._load_record(kind, name)) is not None:
+                if name.startswith(prefix) and (value := self._load_record(kind, name, parse)) is not None:
                     yield name, value
-
-    def fold_records(self, kind: str, prefix: str, above: int, fold: Callable[[list[Any]], Any]) -> None:
-        """Replace the idle ones of more than `above` records of a prefix by one that `fold` makes of them."""
-        directory = self._root / "records" / kind
-        names = [name for name in os.listdir(directory) if name.startswith(prefix)]
-        if len(names) <= above:
-            return
-        with self._locked("fold.lock"):
-            now = self._now_s()
-            total = f"{prefix}-folded"
-            idle: dict[str, Any] = {}
-            for name in names:
-                with contextlib.suppress(OSError):
-                    if name == total or now - (directory / name).stat().st_mtime > LEFTOVER_AFTER_S:
-                        value = self._load_record(kind, name)
-                        if value is not None:
-                            idle[name] = value
-            if len(idle) > 1:
-                self.replace_record(kind, total, fold(list(idle.values())))
-                for name in idle.keys() - {total}:
-                    self.remove_record(kind, name)
 
     def remove_record(self, kind: str, key: str) -> None:
         """Forget a record, if it is there."""
-        self._remove(self._root / "records" / kind / key)
+        with contextlib.suppress(OSError):
+            self._remove(self._place("records", kind, key))
 
     def _record_path(self, kind: str, key: str) -> Path:
-        path = self._root / "records" / kind / key
+        path = self._place("records", kind, key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
-    def _load_record(self, kind: str, key: str) -> Any | None:
-        path = self._root / "records" / kind / key
+    def _load_record(self, kind: str, key: str, parse: Callable[[Any], Any]) -> Any | None:
         try:
-            with open(path, "rb") as file:
-                value = record_value(file.read(), f"{kind}/{key}")
-                used_at = os.fstat(file.fileno()).st_mtime
-        except OSError:
+            path = self._place("records", kind, key)
+            data, used_at = content_of(path)
+            value = record_value(data, f"{kind}/{key}")
+            parsed = None if value is None else parse(value)
+        except FileNotFoundError:
             return None
-        if value is None:
+        except (OSError, *UNREADABLE):
+            parsed = None
+        if parsed is None:
             self._metrics.inc("cacheFailureCount")
         elif abs(self._now_s() - used_at) > _DAY_S:
             with contextlib.suppress(OSError):
                 os.utime(path)
-        return value
+        return parsed
 
     def _sweep_records(self, now_s: float) -> None:
         """Remove records past their time."""
-        for kind, kept_s in _RECORDS_KEPT_S.items():
-            directory = self._root / "records" / kind
-            for path in directory.iterdir() if directory.exists() else []:
-                with contextlib.suppress(OSError):
-                    if now_s - path.stat().st_mtime > kept_s:
-                        self._remove(path)
+        for path in entries_below(self._root / "records"):
+            with contextlib.suppress(OSError):
+                if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(path.parent.name, float("inf")):
+                    self._remove(path)
 
     def _damaged_records(self) -> Iterator[Path]:
-        for path in (self._root / "records").glob("*/*"):
+        for path in entries_below(self._root / "records"):
             with contextlib.suppress(FileNotFoundError):
-                if record_value(path.read_bytes(), f"{path.parent.name}/{path.name}") is None:
+                if record_value(content_of(path)[0], f"{path.parent.name}/{path.name}") is None:
                     yield path
 
 
-def _json(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 

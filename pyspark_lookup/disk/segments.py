@@ -1,12 +1,12 @@
 """Segments: large files of named regions, written once, mapped by every process that reads them.
 
-    "LKUPSEG1"                              8 bytes
+    "LKUPSEG1", and what it is called       8 bytes, 16 bytes
     regions, each from a multiple of 64     as many bytes as was said before writing
     footer                                  JSON: {"meta": …, "regions": {name: [offset, length, CRC-32]}}
     footer's length, its CRC-32, magic      <QI8s
 
 A file gets its name (`snapshots/<table>/<name>`) by rename, after it is on the disk. Opening checks
-the footer; the regions were checked once since the file was last touched, which a record says, and
+that it was made for this name, and the footer; the regions were checked once since the file was last touched, which a record says, and
 are read through if it was. Beside it may lie `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file for as long as anything uses
 it: that is the pin which keeps the file from being removed.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import mmap
@@ -25,12 +26,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.disk.files import LEFTOVER_AFTER_S
+from pyspark_lookup.disk.files import (
+    LEFTOVER_AFTER_S,
+    directories_in,
+    entries_below,
+    is_own_file,
+    key_of,
+    open_file,
+)
 from pyspark_lookup.disk.records import Records
+from pyspark_lookup.plain import UNREADABLE, counts_of
 
 __all__ = ["OpenSegment", "SegmentWriter", "Segments"]
 
 _MAGIC = b"LKUPSEG1"
+_HEAD_BYTES = len(_MAGIC) + 16
 _TAIL = struct.Struct("<QI8s")
 _ALIGNMENT = 64
 _CHECKED_AT_ONCE = 16 * 1024 * 1024
@@ -53,12 +63,13 @@ class SegmentWriter:
         self.path = path
         self._sizes = dict(sizes)
         self._offsets: dict[str, int] = {}
-        end = len(_MAGIC)
+        end = _HEAD_BYTES
         for name, size in sizes.items():
             end += -end % _ALIGNMENT
             self._offsets[name] = end
             end += size
         self._end = end
+        self._durable = True
         self._written = dict.fromkeys(sizes, 0)
         self._crcs = dict.fromkeys(sizes, 0)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -93,7 +104,7 @@ class SegmentWriter:
         self.append(name, data)
 
     def finish(self, meta: Mapping[str, Any], durable: bool = True) -> None:
-        """Write the footer and, if it is to be `durable`, bring everything to the disk. ValueError if a region lacks bytes."""
+        """Write the footer. `durable`: it is brought to the disk before it gets its name. ValueError if a region lacks bytes."""
         short = [name for name, size in self._sizes.items() if self._written[name] != size]
         if short:
             raise ValueError(f"regions {short} are not complete")
@@ -101,7 +112,12 @@ class SegmentWriter:
         footer = json.dumps({"meta": meta, "regions": regions}, separators=(",", ":")).encode()
         tail = _TAIL.pack(len(footer), zlib.crc32(footer), _MAGIC)
         self._write(footer + tail, self._end)
-        if durable:
+        self._durable = durable
+
+    def bind(self, table: str, name: str) -> None:
+        """Write what it is called, after which all of it is on the disk if it is to be. OSError if it cannot be written."""
+        self._write(_bound(table, name), len(_MAGIC))
+        if self._durable:
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -127,6 +143,7 @@ class Segments(Records):
         """
         directory = self._root / "snapshots" / table
         directory.mkdir(mode=0o700, exist_ok=True)
+        writer.bind(table, name)
         status = os.stat(writer.path)
         os.replace(writer.path, directory / name)
         if not checked:
@@ -153,18 +170,22 @@ class Segments(Records):
 
     def open_segment(self, table: str, name: str) -> OpenSegment | None:
         """A segment, mapped and pinned; None if it is not there, or damaged (then it is removed) or cannot be mapped."""
-        path = self._root / "snapshots" / table / name
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+            fd = open_file(self._place("snapshots", table, name))
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            if problem.errno == errno.ELOOP:  # a link, which is not followed
+                self.discard_segment(table, name)
+            else:
+                self._metrics.inc("cacheFailureCount")
             return None
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
             status = os.fstat(fd)
-            if not status.st_size:  # what a crash may leave of one that was not brought to the disk
-                self._metrics.inc("snapshotDamagedCount")
-                self._remove(path)
+            if not _has_ends(fd, status, table, name):
+                self.discard_segment(table, name)
                 return None
+            fcntl.flock(fd, fcntl.LOCK_SH)
             # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
             mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # an address space limit
@@ -175,15 +196,20 @@ class Segments(Records):
         view = memoryview(mapped)
         footer = _footer(view)
         if footer is None or not self._is_checked(table, name, status, view, footer):
-            self._metrics.inc("snapshotDamagedCount")
             del view
-            self._remove(path)
-            self.remove_record("segment", f"{table}-{name}")
+            self.discard_segment(table, name)
             return None
-        regions = {key: view[offset : offset + length] for key, (offset, length, _) in footer["regions"].items()}
-        return OpenSegment(footer["meta"], regions, status.st_size)
+        regions = {key: view[offset : offset + length] for key, (offset, length, _) in footer.regions.items()}
+        return OpenSegment(footer.meta, regions, status.st_size)
 
-    def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, footer: Any) -> bool:
+    def discard_segment(self, table: str, name: str) -> None:
+        """Remove a segment that is damaged, or none of its reader's, and count it."""
+        self._metrics.inc("snapshotDamagedCount")
+        with contextlib.suppress(OSError):
+            self._remove(self._place("snapshots", table, name))
+        self.remove_record("segment", f"{table}-{name}")
+
+    def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, footer: _Footer) -> bool:
         """Whether the regions are as they were written; read through unless they were since the last change."""
         if self.get_record("segment", f"{table}-{name}") == _signature(status):
             return True
@@ -195,9 +221,9 @@ class Segments(Records):
 
     def remove_segment(self, table: str, name: str) -> bool:
         """Remove a segment unless somebody has it mapped; whether it is gone."""
-        path = self._root / "snapshots" / table / name
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            path = self._place("snapshots", table, name)
+            fd = open_file(path)
         except FileNotFoundError:
             return True
         except OSError:
@@ -216,7 +242,8 @@ class Segments(Records):
     def unlink_segment(self, table: str, name: str) -> None:
         """Remove a segment and its numbers; who has it mapped goes on reading it."""
         for suffix in ("", _NUMBERS):
-            self._remove(self._root / "snapshots" / table / f"{name}{suffix}")
+            with contextlib.suppress(OSError):
+                self._remove(self._place("snapshots", table, f"{name}{suffix}"))
         self.remove_record("segment", f"{table}-{name}")
 
     def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
@@ -224,13 +251,15 @@ class Segments(Records):
 
         For what may be lost and may be wrong: nothing protects them. Who publishes the segment creates them before.
         """
-        path = self._root / "snapshots" / table / f"{name}{_NUMBERS}"
         size = 8 * max(count, 1)
         try:
+            path = self._place("snapshots", table, f"{name}{_NUMBERS}")
             if create:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+            fd = open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
             try:
+                if not is_own_file(os.fstat(fd)):
+                    raise OSError(errno.EPERM, "no file of this user's", str(path))
                 # On a disk that is full, writing to a mapped hole would kill the process.
                 os.posix_fallocate(fd, 0, size)
                 return memoryview(mmap.mmap(fd, size))
@@ -245,18 +274,18 @@ class Segments(Records):
     def segment_bytes(self) -> int:
         """Bytes of all segments on disk."""
         total = 0
-        for path in (self._root / "snapshots").glob("*/*"):
+        for path in entries_below(self._root / "snapshots"):
             with contextlib.suppress(OSError):
-                total += path.stat().st_size
+                total += path.lstat().st_size
         return total
 
     def _sweep_segments(self, now_s: float) -> None:
         """Remove the segments of tables whose record has gone unused for long, and numbers without a segment."""
-        for directory in (self._root / "snapshots").iterdir():
+        for directory in directories_in(self._root / "snapshots"):
             in_use = self.has_record("snapshot", directory.name)
             for path in list(directory.iterdir()):
                 with contextlib.suppress(OSError):
-                    if now_s - path.stat().st_mtime <= LEFTOVER_AFTER_S:
+                    if now_s - path.lstat().st_mtime <= LEFTOVER_AFTER_S:
                         continue
                     if path.suffix == _NUMBERS:
                         if not path.with_suffix("").exists():
@@ -270,37 +299,84 @@ class Segments(Records):
     def _damaged_segments(self) -> list[Path]:
         """Segments whose footer or a region is not as it was written; every byte is read."""
         found = []
-        for path in (self._root / "snapshots").glob("*/*"):
+        for path in entries_below(self._root / "snapshots"):
             if path.suffix == _NUMBERS:
                 continue
             with contextlib.suppress(FileNotFoundError):
-                with open(path, "rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-                view = memoryview(mapped)
-                footer = _footer(view)
-                if footer is None or not _regions_intact(view, footer):
+                if not _is_whole(path):
                     found.append(path)
         return found
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file is a segment as it was written; every byte is read."""
+    try:
+        fd = open_file(path)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            return False
+        raise
+    try:
+        status = os.fstat(fd)
+        if not _has_ends(fd, status, path.parent.name, path.name):
+            return False
+        view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+    finally:
+        os.close(fd)
+    footer = _footer(view)
+    return footer is not None and _regions_intact(view, footer)
+
+
+def _bound(table: str, name: str) -> bytes:
+    return bytes.fromhex(key_of(table, name))
+
+
+def _has_ends(fd: int, status: os.stat_result, table: str, name: str) -> bool:
+    """Whether what is open begins and ends as the segment of that name does: no hole of a crash's, nor of anybody's, is mapped."""
+    if not is_own_file(status) or status.st_size < _HEAD_BYTES + _TAIL.size:
+        return False
+    last = os.pread(fd, len(_MAGIC), status.st_size - len(_MAGIC))
+    return last == _MAGIC and os.pread(fd, _HEAD_BYTES, 0) == _MAGIC + _bound(table, name)
 
 
 def _signature(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _footer(view: memoryview) -> Any | None:
-    """The footer; None if the file is not whole."""
-    if len(view) < len(_MAGIC) + _TAIL.size or bytes(view[: len(_MAGIC)]) != _MAGIC:
-        return None
-    length, crc, magic = _TAIL.unpack(view[-_TAIL.size :])
-    if magic != _MAGIC or length > len(view) - _TAIL.size - len(_MAGIC):
-        return None
-    text = view[len(view) - _TAIL.size - length : len(view) - _TAIL.size]
-    return json.loads(bytes(text)) if zlib.crc32(text) == crc else None
+@dataclasses.dataclass(frozen=True)
+class _Footer:
+    """What the end of a segment's file says. `regions`: offset, length and CRC-32 of each, all of them within the file."""
+
+    meta: dict[str, Any]
+    regions: Mapping[str, tuple[int, int, int]]
 
 
-def _regions_intact(view: memoryview, footer: Any) -> bool:
-    for offset, length, crc in footer["regions"].values():
+def _footer(view: memoryview) -> _Footer | None:
+    """The footer of a file that has both ends; None if it is not whole."""
+    length, crc, _ = _TAIL.unpack(view[-_TAIL.size :])
+    end = len(view) - _TAIL.size - length
+    if end < _HEAD_BYTES:
+        return None
+    text = view[end : len(view) - _TAIL.size]
+    if zlib.crc32(text) != crc:
+        return None
+    try:
+        found = json.loads(bytes(text))
+        meta, regions = found["meta"], {name: _region(region, end) for name, region in found["regions"].items()}
+    except UNREADABLE:
+        return None
+    return _Footer(meta, regions) if isinstance(meta, dict) else None
+
+
+def _region(found: Any, end: int) -> tuple[int, int, int]:
+    offset, length, crc = counts_of(found)
+    if offset + length > end:
+        raise ValueError("a region ends behind the file")
+    return offset, length, crc
+
+
+def _regions_intact(view: memoryview, footer: _Footer) -> bool:
+    for offset, length, crc in footer.regions.values():
         found = 0
         for start in range(offset, offset + length, _CHECKED_AT_ONCE):
             found = zlib.crc32(view[start : min(start + _CHECKED_AT_ONCE, offset + length)], found)

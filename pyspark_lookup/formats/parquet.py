@@ -128,6 +128,8 @@ class ParquetIndex:
                 metadata=self._metadata,
                 coerce_int96_timestamp_unit="us",
                 pre_buffer=False,
+                # Those of managed tables have checksums; what others write there is not always right.
+                page_checksum_verification=self._file.immutable,
             )
             # By number: a name with a dot is also the path of a struct's field.
             leaves = [leaf for name in columns for leaf in self._leaves[name]]

@@ -10,12 +10,16 @@ import base64
 import dataclasses
 import enum
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError
+from pyspark_lookup.plain import UNREADABLE, count_of, counts_of, is_encodable, number_of, shown, text_of, texts_of
+from pyspark_lookup.schema import spark_schema
 
 __all__ = [
     "FORMAT",
@@ -31,7 +35,6 @@ __all__ = [
     "Vacuum",
     "Write",
     "WriteMode",
-    "count_of",
     "definition_of",
     "event_bytes",
     "event_of",
@@ -40,12 +43,13 @@ __all__ = [
     "parsed",
     "plain_definition",
     "schema_of_text",
-    "text_of",
+    "sealed",
     "text_of_schema",
 ]
 
 FORMAT = 1
 """The format version of events and checkpoints; a later one is refused by name."""
+_SEAL_BYTES = len(',"crc":"01234567"}')
 
 
 class WriteMode(enum.Enum):
@@ -186,7 +190,7 @@ def event_bytes(event: Event) -> bytes:
     head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
     given = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
     said = {**head, "nonce": event.nonce, "at": event.at_s, **given}
-    return json.dumps(said, separators=(",", ":"), sort_keys=False).encode()
+    return sealed(said)
 
 
 def event_of(data: bytes, position: int, origin: str) -> Event:
@@ -197,12 +201,22 @@ def event_of(data: bytes, position: int, origin: str) -> Event:
     found = parsed(data, origin)
     try:
         kind = _KINDS[text_of(found["kind"])]
-        head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), float(found["at"]))
+        head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), number_of(found["at"]))
         if head[0] != position:
             raise ValueError(f"it says position {head[0]}")
         return kind(*head, **{name: read(found[name]) for name, read in _BODIES[kind].items() if name in found})
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as problem:
+    except UNREADABLE as problem:
         raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
+
+
+def sealed(found: Mapping[str, Any]) -> bytes:
+    """An object as a file of the log holds it: JSON, and last the CRC-32 of all before it."""
+    text = json.dumps(found, separators=(",", ":")).encode()[:-1]
+    return text + _seal(text)
+
+
+def _seal(text: bytes | memoryview) -> bytes:
+    return b',"crc":"%08x"}' % zlib.crc32(text)
 
 
 def parsed(data: bytes, origin: str) -> dict[str, Any]:
@@ -213,6 +227,8 @@ def parsed(data: bytes, origin: str) -> dict[str, Any]:
             raise ValueError("an object with a format version was expected")
     except (ValueError, RecursionError) as problem:
         raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
+    if found["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
+        raise DamagedFileError(f"{origin} is no file of a table's log as it was written: its checksum is another")
     if found["format"] > FORMAT:
         raise NotSupportedError(
             f"{origin} has format version {found['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
@@ -252,28 +268,30 @@ def plain_definition(definition: Definition) -> dict[str, Any]:
 
 
 def definition_of(found: Any) -> Definition:
-    """The definition that `plain_definition` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-    keys, properties = found["keys"], found["properties"]
-    if not isinstance(keys, list) or not isinstance(properties, dict):
-        raise TypeError("keys are a list, properties an object")
-    texts = {text_of(key): text_of(value) for key, value in properties.items()}
-    return Definition(schema_of_text(text_of(found["schema"])), tuple(map(text_of, keys)), texts)
+    """The definition that `plain_definition` wrote. Raises one of `UNREADABLE` for anything else."""
+    keys, schema = texts_of(found["keys"]), schema_of_text(text_of(found["schema"]))
+    properties = {text_of(key): text_of(value) for key, value in found["properties"].items()}
+    folded = {name.casefold() for name in schema.names}
+    if len(folded) < len(schema.names) or not set(keys) <= set(schema.names):
+        raise ValueError("columns have names of their own, and keys are among them")
+    spark_schema(schema, "")
+    return Definition(schema, keys, properties)
 
 
 def files_of(found: Any) -> tuple[DataFile, ...]:
     """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
-    files = tuple(DataFile(text_of(path), count_of(size), count_of(rows)) for path, size, rows in found)
-    for file in files:  # a path that leaves the table's directory would read what its writer could not
-        if file.path.startswith("/") or any(part in ("", ".", "..") for part in file.path.split("/")):
-            raise ValueError(f"{file.path!r} is no path below the table")
-    return files
+    return tuple(DataFile(_path_of(path), count_of(size), count_of(rows)) for path, size, rows in found)
 
 
-def text_of(value: Any) -> str:
-    """A text. Raises TypeError for anything else."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
+def _path_of(value: Any) -> str:
+    """A path below the table: one that leaves its directory would read what its writer could not."""
+    path = text_of(value)
+    # Some stores decode a URL, and then see other parts in it.
+    for spelled in (path, unquote(path)):
+        leaves = any(part in ("", ".", "..") for part in spelled.split("/"))
+        if leaves or "\\" in spelled or any(ord(char) < 32 for char in spelled) or not is_encodable(spelled):
+            raise ValueError(f"{shown(path)} is no path below the table")
+    return path
 
 
 def id_of(value: Any) -> str:
@@ -283,13 +301,6 @@ def id_of(value: Any) -> str:
     return str(value)
 
 
-def count_of(value: Any) -> int:
-    """A whole number from 0 on. Raises TypeError for anything else."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is no count")
-    return value
-
-
 def _write_id(value: Any) -> int:
     if count_of(value) < 1:
         raise ValueError("write ids begin at 1")
@@ -297,7 +308,7 @@ def _write_id(value: Any) -> int:
 
 
 def _write_ids(value: Any) -> tuple[int, ...]:
-    return tuple(_write_id(one) for one in value)
+    return tuple(map(_write_id, counts_of(value)))
 
 
 def _batch(value: Any) -> Batch:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
@@ -28,8 +28,9 @@ from pyspark_lookup.errors import (
     UfsPermissionError,
 )
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.notifications.events import Event, event_bytes, event_of
+from pyspark_lookup.notifications.events import Event, event_bytes, event_of, sealed
 from pyspark_lookup.notifications.state import TableState
+from pyspark_lookup.plain import texts_of
 from pyspark_lookup.stores import LOG_DIRECTORY
 from pyspark_lookup.ufs import FileVersion, Ufs
 
@@ -186,7 +187,7 @@ class NotificationLog:
             return None
         found = self._events_after(state.position - 1, state.table_id)
         # A checkpoint may come late, after its table was dropped and another one was made.
-        if not found or found[0][1].nonce != state.nonce:
+        if not found or (found[0][1].nonce, found[0][1].table_id) != (state.nonce, state.table_id):
             return None
         return state, found
 
@@ -218,20 +219,23 @@ class NotificationLog:
         """What the host's records say: a state, and what came after it."""
         if self._disk is None:
             return None
-        record = self._disk.get_record("log", self._key)
-        try:
-            if record is None:
-                return None
-            base = TableState.of_plain(record, "the host's record of the log")
-            tail = self._disk.get_record("log-tail", self._tail_key(base.position))
-            if tail is None or tail["table"] != base.table_id:
-                return _Known(base, base.position, (), None)
-            texts = tuple(text.encode() for text in tail["events"])
-            events = [event_of(text, n, "the host's record") for n, text in enumerate(texts, base.position + 1)]
-            last = None if tail["last"] is None else FileVersion(*tail["last"])
-            return _Known(base.advanced(events), base.position, texts, last)
-        except (DamagedFileError, TypeError, KeyError):
+        origin = "the host's record of the log"
+        base: TableState | None = self._disk.get_record(
+            "log", self._key, lambda found: TableState.of_plain(found, origin)
+        )
+        if base is None:
             return None
+
+        def with_tail(found: Any) -> _Known:
+            if found["table"] != base.table_id:
+                return alone
+            texts = tuple(text.encode() for text in texts_of(found["events"]))
+            events = [event_of(text, n, origin) for n, text in enumerate(texts, base.position + 1)]
+            last = None if found["last"] is None else FileVersion.of_plain(found["last"])
+            return _Known(base.advanced(events), base.position, texts, last)
+
+        alone = _Known(base, base.position, (), None)
+        return self._disk.get_record("log-tail", self._tail_key(base.position), with_tail) or alone
 
     def _keep(self, state: TableState, events: Sequence[Event] | None, last: FileVersion | None) -> None:
         """Know the state, which follows what was known by those events (None: by others); a newer one that is known stays."""
@@ -255,7 +259,7 @@ class NotificationLog:
                 self._disk.replace_record("log", self._key, state.plain())
                 if before is not None:
                     self._disk.remove_record("log-tail", self._tail_key(before.base))
-            seen = None if last is None else [last.url, last.size, last.identity]
+            seen = None if last is None else last.plain()
             texts = [text.decode() for text in tail or ()]
             value = {"table": state.table_id, "events": texts, "last": seen}
             self._disk.replace_record("log-tail", self._tail_key(base), value)
@@ -337,7 +341,7 @@ class NotificationLog:
 
     def _put_checkpoint(self, state: TableState) -> None:
         """Put a checkpoint; without it reading the log for the first time takes longer, no more."""
-        data = json.dumps(state.plain(), separators=(",", ":")).encode()
+        data = sealed(state.plain())
         with contextlib.suppress(UfsError):
             self._ufs.put_if_absent(self._checkpoint_path(state.position), data)
             # Who has just listed it may still read the one before.

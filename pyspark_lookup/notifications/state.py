@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,19 +28,19 @@ from pyspark_lookup.notifications.events import (
     Vacuum,
     Write,
     WriteMode,
-    count_of,
     definition_of,
     files_of,
     id_of,
     parsed,
     plain_definition,
-    text_of,
     text_of_schema,
 )
+from pyspark_lookup.notifications.standing import Standing
 from pyspark_lookup.notifications.writes import Change, LogVersion, TableWrite
+from pyspark_lookup.plain import UNREADABLE, count_of, counts_of, number_of, text_of
 from pyspark_lookup.writeids import ValidWriteIdList
 
-_FOLDS_AT_MOST = 8
+_STANDINGS_KEPT = 4  # of the lists that versions were asked for by
 
 __all__ = ["TableState"]
 
@@ -58,6 +57,7 @@ class TableState:
         self.changes: list[Change] = []
         self.oldest = 1  # from this position on every version can be read
         self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
+        self._standings: dict[ValidWriteIdList, Standing] = {}
         self._definitions: list[tuple[int, Definition]] = []
         self._replaced_by = 0  # the highest overwrite that is committed
         self._keyed_by = 0  # the highest write by key that is
@@ -112,6 +112,8 @@ class TableState:
                     if id_ not in self.writes or self.writes[id_].ended_at is None:
                         raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
                     self.writes[id_] = dataclasses.replace(self.writes[id_], files=(), hidden=(), vacuumed=True)
+                if event.oldest > event.position:
+                    raise self._contradiction(event, f"keeps what is after event {event.oldest} only")
                 self.oldest = max(self.oldest, event.oldest)
             case _:
                 raise self._contradiction(event, "creates the table once more")
@@ -224,11 +226,15 @@ class TableState:
         at = self.position if position is None else position
         if not 1 <= at <= self.position:
             raise ValueError(f"log position {at} of table {self.table_id}: the log goes from 1 to {self.position}")
-        allocated = [write for write in self.writes.values() if write.allocated_at <= at]
-        ended = {write.id for write in allocated if write.ended_at is not None and write.ended_at <= at}
-        opened = (write.id for write in allocated if write.id not in ended)
-        aborted = (id_ for id_ in ended if not self.writes[id_].committed)
-        return ValidWriteIdList(self.table_id, len(allocated), opened, aborted)
+        # Ids are allocated in the log's order.
+        allocated = bisect.bisect_right(
+            range(1, len(self.writes) + 1), at, key=lambda id_: self.writes[id_].allocated_at
+        )
+        invalid = [write for write in self.writes.values() if not write.committed or (write.ended_at or 0) > at]
+        invalid = [write for write in invalid if write.id <= allocated]
+        opened = [write.id for write in invalid if write.ended_at is None or write.ended_at > at]
+        aborted = {write.id for write in invalid}.difference(opened)
+        return ValidWriteIdList(self.table_id, allocated, opened, aborted)
 
     def version(self, position: int | None = None) -> LogVersion:
         """The version after the event at `position` (None: now). Raises ValueError for one beyond the log."""
@@ -260,7 +266,8 @@ class TableState:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
         self._check_marks(write_ids, own)
-        ends = (self._end(write) for write in self._seen(write_ids))
+        standing = self._standing(write_ids)
+        ends = (standing.end(write) for write in standing.seen)
         return self._version(write_ids, self.position, max([self._definitions[-1][0], *ends]))
 
     def _check_marks(self, write_ids: ValidWriteIdList, own: int | None) -> None:
@@ -268,12 +275,12 @@ class TableState:
 
         What a transaction hides, `own`, are rows as it sees them.
         """
-        valid, _ = self._standing(write_ids)
-        usable = {write.id for write in valid}
+        standing = self._standing(write_ids)
+        usable = {write.id for write in standing.valid}
         left_out = [w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable]
         first = min(left_out, default=self.position + 1)
-        for write in valid:
-            if write.hidden and self._end(write) > first and not write.replaces and write.id != own:
+        for write in standing.valid:
+            if write.hidden and standing.end(write) > first and not write.replaces and write.id != own:
                 raise VersionGoneError(
                     f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
                     "that was folded by it: which rows it hides among those is not known"
@@ -282,99 +289,46 @@ class TableState:
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> LogVersion:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
         defined_at, definition = self._definitions[last]
-        needed = [list(self._seen(write_ids)), list(self._hiding(write_ids))]
-        for write in itertools.chain(*needed):
+        standing = self._standing(write_ids)
+        for write in standing.needed:
             if write.vacuumed:
                 raise VersionGoneError(
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
                     "later version, or vacuum what is older only"
                 )
-        seen, hiding = (",".join(write.label for write in writes) for writes in needed)
+        seen, hiding = (",".join(write.label for write in writes) for writes in (standing.seen, standing.hiding))
         digest = key_of("log", self.table_id, str(defined_at), seen, hiding)
         schema = text_of_schema(definition.schema)
-        folds = tuple(self._folds(write_ids))
+        folds = tuple(standing.folds())
         return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema, folds)
-
-    def _folds(self, write_ids: ValidWriteIdList) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """The latest compactions in a version, also those that were folded again, in their order."""
-        valid, _ = self._standing(write_ids)
-        folding = sorted((write for write in valid if write.replaces), key=self._end)
-        for write in folding[-_FOLDS_AT_MOST:]:
-            others = [self.writes[id_] for id_ in write.replaces]
-            if not any(other.vacuumed for other in others):
-                # What it hides may be the doing of writes that are in no version any more, so that counts as new.
-                own = tuple(file.name for file in write.files)
-                yield own, tuple(name for other in others for name in other.names)
-
-    def _seen(self, write_ids: ValidWriteIdList) -> Iterator[TableWrite]:
-        """The writes of which rows are seen, by id."""
-        valid, replaced = self._standing(write_ids)
-        base = max((write.id for write in valid if write.mode is WriteMode.OVERWRITE), default=0)
-        return (
-            write
-            for write in valid
-            if write.rank >= base
-            and write.id not in replaced
-            and (write.files or write.hidden or write.vacuumed or write.id == base)
-        )
-
-    def _standing(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
-        """The valid writes, and which of them are replaced by compactions among them.
-
-        A compaction stands for the writes in it as they were at its commit. It is left out where a list lets through
-        only some of them, or not all of what had been committed by then and could have hidden or replaced their rows.
-        """
-        valid, replaced, usable = [], set[int](), set[int]()
-        limit = self.position + 1
-        for write in self.writes.values():
-            if write_ids.is_valid(write.id):
-                valid.append(write)
-            elif write.committed and (write.hidden or write.mode is not WriteMode.APPEND):
-                limit = min(limit, write.ended_at or limit)
-        folding = [write for write in valid if write.replaces]
-        for write in sorted(folding, key=lambda write: write.ended_at or 0):
-            kept = (
-                write_ids.is_valid(id_) and (id_ in usable or not self.writes[id_].replaces) for id_ in write.replaces
-            )
-            if (write.ended_at or limit) < limit and all(kept):
-                usable.add(write.id)
-                replaced.update(write.replaces)
-        return [write for write in valid if not write.replaces or write.id in usable], replaced
 
     def needed(self, position: int | None = None) -> list[TableWrite]:
         """The writes that the version at a position (None: now) is made of: those whose rows are seen, or hide some."""
-        write_ids = self.valid_write_ids(position)
-        found = {write.id: write for write in (*self._seen(write_ids), *self._hiding(write_ids))}
-        return list(found.values())
+        return self._standing(self.valid_write_ids(position)).needed
 
     def seen(self, position: int | None = None) -> list[TableWrite]:
         """Those of which rows are seen."""
-        return list(self._seen(self.valid_write_ids(position)))
+        return self._standing(self.valid_write_ids(position)).seen
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
         """The files of which rows are seen, with their write's id and the time of its commit."""
         times = {change.write_id: change.at_s for change in self.changes}
-        for write in self._seen(write_ids):
+        for write in self._standing(write_ids).seen:
             for file in write.files:
                 yield file, write.id, times.get(write.id, 0.0)
 
     def hidden(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
         """The files that say which rows of `files` no longer count."""
-        return (file for write in self._hiding(write_ids) for file in write.hidden)
+        return (file for write in self._standing(write_ids).hiding for file in write.hidden)
 
-    def _hiding(self, write_ids: ValidWriteIdList) -> Iterator[TableWrite]:
-        """The writes by key that may hide rows of those seen: what was committed after the first of them, by id.
-
-        That may be one that an overwrite has replaced, if rows of a higher write id were committed before it.
-        """
-        first = min((self._end(write) for write in self._seen(write_ids) if write.files), default=self.position + 1)
-        valid, replaced = self._standing(write_ids)
-        keyed = (write for write in valid if (write.hidden or write.vacuumed) and write.id not in replaced)
-        return (write for write in keyed if self._end(write) >= first)
-
-    def _end(self, write: TableWrite) -> int:
-        """The position of its end; of an open one, whose own rows its transaction sees, that of the event to come."""
-        return self.position + 1 if write.ended_at is None else write.ended_at
+    def _standing(self, write_ids: ValidWriteIdList) -> Standing:
+        """What counts where a list says what is valid."""
+        found = self._standings.get(write_ids)
+        if found is None:
+            if len(self._standings) >= _STANDINGS_KEPT:
+                self._standings.clear()
+            found = self._standings[write_ids] = Standing(self.writes, write_ids, self.position)
+        return found
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -419,9 +373,9 @@ class TableState:
                 )
                 write = dataclasses.replace(write, vacuumed=bool(vacuumed))
                 if replaces:
-                    write = write.replacing(state.writes, tuple(count_of(one) for one in replaces))
+                    write = write.replacing(state.writes, counts_of(replaces))
                 within = write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
-                if id_ != number or committed not in (True, False) or not within or (committed and ended is None):
+                if id_ != number or not isinstance(committed, bool) or not within or (committed and ended is None):
                     raise ValueError(f"write {number} cannot be")
                 state.writes[number] = write
                 if write.committed:
@@ -430,11 +384,11 @@ class TableState:
             state.oldest = count_of(found["oldest"])
             state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
             state.changes = [
-                Change(count_of(position), float(at), None if id_ is None else count_of(id_))
+                Change(count_of(position), number_of(at), None if id_ is None else count_of(id_))
                 for position, at, id_ in found["changes"]
             ]
             state._check()
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+        except UNREADABLE as problem:
             raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
         return state
 
@@ -450,6 +404,8 @@ class TableState:
                 or positions[-1] > self.position
             ):
                 raise ValueError("a table is created by its first event, and nothing comes after its last")
+        if not 1 <= self.oldest <= self.position:
+            raise ValueError("the oldest version that can be read is one of the log")
         commits = {write.ended_at: write.id for write in self.writes.values() if write.committed}
         if {c.position: c.write_id for c in self.changes if c.write_id is not None} != commits:
             raise ValueError("its commits are others than its changes")

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark_lookup.notifications.events import DataFile, WriteMode
+from pyspark_lookup.notifications.events import DataFile, WriteMode, schema_of_text
+from pyspark_lookup.plain import count_of, name_of, text_of, texts_of
+from pyspark_lookup.writeids import ValidWriteIdList
 
 __all__ = ["Change", "LogVersion", "TableWrite"]
 
@@ -99,5 +101,7 @@ class LogVersion:
     def of_plain(cls, found: Any) -> LogVersion:
         """The version that `plain` wrote. Raises TypeError or ValueError for anything else."""
         table_id, position, write_ids, digest, keys, schema, folds = found
-        folded = tuple((tuple(own), tuple(others)) for own, others in folds)
-        return cls(table_id, position, write_ids, digest, tuple(keys), schema, folded)
+        folded = tuple((texts_of(own), texts_of(others)) for own, others in folds)
+        schema_of_text(text_of(schema))
+        ValidWriteIdList.parse(text_of(write_ids))
+        return cls(text_of(table_id), count_of(position), write_ids, name_of(digest), texts_of(keys), schema, folded)

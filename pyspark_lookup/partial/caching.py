@@ -179,6 +179,7 @@ class PartialCache:
         # As old as the moment before it was asked for.
         age_s = self._clock.steady_s() - started_s
         self._metrics.set_gauge("latestLoadTime", int(age_s * 1000))
+        self._metrics.time("loadTime", age_s)
         cache.put(self._table(some), rows, np.full(len(wanted), age_s))
         if self._shared is not None:
             self._shared.put(some, hashes[wanted], rows, fresh, started_s)

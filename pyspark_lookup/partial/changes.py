@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.keys import Numbers, bits_of
 from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.plain import name_of, text_of, texts_of
 from pyspark_lookup.predicate import ColumnStats
 from pyspark_lookup.table import TableVersion
 from pyspark_lookup.ufs import FileVersion
@@ -77,7 +78,7 @@ class Changes:
 
     def is_latest(self, digest: str) -> bool:
         """Whether no version was put on record after this one. (One that the table went back to is not: it is no news.)"""
-        return self._disk is None or self._disk.get_record("bounds", self._latest) in (None, digest)
+        return self._disk is None or self._disk.get_record("bounds", self._latest, name_of) in (None, digest)
 
     def may_differ(self, old: str, new: str, keys: Sequence[pa.Array]) -> Numbers | None:
         """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""
@@ -104,8 +105,8 @@ class Changes:
 
     def _folded(self, folds: Folds) -> pa.Table:
         """What is on record of the files of compactions, and of those that they took the place of."""
-        latest = self._disk.get_record("bounds", self._latest) if folds and self._disk is not None else None
-        before = self._recorded(latest) if isinstance(latest, str) else None
+        latest = self._disk.get_record("bounds", self._latest, name_of) if folds and self._disk is not None else None
+        before = self._recorded(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
         rows = _named(before.replace_schema_metadata(), [name for fold in folds for names in fold for name in names])
@@ -116,14 +117,23 @@ class Changes:
             known = self._known.get(digest)
         if known is not None:
             return known
-        text = self._disk.get_record("bounds", self._key(digest)) if self._disk is not None else None
+        table: pa.Table | None = None
+        if self._disk is not None:
+            table = self._disk.get_record("bounds", self._key(digest), self._bounds_of)
+        if table is not None:
+            self._keep(digest, table)
+        return table
+
+    def _bounds_of(self, found: Any) -> pa.Table:
+        """What a record of bounds has to be."""
         try:
-            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))).read_all() if text is not None else None
-        except (TypeError, ValueError, OSError, pa.ArrowException):  # no record of ours
-            table = None
-        if table is None or table.schema != self._schema():
-            return None
-        self._keep(digest, table)
+            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(found), validate=True))).read_all()
+            table.validate(full=True)
+        except (OSError, pa.ArrowException) as problem:
+            raise ValueError(str(problem)) from None
+        if table.schema != self._schema():
+            raise ValueError("these are bounds of other keys")
+        _folds_of(table)
         return table
 
     def _keep(self, digest: str, table: pa.Table) -> None:
@@ -150,7 +160,7 @@ def _name(file: FileVersion) -> str:
 
 def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
     """The rows of files in which two versions differ. What was folded between them counts, what it was folded into does not."""
-    folds = json.loads((after.schema.metadata or {}).get(_FOLDS, b"[]"))
+    folds = _folds_of(after)
     rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
     alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
@@ -162,6 +172,11 @@ def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
             known = (known - set(folded)) | set(own)
     changed |= known ^ alive
     return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(sorted(changed), pa.string())))
+
+
+def _folds_of(table: pa.Table) -> Folds:
+    found = json.loads((table.schema.metadata or {}).get(_FOLDS, b"[]"))
+    return tuple((texts_of(own), texts_of(others)) for own, others in found)
 
 
 def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:

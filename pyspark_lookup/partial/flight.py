@@ -91,7 +91,7 @@ class Flights:
                     try:
                         for name, payload in self._disk.claims(self._space, version):
                             if name not in self._stuck:
-                                others = np.frombuffer(payload, np.uint64)
+                                others = np.frombuffer(payload, np.uint64, len(payload) // 8)
                                 self._leave(hashes, others, ours, waits, functools.partial(self._await, name))
                         claim = self._disk.create_claim(self._space, version, np.sort(hashes[ours]).tobytes())
                     finally:

@@ -28,10 +28,11 @@ from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices, bits_of
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.partial.rows import key_numbers
+from pyspark_lookup.plain import UNREADABLE, name_of, text_of, texts_of
 from pyspark_lookup.schema import cast_column
 from pyspark_lookup.snapshot.build import SegmentBuilder
 from pyspark_lookup.snapshot.schedule import Start
-from pyspark_lookup.snapshot.segment import Segment
+from pyspark_lookup.snapshot.segment import Segment, open_rows
 
 __all__ = ["REFUSE_ABOVE", "Bounds", "Freshness", "SharedCache", "SharedRows"]
 
@@ -234,19 +235,28 @@ class SharedCache:
             return [self._parts[name] for name in sorted(self._parts, reverse=True)]
 
     def _opened(self, name: str) -> _Part | None:
-        opened = self._disk.open_segment(self._space, name)
-        if opened is None:
+        segment = open_rows(self._disk, self._space, name)
+        if segment is None:
             return None
-        segment = Segment(opened)
-        rows = np.arange(segment.rows)
-        found, loaded = segment.take([_FOUND, _LOADED], rows)
         numbers = self._disk.open_numbers(self._space, name, segment.rows)
+        try:
+            return self._part(name, segment, numbers)
+        except UNREADABLE:
+            self._disk.discard_segment(self._space, name)
+            return None
+
+    def _part(self, name: str, segment: Segment, numbers: memoryview | None) -> _Part:
+        """A segment as one of ours. Raises one of `UNREADABLE` if it is none."""
+        meta = segment.meta
+        if segment.schema.field(_FOUND).type != pa.bool_() or segment.schema.field(_LOADED).type != pa.float64():
+            raise ValueError("rows here say whether they are some, and since when")
+        found, loaded = segment.take([_FOUND, _LOADED], np.arange(segment.rows))
         return _Part(
             name,
             segment,
-            opened.meta["version"],
-            opened.meta["boot"] == self._clock.boot,
-            frozenset(opened.meta["members"]),
+            name_of(meta["version"]),
+            text_of(meta["boot"]) == self._clock.boot,
+            frozenset(texts_of(meta["members"])),
             bits_of(found),
             np.frombuffer(loaded.buffers()[1] or b"", np.float64, len(loaded)),
             np.zeros(segment.rows, np.int64) if numbers is None else np.frombuffer(numbers, np.int64, segment.rows),

@@ -6,6 +6,7 @@ import functools
 import random
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -90,6 +91,9 @@ class PartialTables:
         config = options.partial_cache if self._own is None else None
         if isinstance(self._own, DefaultLookupCache):
             config = self._own.config
+        for gauge, name in (("maxCachedRecords", "max_rows"), ("maxCachedBytes", "max_bytes")):
+            if config is not None and config[name] is not None:
+                self._metrics.set_gauge(gauge, int(config[name]))
         if disk is not None and config is not None:
             bounds = Bounds(
                 _or_infinite(config["max_rows"]),
@@ -115,11 +119,14 @@ class PartialTables:
         if self._disk is None:
             return seed, None
         try:
-            record = self._disk.create_record("snapshot", space, {"seed": [seed.first, seed.second]})
-            return Seed(*record["seed"]), self._disk
-        except (OSError, KeyError, TypeError):
+            return self._disk.create_record("snapshot", space, {"seed": seed.plain()}, _seed_of), self._disk
+        except OSError:
             self._metrics.inc("cacheFailureCount")
             return seed, None
+
+
+def _seed_of(found: Any) -> Seed:
+    return Seed.of_plain(found["seed"])
 
 
 def _same(cache: LookupCache) -> LookupCache:

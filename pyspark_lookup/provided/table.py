@@ -18,7 +18,14 @@ import tenacity
 
 from pyspark_lookup.cache import DefaultLookupCache, LookupCache
 from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import LookupFunctionError, LookupTimeoutError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.errors import (
+    LookupFunctionError,
+    LookupTimeoutError,
+    OptionError,
+    PysparkLookupError,
+    SchemaError,
+    cause_of,
+)
 from pyspark_lookup.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
@@ -102,7 +109,7 @@ class ProvidedTable:
         except OptionError:
             raise
         except Exception as problem:  # whatever a user's module does when it is imported or called
-            raise OptionError(f"option {_KEY} = {self.name!r} cannot be made: {problem!r}") from problem
+            raise OptionError(f"option {_KEY} = {self.name!r} cannot be made: {problem!r}") from cause_of(problem)
         if not isinstance(provider, LookupProvider):
             raise OptionError(f"option {_KEY} = {self.name!r} returned {provider!r}: return a LookupProvider")
         return provider
@@ -158,7 +165,7 @@ class ProvidedTable:
             self._replace()
             raise self._too_slow("version()") from None
         except CallFailedError as failed:
-            raise self._failed("version()", failed.problem) from failed.problem
+            raise self._failed("version()", failed.problem) from cause_of(failed.problem)
         if not isinstance(found, str) or not found:
             raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
         return found
@@ -173,7 +180,7 @@ class ProvidedTable:
         except PysparkLookupError:
             raise
         except Exception as problem:
-            raise LookupFunctionError(f"scan() of provider {self.name} failed: {problem!r}") from problem
+            raise LookupFunctionError(f"scan() of provider {self.name} failed: {problem!r}") from cause_of(problem)
 
     # --- lookups ----------------------------------------------------------------------------------
 
@@ -274,7 +281,7 @@ class ProvidedTable:
             attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
             raise LookupFunctionError(
                 f"provider {self.name} failed to look up {_shown(keys)}{attempts}: {problem!r}"
-            ) from problem
+            ) from cause_of(problem)
         return rows
 
     def _by_key(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
@@ -360,7 +367,7 @@ class ProvidedTable:
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
                 raise failed.problem from failed.problem.__cause__
-            raise self._failed(what, failed.problem) from failed.problem
+            raise self._failed(what, failed.problem) from cause_of(failed.problem)
         except BaseException:
             self._replace()
             raise

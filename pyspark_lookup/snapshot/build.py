@@ -151,7 +151,7 @@ class SegmentBuilder:
             "rows": self.rows,
             "schema": base64.b64encode(self._schema.serialize()).decode(),
             "keys": [self._schema.names[n] for n in self._keys],
-            "seed": [self._seed.first, self._seed.second],
+            "seed": self._seed.plain(),
             "files": [],
         }
         writer = create(regions)
@@ -326,10 +326,13 @@ class _PartitionStore:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
             for batch in itertools.chain([first], batches):
                 writer.write_batch(batch)
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
         self._held.clear()
-        for number, part in enumerate(parts):
-            self._spilled.setdefault(part, []).append(_Piece.of(reader.get_batch(number)))
+        with pa.memory_map(
+            str(path)
+        ) as file:  # closed, its descriptor is free; what is mapped stays as long as pieces do
+            reader = pa.ipc.open_file(file)
+            for number, part in enumerate(parts):
+                self._spilled.setdefault(part, []).append(_Piece.of(reader.get_batch(number)))
 
     def close(self) -> None:
         self._held.clear()

@@ -24,6 +24,8 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import ReloadFailedError, SourceChangedError, UfsError, VersionGoneError
+from pyspark_lookup.hostmetrics import Reload, remember_reload
+from pyspark_lookup.logs import log_event
 from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions, OnReloadFailure
@@ -127,11 +129,11 @@ class FullCache:
         try:
             done.result(timeout=wait_s)
         except concurrent.futures.TimeoutError:
-            _log.info("the snapshot of %s is not ready after %.1f s; reading the files", self._url, wait_s)
+            self._fell_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
         except Exception as problem:  # said and counted where it happened; the files may be readable
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self._give_up()
-            _log.info("there is no snapshot of %s (%s); reading the files", self._url, problem)
+            self._fell_back(logging.INFO, f"there is no snapshot: {problem}")
         return self.find(version)
 
     # --- CACHE ------------------------------------------------------------------------------------
@@ -151,8 +153,11 @@ class FullCache:
         elif self._is_stale(state):
             self.schedule.ensure()
             snapshot = self._renewed(state)
+        elif state.failures:
+            self._metrics.inc("staleServedCount")
         self.schedule.ensure()
         self._tidy_up(state)
+        self._metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self._clock.wall_s()) * 1000))
         return None if snapshot is None else (self.version_of(snapshot), snapshot)
 
     def latest(self) -> TableVersion | None:
@@ -202,7 +207,7 @@ class FullCache:
                 raise
             self._give_up()
             self._metrics.inc("cacheFailureCount")
-            _log.warning("no snapshot of %s can be kept (%s); reading the files", self._url, problem)
+            self._fell_back(logging.WARNING, f"no snapshot can be kept: {problem}")
             return None
 
     def _is_stale(self, state: State) -> bool:
@@ -308,6 +313,7 @@ class FullCache:
         """
         state = self._state()
         started_s, steady_s, timer_s = self._clock.wall_s(), self._clock.steady_s(), self._clock.steady_s()
+        received = self._received()
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
         try:
@@ -315,16 +321,17 @@ class FullCache:
                 snapshot, stored = self._loaded(state, version, report)
         except BaseException as problem:
             self._metrics.inc("numLoadFailures")
-            if not state.failures:
-                _log.warning("loading %s failed; %d snapshots stay: %r", self._url, len(state.versions), problem)
+            level = logging.INFO if state.failures else logging.WARNING
+            kept, seconds = len(state.versions), self._clock.steady_s() - timer_s
+            log_event(_log, level, "reload-failed", table=self._url, seconds=seconds, kept=kept, error=repr(problem))
+            self._remember_reload(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
             failed = dataclasses.replace(
                 state, finished_at_s=self._clock.wall_s(), failures=state.failures + 1, error=str(problem)[:500]
             )
             with contextlib.suppress(OSError):
                 self._record(failed)
             raise
-        if state.failures:
-            _log.warning("loading %s succeeded again after %d failures", self._url, state.failures)
+        seconds, failures = self._clock.steady_s() - timer_s, state.failures
         now_s = self._clock.wall_s()
         if version is None or state.latest is None or state.latest.digest != stored.digest:
             state = state.with_version(stored, now_s)
@@ -339,10 +346,26 @@ class FullCache:
         )
         self._write(state)
         self._metrics.inc("loadCount")
-        self._metrics.set_gauge("latestLoadTime", int((self._clock.steady_s() - timer_s) * 1000))
+        self._metrics.time("loadTime", seconds)
+        self._metrics.set_gauge("latestLoadTime", int(seconds * 1000))
+        done = Reload(started_s, seconds, stored.digest, snapshot.rows, snapshot.bytes, self._received() - received)
+        self._remember_reload(done)
+        facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
+        level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
+        log_event(_log, level, "reload", table=self._url, **facts, fetched=done.fetched, failures_before=failures)
         if _is_worth_folding(snapshot):
             self._ask(None, fold=True)
         return snapshot
+
+    def _received(self) -> int:
+        return self._metrics.snapshot()["ufsGetBytes"]
+
+    def _remember_reload(self, reload: Reload) -> None:
+        with contextlib.suppress(OSError):
+            remember_reload(self._disk, self.key, self._url, reload)
+
+    def _fell_back(self, level: int, reason: str) -> None:
+        log_event(_log, level, "fallback", table=self._url, reason=reason, instead="reading the files")
 
     def _loaded(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
         """A version's snapshot, of which only what changed is fetched."""
@@ -362,6 +385,7 @@ class FullCache:
                 if given is not None:
                     raise
                 continue
+            self._metrics.inc("snapshotBuildCount")
             return self._stored(version, layers)
         raise VersionGoneError(
             f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
@@ -417,7 +441,7 @@ class FullCache:
         self._metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
     def _state(self) -> State:
-        return State.of_json(self._disk.get_record("snapshot", self.key))
+        return self._disk.get_record("snapshot", self.key, State.of_json) or State()
 
     def _seen(self, choose: Callable[[State], StoredVersion | None]) -> tuple[State, Snapshot | None]:
         """The state, and the snapshot that is chosen from it."""

@@ -148,7 +148,8 @@ def hidden_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers] 
     for number in np.flatnonzero(gone).tolist():
         marked[segment.file_starts[number] : segment.file_starts[number + 1]] = True
     for number, rows in named:
-        marked[segment.file_starts[number] + rows] = True
+        within = rows[: np.searchsorted(rows, segment.files[number].rows)]
+        marked[segment.file_starts[number] + within] = True
     hidden = np.empty(segment.rows, np.uint8)
     for start in range(0, segment.rows, BATCH_ROWS):
         hidden[start : start + BATCH_ROWS] = marked[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)]

@@ -29,7 +29,7 @@ from pyspark_lookup.scan import PreparedScan, TableScan
 from pyspark_lookup.schema import cast_column
 from pyspark_lookup.snapshot.build import ROW_BITS, SegmentBuilder
 from pyspark_lookup.snapshot.layers import Layer, Snapshot, hidden_rows
-from pyspark_lookup.snapshot.segment import Segment
+from pyspark_lookup.snapshot.segment import Segment, open_rows
 from pyspark_lookup.table import Table, TableVersion
 from pyspark_lookup.ufs import FileVersion
 
@@ -75,12 +75,13 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
     """The layers as they lie on disk, pinned; None if one is gone or damaged."""
     opened: list[tuple[Segment, Numbers | None, StoredLayer]] = []
     for layer in stored:
-        found = disk.open_segment(table_key, layer.name)
-        marks = disk.open_segment(table_key, layer.hidden) if layer.hidden is not None else None
-        if found is None or (layer.hidden is not None and marks is None):
+        segment = open_rows(disk, table_key, layer.name)
+        if segment is None:
             return None
-        hidden = None if marks is None else np.frombuffer(marks.regions["hidden"], np.uint8)
-        opened.append((Segment(found), hidden, layer))
+        hidden = None if layer.hidden is None else _open_marks(disk, table_key, layer.hidden, segment.rows)
+        if layer.hidden is not None and hidden is None:
+            return None
+        opened.append((segment, hidden, layer))
     live = sorted(
         (file.url, number, place)
         for number, (segment, _, layer) in enumerate(opened)
@@ -91,6 +92,18 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
     for rank, (_, number, place) in enumerate(live):
         ranks[number][place] = rank
     return Snapshot([Layer(segment, hidden, ranks[n]) for n, (segment, hidden, _) in enumerate(opened)])
+
+
+def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | None:
+    """The marks of a layer's rows; None if they are gone, damaged or of other rows."""
+    opened = disk.open_segment(table_key, name)
+    if opened is None:
+        return None
+    marks = np.frombuffer(opened.regions.get("hidden", b""), np.uint8)
+    if len(marks) != rows:
+        disk.discard_segment(table_key, name)
+        return None
+    return marks
 
 
 class SnapshotLoader:
@@ -328,7 +341,8 @@ def _whole(segment: Segment, marks: Sequence[str], hidden: Mapping[str, Numbers]
         there[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
     for number, file in enumerate(segment.files):
         if file.url in hidden:
-            there[segment.file_starts[number] + hidden[file.url]] = True
+            within = hidden[file.url][: np.searchsorted(hidden[file.url], file.rows)]
+            there[segment.file_starts[number] + within] = True
     ends = zip(segment.file_starts[:-1].tolist(), segment.file_starts[1:].tolist(), strict=True)
     return np.array([there[start:end].all() for start, end in ends], np.bool_)
 

@@ -8,14 +8,16 @@ no worker lived happens as soon as one takes the schedule over.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import importlib
 import logging
+import math
 import threading
 from collections.abc import Callable
 
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.disk import Disk, Lock
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.errors import OptionError, cause_of
 from pyspark_lookup.options import LookupOptions, ReloadStrategy
 from pyspark_lookup.reload import (
     Blackout,
@@ -60,10 +62,18 @@ def _custom(strategy: str, options: LookupOptions) -> CacheReloadTrigger:
     except OptionError:
         raise
     except Exception as problem:  # whatever a user's module does when it is imported or called
-        raise OptionError(f"option {key} = {strategy!r} cannot be made: {problem!r}") from problem
+        raise OptionError(f"option {key} = {strategy!r} cannot be made: {problem!r}") from cause_of(problem)
     if not isinstance(trigger, CacheReloadTrigger):
         raise OptionError(f"option {key} = {strategy!r} returned {trigger!r}: return a CacheReloadTrigger")
     return trigger
+
+
+@dataclasses.dataclass(eq=False)
+class _Action:
+    """What runs at a Unix time; two of the same function are two."""
+
+    at_s: float
+    run: Callable[[], object]
 
 
 class Schedule:
@@ -93,9 +103,10 @@ class Schedule:
         self._start = start
         self._mutex = threading.Lock()
         self._changed = threading.Event()
-        self._actions: list[tuple[float, Callable[[], object]]] = []
+        self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
+        self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = False
 
@@ -118,13 +129,18 @@ class Schedule:
             return _POLL_S
         if self._trigger is None:
             self._open()
-        while (action := self._next_due()) is not None:
+        if self._clock_set_back():
+            # Their time is further away now than it was meant to be, by however much: they plan anew.
+            with self._mutex:
+                for action in self._actions:
+                    action.at_s = -math.inf
+        while (due := self._next_due()) is not None:
             try:
-                action()
+                due.run()
             except Exception:  # a custom trigger's; the schedule goes on
                 _log.exception("reload trigger of %s failed", self._name)
         with self._mutex:
-            next_s = min((at_s for at_s, _ in self._actions), default=float("inf"))
+            next_s = min((action.at_s for action in self._actions), default=math.inf)
         return min(max(next_s - self._clock.wall_s(), 0.0), _POLL_S)
 
     def _open(self) -> None:
@@ -136,14 +152,18 @@ class Schedule:
             self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
             _log.exception("reload trigger of %s cannot be opened", self._name)
 
-    def _next_due(self) -> Callable[[], object] | None:
+    def _clock_set_back(self) -> bool:
+        """Whether the wall clock has been set back since this was asked last, by more than a slew comes to."""
+        before, self._wall_ahead_s = self._wall_ahead_s, self._clock.wall_s() - self._clock.steady_s()
+        return self._wall_ahead_s < before - _POLL_S
+
+    def _next_due(self) -> _Action | None:
         with self._mutex:
-            due = [entry for entry in self._actions if entry[0] <= self._clock.wall_s()]
-            if not due:
+            first = min(self._actions, key=lambda action: action.at_s, default=None)
+            if first is None or first.at_s > self._clock.wall_s():
                 return None
-            first = min(due, key=lambda entry: entry[0])
             self._actions.remove(first)
-            return first[1]
+            return first
 
     def _loop(self) -> None:
         while not self._closed:
@@ -178,16 +198,17 @@ class Schedule:
         return self._last()
 
     def at(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
-        """Run `action` once, at a Unix time or as soon as possible after it; returns what cancels it."""
-        entry = (at_s, action)
+        """Run `action` once, at a Unix time or as soon as possible after it, or when the clock was set back; returns what
+        cancels it."""
+        planned = _Action(at_s, action)
         with self._mutex:
-            self._actions.append(entry)
+            self._actions.append(planned)
         self._changed.set()
 
         def cancel() -> None:
             with self._mutex:
-                if entry in self._actions:
-                    self._actions.remove(entry)
+                if planned in self._actions:
+                    self._actions.remove(planned)
 
         return cancel
 

@@ -6,21 +6,23 @@ Regions: the streams of column n as `c<n>…` (`columns`), the texts of one kept
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columns import read_column
-from pyspark_lookup.disk import OpenSegment
-from pyspark_lookup.index import KeyIndex, Matches
+from pyspark_lookup.columns import check_column, read_column
+from pyspark_lookup.disk import Disk, OpenSegment
+from pyspark_lookup.index import KeyIndex, Matches, check_index
 from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices
+from pyspark_lookup.notifications import schema_of_text
+from pyspark_lookup.plain import UNREADABLE, count_of, number_of, text_of, texts_of
 from pyspark_lookup.snapshot.build import CODES
 
-__all__ = ["Segment", "SegmentFile"]
+__all__ = ["Segment", "SegmentFile", "open_rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,34 +38,49 @@ class SegmentFile:
 
 
 class Segment:
-    """Rows in hash order (see `index`), over memory that all processes of the host share."""
+    """Rows in hash order (see `index`), over memory that all processes of the host share.
+
+    Raises one of `UNREADABLE` for a file that is none of ours, whose parts do not fit each other.
+    """
 
     def __init__(self, opened: OpenSegment) -> None:
-        meta = opened.meta
-        self.rows: int = meta["rows"]
+        self.meta = meta = opened.meta
+        self.rows = count_of(meta["rows"])
         self.bytes = opened.bytes
-        self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(meta["schema"])))
-        self.keys: tuple[str, ...] = tuple(meta["keys"])
-        self.seed = Seed(*meta["seed"])
-        self.files = [
-            SegmentFile(url, size, identity, rows, tuple((middle, count) for middle, count in units), *modified)
-            for url, size, identity, rows, units, *modified in meta["files"]
-        ]
+        self.schema: pa.Schema = schema_of_text(meta["schema"])
+        self.keys = texts_of(meta["keys"])
+        self.seed = Seed.of_plain(meta["seed"])
+        self.files = [_file_of(file) for file in meta["files"]]
         # Files that named rows which were left out when this was written.
-        self.marks: tuple[str, ...] = tuple(meta.get("marks", ()))
+        self.marks = texts_of(meta.get("marks", ()))
         self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
-        self._dictionaries: Mapping[str, int] = meta["dictionaries"]
+        self._dictionaries = {number: count_of(entries) for number, entries in meta["dictionaries"].items()}
         self._columns: dict[str, tuple[pa.Array, pa.Array | None]] = {}
+        self._check_columns(opened.regions)
         self.ordinals = _numbers(opened.regions["ordinals"], self.rows)
         self.file_starts = np.cumsum([0, *(file.rows for file in self.files)])
+        if self.file_starts[-1] < self.rows:
+            raise ValueError("rows are in files")
         self._index: KeyIndex | None = None
         if self.keys:
+            keyed = count_of(meta["keyed_rows"])
             arrays = {
-                name.removeprefix("index."): _index_array(name, region, meta["keyed_rows"])
+                name.removeprefix("index."): _index_array(name, region, keyed)
                 for name, region in opened.regions.items()
                 if name.startswith("index.")
             }
-            self._index = KeyIndex(arrays, [self._column(name)[0] for name in self.keys], meta["low"])
+            check_index(arrays, keyed, self.rows)
+            self._index = KeyIndex(arrays, [self._column(name)[0] for name in self.keys], int(np.int64(meta["low"])))
+
+    def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
+        """Raise ValueError or KeyError unless every column is there; nobody looks at what is in them, which has a checksum."""
+        if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):
+            raise ValueError("columns have names of their own, and keys are among them")
+        for number, field in enumerate(self.schema):
+            entries = self._dictionaries.get(str(number))
+            check_column(f"c{number}", field.type if entries is None else CODES, self.rows, regions)
+            if entries is not None:
+                check_column(f"d{number}", pa.string(), entries, regions)
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
         """All rows of all keys; `hashes` under this segment's seed."""
@@ -101,12 +118,34 @@ class Segment:
         return [_text(column.slice(start, stop - start), texts) for column, texts in map(self._column, names)]
 
 
+def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
+    """The segment of that name, pinned; None if it is gone, or damaged, or none of ours (then it is removed)."""
+    opened = disk.open_segment(table, name)
+    if opened is None:
+        return None
+    try:
+        return Segment(opened)
+    except UNREADABLE:
+        disk.discard_segment(table, name)
+        return None
+
+
+def _file_of(found: Any) -> SegmentFile:
+    url, size, identity, rows, units, *modified = found
+    parts = tuple((count_of(middle), count_of(count)) for middle, count in units)
+    at_s = None if modified in ([], [None]) else number_of(*modified)
+    return SegmentFile(text_of(url), count_of(size), text_of(identity), count_of(rows), parts, at_s)
+
+
 def _text(column: pa.Array, texts: pa.Array | None) -> pa.Array:
     return column if texts is None else pc.take(texts, column, boundscheck=False)
 
 
 def _numbers(region: memoryview, rows: int) -> Numbers:
-    return np.frombuffer(region, np.uint32 if len(region) == 4 * rows else np.uint64)
+    numbers = np.frombuffer(region, np.uint32 if len(region) == 4 * rows else np.uint64)
+    if len(numbers) != rows:
+        raise ValueError("every row has a place")
+    return numbers
 
 
 def _index_array(name: str, region: memoryview, keyed_rows: int) -> Numbers:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from pyspark_lookup.notifications import LogVersion
+from pyspark_lookup.plain import count_of, counts_of, name_of, number_of, text_of
 from pyspark_lookup.snapshot.load import StoredLayer
 
 __all__ = ["State", "StoredVersion"]
@@ -85,23 +86,42 @@ class State:
 
     @classmethod
     def of_json(cls, record: Any) -> State:
-        """The state that a record holds; an empty one if it is none of ours."""
-        try:
-            versions = tuple(
-                StoredVersion(
-                    row["digest"],
-                    tuple(
-                        StoredLayer(layer["name"], layer["hidden"], tuple(layer["gone"]), layer.get("marked", ""))
-                        for layer in row["layers"]
-                    ),
-                    row["rows"],
-                    row["bytes"],
-                    row["superseded_at_s"],
-                    None if row.get("log") is None else LogVersion.of_plain(row["log"]),
-                    tuple((url, size) for url, size in row.get("marks", ())),
-                )
-                for row in record["versions"]
-            )
-            return cls(**{**record, "versions": versions, "left": tuple(record["left"])})
-        except (TypeError, KeyError, ValueError):
-            return cls()
+        """The state that a record holds. Raises one of `plain.UNREADABLE` if it is none of ours."""
+        versions = tuple(map(_version_of, record["versions"]))
+        left, times = tuple(map(name_of, record["left"])), {name: _time_of(record[name]) for name in _TIMES}
+        return cls(
+            versions,
+            loaded_steady_s=number_of(record["loaded_steady_s"]),
+            boot=text_of(record["boot"]),
+            failures=count_of(record["failures"]),
+            error=text_of(record["error"]),
+            left=left,
+            **times,
+        )
+
+
+_TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s")
+
+
+def _time_of(found: Any) -> float | None:
+    return None if found is None else number_of(found)
+
+
+def _version_of(row: Any) -> StoredVersion:
+    layers = tuple(map(_layer_of, row["layers"]))
+    if not layers:
+        raise ValueError("a version has layers")
+    return StoredVersion(
+        name_of(row["digest"]),
+        layers,
+        count_of(row["rows"]),
+        count_of(row["bytes"]),
+        _time_of(row["superseded_at_s"]),
+        None if row["log"] is None else LogVersion.of_plain(row["log"]),
+        tuple((text_of(url), count_of(size)) for url, size in row["marks"]),
+    )
+
+
+def _layer_of(found: Any) -> StoredLayer:
+    hidden = None if found["hidden"] is None else name_of(found["hidden"])
+    return StoredLayer(name_of(found["name"]), hidden, counts_of(found["gone"]), text_of(found["marked"]))

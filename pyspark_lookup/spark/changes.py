@@ -11,15 +11,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from pyspark_lookup.changes import (
@@ -30,12 +21,23 @@ from pyspark_lookup.changes import (
     snapshot_of,
 )
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import NotSupportedError, OptionError, SourceChangedError, VersionGoneError
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, SourceChangedError, VersionGoneError
 from pyspark_lookup.notifications import TableState, schema_of_text
 from pyspark_lookup.options import LookupOptions, StreamStart, View
+from pyspark_lookup.plain import UNREADABLE, count_of, shown, text_of
 from pyspark_lookup.runtime import runtime
 from pyspark_lookup.spark.planning import stream_options
 from pyspark_lookup.spark.reading import session_options
+from pyspark_lookup.spark.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema,
+    require,
+)
 from pyspark_lookup.table import Kind, Table
 from pyspark_lookup.where import parse_where
 
@@ -53,7 +55,11 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
         raise OptionError("option lookup.version or lookup.valid-write-ids is for batch reads: use lookup.stream.start")
     if parsed.view not in (View.DATA, View.CHANGES):
         raise OptionError(f"option lookup.view = {parsed.view.value!r} is for batch reads: use data or changes")
-    return ChangeReader(parsed, to_arrow_schema(schema, timezone="UTC"))
+    for limit, name in zip(parsed.stream_limits, ("rows", "files", "bytes"), strict=True):
+        if limit is not None:
+            instead = "without it a micro-batch takes all commits that there are"
+            require((4, 2), f"option lookup.stream.max-{name}-per-trigger", instead)
+    return ChangeReader(parsed, arrow_schema(schema))
 
 
 class ChangePartition(InputPartition):
@@ -74,38 +80,48 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._table: Table | None = None
         self._until: int | None = None
+        self._reached: dict[str, Any] | None = None  # where a micro-batch begins, if Spark does not say
 
     # --- offsets ----------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         """The position before the first commit to consume; 0: before the rows that there are."""
         state, start = self._state(), self._options.stream_start
-        if start is StreamStart.SNAPSHOT:
-            return self._offset(state, 0)
-        position = state.position if start is StreamStart.LATEST else start
+        position = 0 if start is StreamStart.SNAPSHOT else state.position if start is StreamStart.LATEST else start
         assert isinstance(position, int)
         if position > state.position:
             raise OptionError(
                 f"option lookup.stream.start = '{position}': the log of the table ends at {state.position}"
             )
-        return self._offset(state, position)
+        self._reached = self._offset(state, position)
+        return self._reached
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The position up to which the next micro-batch goes: within the limit, but one commit at least."""
-        state = self._state(start)
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """The position up to which the next micro-batch goes: within the limit, but one commit at least.
+
+        Spark 4.1 gives no arguments. The first micro-batch of a restarted query then goes to the end of the log, also if
+        nothing has changed.
+        """
+        start = self._reached if start is None else start
+        state = self._state(*(() if start is None else (start,)))
         until = state.position if self._until is None else min(self._until, state.position)
-        if start["position"] == 0:
+        self._reached = self._offset(state, until) if start is None else self._next(state, start, until, limit)
+        return self._reached
+
+    def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
+        after = _position_of(start)[1]
+        if after == 0:
             # The rows there are come at once: they are of one version.
             has_rows = any(sum(cost(state, change)) for change in state.changes if change.position <= until)
             return self._offset(state, until) if has_rows else start
         rows = files = size = 0
-        end = int(start["position"])
+        end = after
         for change in state.changes:
-            if not start["position"] < change.position <= until:
+            if not after < change.position <= until:
                 continue
             more = cost(state, change)
             rows, files, size = rows + more[0], files + more[1], size + more[2]
-            if end > start["position"] and _exceeds(limit, rows, files, size):
+            if end > after and _exceeds(limit, rows, files, size):
                 break
             if any(more):
                 end = change.position
@@ -132,8 +148,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offset(self, state: TableState, position: int) -> dict[str, Any]:
         return {"table": state.table_id, "position": position}
 
-    def _state(self, offset: Mapping[str, Any] | None = None) -> TableState:
-        """The log now, which must be the one that `offset` is of."""
+    def _state(self, *offsets: Mapping[str, Any]) -> TableState:
+        """The log now, which must be the one that the offsets are of."""
         engine = runtime().engine(self._options)
         metadata = engine.reader.metadata
         state = metadata.log_of(self._options)
@@ -143,24 +159,32 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "format('lookupcache'), have a log of their changes"
             )
         self._table = metadata.table_of(self._options, Kind.MANAGED)
-        if offset is not None and offset["table"] != state.table_id:
-            raise VersionGoneError(
-                f"{redact('path', self._options.path)} was dropped and created anew since this stream began: begin anew with "
-                "a new checkpoint"
-            )
+        for table_id, position in map(_position_of, offsets):
+            if table_id != state.table_id:
+                raise VersionGoneError(
+                    f"{redact('path', self._options.path)} was dropped and created anew since this stream began: begin anew with "
+                    "a new checkpoint"
+                )
+            if position > state.position:
+                raise VersionGoneError(
+                    f"{redact('path', self._options.path)}: the log ends at {state.position}, before what this stream has "
+                    f"consumed ({position}). Was it restored? Begin anew with a new checkpoint"
+                )
         return state
 
     # --- tasks ------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a micro-batch: the same ones whenever it is planned again."""
-        state = self._state(start)
+        state = self._state(start, end)
         assert self._table is not None
-        if start["position"] == 0:
-            tasks = snapshot_of(self._table, state, end["position"])
+        self._reached = end
+        after, until = _position_of(start)[1], _position_of(end)[1]
+        if after == 0:
+            tasks = snapshot_of(self._table, state, until)
         else:
             rows_only = self._options.view is View.DATA
-            between = changes_between(self._table, state, start["position"], end["position"], rows_only)
+            between = changes_between(self._table, state, after, until, rows_only)
             tasks = list(between)
         return [ChangePartition(self._options, self._columns, some) for some in _shares(tasks)]
 
@@ -178,7 +202,17 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ChangeReader, (self._options, self._columns)
 
 
-def _exceeds(limit: ReadLimit, rows: int, files: int, size: int) -> bool:
+def _position_of(offset: Any) -> tuple[str, int]:
+    """(table id, log position) of an offset. Raises DamagedFileError for what is none of ours."""
+    try:
+        return text_of(offset["table"]), count_of(offset["position"])
+    except UNREADABLE:
+        raise DamagedFileError(
+            f"{shown(offset)} in this stream's checkpoint is no offset of a lookupcache table: begin anew with a new checkpoint"
+        ) from None
+
+
+def _exceeds(limit: ReadLimit | None, rows: int, files: int, size: int) -> bool:
     match limit:
         case ReadMaxRows():
             return rows > limit.max_rows

@@ -26,7 +26,6 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
 from pyspark.util import PythonEvalType
 
@@ -47,6 +46,7 @@ from pyspark_lookup.spark.tables import (
     with_default_cache,
 )
 from pyspark_lookup.spark.tasks import Probe, Resolve
+from pyspark_lookup.spark.versions import arrow_type
 
 __all__ = ["explain_lookup", "lookup_join", "lookup_udf", "row_type"]
 
@@ -164,7 +164,7 @@ def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Column:
     own, theirs = fields[0].dataType, table.type_of(right)
     _check_key(left, own, right, theirs)
     column = sf.col(quoted(fields[0].name))
-    kinds = [to_arrow_type(kind, timezone="UTC") for kind in (own, theirs)]
+    kinds = [arrow_type(kind) for kind in (own, theirs)]
     return column.cast(theirs) if kinds[0] != kinds[1] and widens(*kinds) else column
 
 
@@ -196,7 +196,7 @@ def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str |
             f"{', '.join(df.columns)}"
         )
     theirs = table.type_of(validity[0])
-    mine, other = (to_arrow_type(kind, timezone="UTC") for kind in (fields[0].dataType, theirs))
+    mine, other = (arrow_type(kind) for kind in (fields[0].dataType, theirs))
     ordered = (pa.types.is_temporal, pa.types.is_integer, pa.types.is_decimal)
     if not any(test(other) for test in ordered) or not widens(mine, other):
         raise SchemaError(
@@ -215,7 +215,7 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
             f"cast it, e.g. df.withColumn({left!r}, expr('CAST({left} AS STRING)'))"
         )
     try:
-        mine, other = to_arrow_type(own, timezone="UTC"), to_arrow_type(theirs, timezone="UTC")
+        mine, other = arrow_type(own), arrow_type(theirs)
         fits = (widens(mine, other) and not pa.types.is_nested(other)) or comparable(mine, other)
     except Exception:  # a type that Arrow does not have
         fits = False

@@ -10,24 +10,25 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
-import pyspark
 from pyspark.sql.datasource import Filter
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StringType, StructType, VarcharType
 
 from pyspark_lookup import planner
 from pyspark_lookup.changes import change_columns
-from pyspark_lookup.conf import conf_file_options
+from pyspark_lookup.conf import conf_file_options, redact, tells_secret
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.options import FilterPushdown, LookupOptions, View
+from pyspark_lookup.plain import UNREADABLE, text_of, texts_of
 from pyspark_lookup.planner import Found
 from pyspark_lookup.predicate import Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.spark.filters import predicate_of
-from pyspark_lookup.views import ViewTask, view_schema
+from pyspark_lookup.spark.versions import arrow_schema, scopes_pushed_filters, struct_type
+from pyspark_lookup.views import ViewTask, view_schema, view_tasks
 
 __all__ = [
     "OPTIONS_METADATA",
@@ -69,6 +70,11 @@ def _own_options(options: Mapping[str, str]) -> dict[str, str]:
     own = {key: value for key, value in options.items() if key not in _CATALOG_KEYS and not key.startswith("option.")}
     if "lookup.provider" in own:
         return own
+    if tells_secret("path", own.get("path", "")):
+        raise OptionError(
+            f"option path = {redact('path', own['path'])!r} holds a credential, which the catalog would keep: let it come from "
+            "the environment, the store's own chain or the conf file ($LOOKUPCACHE_CONF)"
+        )
     if "path" not in own:
         raise OptionError(
             "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
@@ -83,7 +89,10 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
     own = dict(options)
     paths = own.pop("paths", None)
     if paths is not None:
-        several = json.loads(paths)
+        try:
+            several = texts_of(json.loads(paths))
+        except UNREADABLE:
+            raise OptionError("option paths: expected a list of paths, as Spark writes it for load()") from None
         if len(several) != 1:
             raise OptionError(
                 f"option path: {len(several)} paths given; give one file, directory or glob, e.g. '{{a,b}}/*.parquet'"
@@ -93,7 +102,7 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> StructType:
-    schema = from_arrow_schema(columns)
+    schema = struct_type(columns)
     if options is None:
         return schema
     mark = os.urandom(8).hex()
@@ -137,8 +146,18 @@ def table_options(schema: StructType) -> dict[str, str]:
     for field in schema:
         text = (field.metadata or {}).get(OPTIONS_METADATA)
         if text is not None:
-            return dict(json.loads(text))
+            return _options_of(text)
     return {}
+
+
+def _options_of(text: Any) -> dict[str, str]:
+    try:
+        return {text_of(key): text_of(value) for key, value in json.loads(text).items()}
+    except UNREADABLE as problem:
+        raise OptionError(
+            f"this table's options, which its schema in the catalog carries, cannot be read ({type(problem).__name__}): create "
+            "the table anew"
+        ) from None
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
@@ -183,7 +202,7 @@ class Planning:
                 raise OptionError(
                     f"option {fixed} cannot change the columns of a catalog table in one read: use SELECT, or load(path)"
                 )
-        columns = to_arrow_schema(schema, timezone="UTC")
+        columns = arrow_schema(schema)
         if options.columns is not None and list(options.columns) != columns.names and found is None and not stored:
             raise OptionError("option lookup.columns contradicts the given schema: give one of them")
         return cls(options, columns, found)
@@ -196,7 +215,7 @@ class Planning:
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         """Each task with the plan it belongs to."""
         if self.options.view is not View.DATA:
-            return [(self.options, ViewTask(self.options.view))]
+            return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)
         try:
             return self._data_tasks(engine)
@@ -214,13 +233,11 @@ class Planning:
 def prunes_by_pushed_filters(plan: Planning) -> bool:
     """Whether to hand out a reader with `pushFilters`: only where Spark is about to call it.
 
-    Spark 4.1 to 4.3 lets what one scan pushed leak into every other scan of the same relation
-    (fixed in 5.0, SPARK-58551), so there it takes `lookup.filter-pushdown=true` to prune.
+    Where what one scan pushes leaks into others, it takes `lookup.filter-pushdown=true` to prune.
     """
     wanted = plan.options.filter_pushdown
-    scoped = int(pyspark.__version__.split(".")[0]) >= 5
     if plan.options.view is not View.DATA or wanted is FilterPushdown.FALSE:
         return False
-    if wanted is FilterPushdown.AUTO and not scoped:
+    if wanted is FilterPushdown.AUTO and not scopes_pushed_filters():
         return False
     return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules

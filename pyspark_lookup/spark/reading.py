@@ -16,19 +16,21 @@ from pyspark_lookup.reader import ReadPlan, ReadTask
 from pyspark_lookup.runtime import runtime
 from pyspark_lookup.views import ViewTask, view_batches
 
-__all__ = ["current_execution", "read", "session_options"]
+__all__ = ["count_for_application", "current_execution", "read", "session_options"]
 
 
 def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[pa.RecordBatch]:
     """The batches of a task. Everything is read from the store before the first one."""
     context = TaskContext.get()
+    count_for_application(context)
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options(context))
     engine = runtime().engine(options)
     try:
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
-            told = functools.partial(announced, options, current_execution(context))
-            batches = view_batches(engine, task, options, told)
+            execution = current_execution(context)
+            told = functools.partial(announced, options, execution)
+            batches = view_batches(engine, task, options, told, execution)
         else:
             assert isinstance(task, ReadTask)
             batches = read_rows(engine.reader, plan, task, current_execution(context))
@@ -37,6 +39,13 @@ def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[
         yield from batches
     finally:
         engine.publish_metrics()
+
+
+def count_for_application(context: TaskContext | None) -> None:
+    """Count what this worker does for the application that it is a worker of."""
+    name = context.getLocalProperty("spark.app.id") if context is not None else None
+    if name:
+        runtime().of_application(name)
 
 
 def session_options(context: TaskContext | None) -> dict[str, str]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_lookup.conf import conf_file_options
@@ -22,6 +21,7 @@ from pyspark_lookup.options import KeyedWrite, LookupOptions, View
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.spark.planning import written_options
 from pyspark_lookup.spark.reading import session_options
+from pyspark_lookup.spark.versions import arrow_schema
 from pyspark_lookup.writing import Job
 
 __all__ = ["BatchWriter", "StreamWriter", "Written", "batch_writer", "stream_writer"]
@@ -75,7 +75,7 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
     try:
         by_key = WriteMode.UPSERT if options.write_mode is KeyedWrite.UPSERT else WriteMode.APPEND
         mode = WriteMode.OVERWRITE if overwrite else by_key
-        return engine.writer(options).begin(to_arrow_schema(schema, timezone="UTC"), mode, name)
+        return engine.writer(options).begin(arrow_schema(schema), mode, name)
     finally:
         engine.publish_metrics()
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from pyspark_lookup.api import LookupTable, option_text
@@ -21,6 +20,7 @@ from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, Vie
 from pyspark_lookup.runtime import runtime
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.spark.planning import table_options
+from pyspark_lookup.spark.versions import arrow_schema
 
 __all__ = [
     "LookedUp",
@@ -28,6 +28,7 @@ __all__ = [
     "cache_given",
     "defaults_to_full",
     "looked_up",
+    "own_options",
     "quoted",
     "with_cache",
     "with_default_cache",
@@ -56,9 +57,9 @@ class LookedUp:
     @property
     def label(self) -> str:
         """A name for plans, of the table and what it is looked up by."""
-        last = re.sub(
-            r"[^A-Za-z0-9]+", "_", (self.parsed.path or self.parsed.provider or "").rstrip("/").rsplit("/", 1)[-1]
-        )
+        # What follows a URL's `?` may be a signature.
+        place = (self.parsed.path or self.parsed.provider or "").partition("?")[0].rpartition("@")[2]
+        last = re.sub(r"[^A-Za-z0-9]+", "_", place.rstrip("/").rsplit("/", 1)[-1])
         return f"{last.strip('_')[:40] or 'table'}_{key_of(*sorted(self.options.items()))[:6]}"
 
     @property
@@ -78,7 +79,7 @@ class LookedUp:
 
     def arrow(self, names: Sequence[str]) -> pa.Schema:
         """Columns of the table in Arrow's types."""
-        return to_arrow_schema(StructType([self.schema[name] for name in names]), timezone="UTC")
+        return arrow_schema(StructType([self.schema[name] for name in names]))
 
     def type_of(self, name: str) -> DataType:
         """Spark's type of a column."""
@@ -104,9 +105,7 @@ def looked_up(
     for key in sorted(_OF_READS & {key.lower() for key in given}):
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
     stored, schema = _table(spark, table, given)
-    merged = merged_options(stored, given)
-    if "path" in merged and "://" not in merged["path"] and not merged["path"].startswith("file:"):
-        merged["path"] = os.path.abspath(merged["path"])  # workers run in other directories
+    merged = _absolute(merged_options(stored, given))
     if "lookup.keys" in {key.lower() for key in given}:
         raise OptionError("option lookup.keys: a lookup takes its keys by the argument `on` (or `key`)")
     merged["lookup.keys"] = ",".join(map(quoted, keys))
@@ -212,6 +211,20 @@ def _table(
             "OPTIONS (path …), or give the path"
         )
     return stored, schema
+
+
+def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of the table that an argument means, with those given besides. Raises OptionError if it means none."""
+    given = {key: option_text(value) for key, value in options.items()}
+    stored, _ = _table(spark, table, given)
+    return _absolute(merged_options(stored, given))
+
+
+def _absolute(options: dict[str, str]) -> dict[str, str]:
+    """With a path that other directories, as those of workers, understand."""
+    if "path" in options and "://" not in options["path"] and not options["path"].startswith("file:"):
+        options["path"] = os.path.abspath(options["path"])
+    return options
 
 
 def cache_given(options: Mapping[str, str]) -> bool:

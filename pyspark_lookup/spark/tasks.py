@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from pyspark_lookup.joining import announced, lookup_of, parsed_options
 from pyspark_lookup.runtime import runtime
-from pyspark_lookup.spark.reading import current_execution, session_options
+from pyspark_lookup.spark.reading import count_for_application, current_execution, session_options
 
 __all__ = ["VERSION_SCHEMA", "Probe", "Resolve"]
 
@@ -30,6 +30,7 @@ class Resolve:
         for _ in batches:
             pass
         context = TaskContext.get()
+        count_for_application(context)
         options = runtime().effective(parsed_options(self._options).on_host(session_options(context)))
         told = announced(options, current_execution(context))
         yield pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=VERSION_SCHEMA)
@@ -45,9 +46,12 @@ class Probe:
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         context = TaskContext.get()
         execution = current_execution(context)
+        count_for_application(context)
         lookup = lookup_of(self._spec, session_options(context))
         try:
             for *keys, told in batches:
-                yield lookup.answers(keys, told, execution)
+                answers = lookup.answers(keys, told, execution)
+                lookup.publish()  # a worker that is killed has told of all but the batch in its hands
+                yield answers
         finally:
             lookup.publish()

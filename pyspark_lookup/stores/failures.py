@@ -15,6 +15,7 @@ from pyspark_lookup.errors import (
     UfsPermissionError,
     UfsTimeoutError,
     UfsUnavailableError,
+    cause_of,
 )
 from pyspark_lookup.stores.model import Store
 
@@ -31,7 +32,7 @@ def translated(operation: F) -> F:
         try:
             return operation(self, subject, *args)
         except Exception as error:
-            raise our_error(error, str(getattr(subject, "url", subject))) from error
+            raise our_error(error, str(getattr(subject, "url", subject))) from cause_of(error)
 
     return cast(F, call)
 

@@ -52,8 +52,9 @@ class LocalStore:
         count("head")
         local = self._path(path)
         status = os.stat(local)
-        if stat.S_ISDIR(status.st_mode):
-            raise UfsNotFoundError(f"{path} is a directory, not a file")
+        if not stat.S_ISREG(status.st_mode):
+            what = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+            raise UfsNotFoundError(f"{path} is {what}, not a file")
         return self._version(local, status)
 
     @translated
@@ -101,8 +102,9 @@ class LocalStore:
     def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         """Reads through one descriptor, which must be `file` before the first and after the last."""
         try:
-            descriptor = os.open(self._path(file.url), os.O_RDONLY)
-        except OSError as error:
+            # A pipe that has taken the file's place is not waited for.
+            descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:  # ValueError: no name of a file
             raise read_error(error, file.url) from error
         try:
             self._check(descriptor, file)

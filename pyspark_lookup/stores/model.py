@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+from pyspark_lookup.errors import without_credentials
+from pyspark_lookup.plain import count_of, number_of, text_of
 
 __all__ = [
     "HIDDEN",
@@ -42,7 +45,7 @@ SETTLED_AFTER_S = REMOTE_GRANULE_S
 """An identity seen this long ago, and still the file's, stands for one content in any store."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class FileVersion:
     """One state of one file: its URL, size in bytes and identity, compared by equality only.
 
@@ -57,7 +60,10 @@ class FileVersion:
     identity: str
     modified_at_s: float | None = dataclasses.field(default=None, compare=False)
     settled: bool = dataclasses.field(default=True, compare=False)
-    hidden: tuple[FileVersion, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    hidden: tuple[FileVersion, ...] = dataclasses.field(default=(), compare=False)
+
+    def __repr__(self) -> str:
+        return f"FileVersion({without_credentials(self.url)!r}, {self.size}, {self.identity!r})"
 
     @property
     def cacheable(self) -> bool:
@@ -68,6 +74,17 @@ class FileVersion:
     def immutable(self) -> bool:
         """Whether the name alone says which bytes these are."""
         return self.identity.startswith(IMMUTABLE)
+
+    def plain(self) -> list[Any]:
+        """The file as JSON can hold it, without what it hides."""
+        return [self.url, self.size, self.identity, self.modified_at_s, self.settled]
+
+    @classmethod
+    def of_plain(cls, found: Any) -> FileVersion:
+        """The file that `plain` wrote. Raises TypeError or ValueError for anything else."""
+        url, size, identity, modified_at_s, settled = found
+        modified_at_s = None if modified_at_s is None else number_of(modified_at_s)
+        return cls(text_of(url), count_of(size), text_of(identity), modified_at_s, settled is True)
 
     def as_immutable(self) -> FileVersion:
         """The same file, if its name is never used for other bytes."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import fsspec
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, cause_of
 from pyspark_lookup.stores.failures import read_error, translated
 from pyspark_lookup.stores.model import REMOTE_GRANULE_S, Count, FileVersion, Listing, is_entered
 
@@ -30,7 +30,7 @@ class FsspecStore:
             given = {**kind._get_kwargs_from_urls(path), **options}
             self._fs = kind(**{**given, "skip_instance_cache": True, "use_listings_cache": False})
         except (ValueError, TypeError, ImportError) as error:
-            raise OptionError(f"option path = {redact('path', path)!r}: {error}") from error
+            raise OptionError(f"option path = {redact('path', path)!r}: {error}") from cause_of(error)
         self._protocol = protocol
         self._web = protocol in ("http", "https")
         self._now_s = now_s
@@ -116,7 +116,7 @@ class FsspecStore:
             try:
                 data = cast(bytes, self._fs.cat_file(name, start=offset, end=offset + length))
             except Exception as error:
-                raise read_error(error, file.url) from error
+                raise read_error(error, file.url) from cause_of(error)
             # A web server without range support sends the whole file.
             return data[offset : offset + length] if self._web and len(data) == file.size != length else data
 

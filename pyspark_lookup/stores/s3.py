@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import fsspec
 
-from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, cause_of
 from pyspark_lookup.stores.failures import our_error, read_error, translated
 from pyspark_lookup.stores.model import LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
 
@@ -134,7 +134,7 @@ class S3Store:
             try:
                 return cast(bytes, fsspec.asyn.sync(self._fs.loop, get, offset, length))
             except Exception as error:
-                raise read_error(error, file.url) from error
+                raise read_error(error, file.url) from cause_of(error)
 
         yield read
 
@@ -177,7 +177,7 @@ class S3Store:
             ours = our_error(error, path)
             if isinstance(ours, SourceChangedError):  # 412
                 return None
-            raise ours from error
+            raise ours from cause_of(error)
         return self._version(bucket, key, len(data), found)
 
 

@@ -6,6 +6,7 @@ for in its files and hidden there. Where somebody has replaced the same writes, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.errors import UfsNotFoundError, WriteConflictError
+from pyspark_lookup.conf import redact
+from pyspark_lookup.errors import UfsError, UfsNotFoundError, WriteConflictError
 from pyspark_lookup.hidden import PATH
 from pyspark_lookup.notifications import NotificationLog, TableState, TableWrite, WriteMode
 from pyspark_lookup.table import Table, managed_version
@@ -39,9 +41,10 @@ def chosen(state: TableState, asked: bool) -> list[TableWrite]:
     From the smallest on each is taken that is small, or at most twice as large as those before it together: so a row
     is written a few times only, however often somebody compacts. `asked`: by a person, not by a commit.
     """
-    needed = [write for write in state.needed() if asked or write.bytes <= _UNASKED_AT_MOST]
-    seen = state.files(state.valid_write_ids())
-    with_rows = {write_id for _, write_id, _ in seen}
+    with_rows = {write.id for write in state.seen()}
+    sizes = {write.id: write.bytes for write in state.needed()}
+    needed = [write for write in state.needed() if asked or sizes[write.id] <= _UNASKED_AT_MOST]
+    sizes.update((id_, 0) for id_ in sizes.keys() - with_rows)
     rows = sum(write.rows for write in needed if write.id in with_rows)
     hidden = sum(file.rows for write in needed for file in write.hidden)
     always = _ALWAYS if asked else _ALWAYS_UNASKED
@@ -49,12 +52,11 @@ def chosen(state: TableState, asked: bool) -> list[TableWrite]:
         return needed
     found: list[TableWrite] = []
     size = 0
-    for write in sorted(needed, key=lambda write: write.bytes if write.id in with_rows else 0):
-        bytes_ = write.bytes if write.id in with_rows else 0
-        if found and bytes_ > max(always, 2 * size):
+    for write in sorted(needed, key=lambda write: sizes[write.id]):
+        if found and sizes[write.id] > max(always, 2 * size):
             break
         found.append(write)
-        size += bytes_
+        size += sizes[write.id]
     crowded = len(found) == 1 and len(found[0].files) > 1 and found[0].bytes < _SMALL * len(found[0].files)
     return found if len(found) > 1 or (asked and crowded and found[0].mode is not WriteMode.COMPACT) else []
 
@@ -68,6 +70,7 @@ class Compactor:
         self._table = table
         self._rows = rows
         self._after = after
+        self._url = redact("path", log.url)
 
     def compact(self) -> TableState:
         """Fold what is worth it, as one commit; the state after that, or as it is if there is nothing to gain.
@@ -86,7 +89,7 @@ class Compactor:
         try:
             self._compact(asked=False)
         except Exception:
-            _log.warning("compacting %s failed; another commit will try again", self._log.url, exc_info=True)
+            _log.warning("compacting %s failed; another commit will try again", self._url, exc_info=True)
 
     def _is_under_way(self, state: TableState) -> bool:
         """Whether a compaction has begun, and not so long ago that its process may well be dead."""
@@ -98,28 +101,29 @@ class Compactor:
         for _ in range(_ATTEMPTS):
             state = self._log.latest()
             if state is None:
-                raise UfsNotFoundError(f"{self._log.url} is no managed table")
+                raise UfsNotFoundError(f"{self._url} is no managed table")
             if not chosen(state, asked):
                 return state
             try:
-                return self._folded(asked)
+                return self._folded(state, asked)
             except WriteConflictError as conflict:
                 problem = conflict
         assert problem is not None
         raise problem
 
-    def _folded(self, asked: bool) -> TableState:
-        state = self._log.latest()
-        assert state is not None
+    def _folded(self, state: TableState, asked: bool) -> TableState:
         job = self._writer.begin(state.definition.schema, WriteMode.COMPACT)
         try:
             since = self._log.known()
             write_id = job.write_id
             if since is None or since.table_id != job.table_id or write_id is None:
-                raise WriteConflictError(f"{self._log.url} was dropped and created anew: compact it again")
+                raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
             # A list of writes to be replaced knows those that began before it.
             folded = [write for write in chosen(since, asked) if write.id < write_id]
+            if not folded:
+                self._writer.abort(job, (), "others have folded what was there to fold")
+                return self._log.latest() or since
             paths = {f"{self._table.url}/{file.path}" for write in folded for file in write.files}
             files = managed_version(self._table, since).files
             inside = [file for file in files if file.url in paths]
@@ -129,9 +133,10 @@ class Compactor:
             new = self._writer.write_ordered(job, parts, "fold")
             rows = self._rows.count(inside) if inside else 0
             if sum(file.rows for file in new) != rows:
-                raise AssertionError(f"{self._log.url}: {rows} rows became {sum(file.rows for file in new)}")
+                raise AssertionError(f"{self._url}: {rows} rows became {sum(file.rows for file in new)}")
         except BaseException:
-            self._writer.abort(job, ())
+            with contextlib.suppress(UfsError):  # the error itself says more
+                self._writer.abort(job, ())
             raise
         effect = Folding(self._rows, self._table, since, [write.id for write in folded], new, kept)
         done = self._writer.commit(job, new, effect=effect)
@@ -150,7 +155,7 @@ class Compactor:
         found = found.filter(pc.is_in(found.column(PATH), value_set=paths))
         if any(found.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
-                f"{self._log.url}: the key columns have changed since some of its rows were replaced: compact it whole, which "
-                "needs more than its small writes"
+                f"{self._url}: the key columns have changed since some of its rows were replaced, and of those more is left "
+                "than can be folded now: overwrite the table with its own rows, or give it its former keys and compact it first"
             )
         return found

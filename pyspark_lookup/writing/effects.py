@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.errors import WriteConflictError
 from pyspark_lookup.hidden import PATH
@@ -214,8 +215,8 @@ class Folding:
         fresh = self._fresh(state)
         self._looked.update(fresh)
         marks = self._rows.hidden_by(definition, [file for id_ in fresh for file in state.writes[id_].hidden])
-        inside = pa.array([path in self._paths for path in marks.column(PATH).to_pylist()], pa.bool_())
-        keys = marks.filter(inside).select(list(definition.keys))
+        inside = pa.array(sorted(self._paths), pa.string())
+        keys = marks.filter(pc.is_in(marks.column(PATH), value_set=inside)).select(list(definition.keys))
         own = [version_of_file(self._table, file) for file in self._files]
         found = [self._kept] if self._kept is not None else []
         self._kept = None

@@ -91,6 +91,12 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _slices(table: pa.Table) -> Iterator[pa.Table]:
+    """The table in slices of the size of a file."""
+    rows = max(table.num_rows * _FILE_BYTES // max(table.nbytes, 1), 1)
+    return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
+
+
 class DataFiles:
     """Writes rows to new files of one directory of a table. `directory` is relative to `url`, the table's."""
 
@@ -103,30 +109,21 @@ class DataFiles:
 
     def write(self, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
         """The files that hold the rows, whole in the store; none without rows. What was put before an error is removed."""
-        files: list[DataFile] = []
-        try:
-            for table in self._tables(batches, _FILE_BYTES):
-                files.append(self._put(self._sorted(table), f"{self._directory}/{prefix}-{len(files):05d}"))
-        except BaseException:
-            self.remove(files)
-            raise
-        return files
+        return self._put_all((self._sorted(table) for table in self._tables(batches, _FILE_BYTES)), prefix)
 
     def write_ordered(self, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
         """The files of rows that come in parts in the order of the keys: no two of them have keys between each other's."""
         if not self._definition.keys:
             return self.write(itertools.chain.from_iterable(parts), prefix)
+        # A part is one table, unless it is much larger than its files let expect.
+        sorted_parts = (self._sorted(table) for part in parts for table in self._tables(part, _PART_BYTES))
+        return self._put_all(itertools.chain.from_iterable(map(_slices, sorted_parts)), prefix)
+
+    def _put_all(self, tables: Iterable[pa.Table], prefix: str) -> list[DataFile]:
         files: list[DataFile] = []
         try:
-            for part in parts:
-                for found in self._tables(
-                    part, _PART_BYTES
-                ):  # one, unless a part is much larger than its files let expect
-                    table = self._sorted(found)
-                    at_once = max(table.num_rows * _FILE_BYTES // max(table.nbytes, 1), 1)
-                    for start in range(0, table.num_rows, at_once):
-                        path = f"{self._directory}/{prefix}-{len(files):05d}"
-                        files.append(self._put(table.slice(start, at_once), path))
+            for table in tables:
+                files.append(self._put(table, f"{self._directory}/{prefix}-{len(files):05d}"))
         except BaseException:
             self.remove(files)
             raise
@@ -167,7 +164,9 @@ class DataFiles:
         least, most = _GROUP_ROWS
         group = min(max(_GROUP_BYTES * table.num_rows // max(table.nbytes, 1), least), most)
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, row_group_size=group, compression="zstd", compression_level=1)
+        pq.write_table(
+            table, sink, row_group_size=group, compression="zstd", compression_level=1, write_page_checksum=True
+        )
         return self._put_bytes(sink.getvalue().to_pybytes(), path, table.num_rows)
 
     def _put_bytes(self, data: bytes, path: str, rows: int) -> DataFile:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import UfsNotFoundError
+from pyspark_lookup.plain import count_of, number_of, text_of
 from pyspark_lookup.stores import LOG_DIRECTORY
 from pyspark_lookup.ufs import Ufs
 
@@ -55,10 +57,10 @@ class Heartbeats:
         if self._disk is None or not open_ids:
             return []
         now_s = self._clock.steady_s()
-        record = self._disk.get_record("heartbeat", self._key)
-        if not isinstance(record, dict) or (record["boot"], record["table"]) != (self._clock.boot, table_id):
+        record = self._disk.get_record("heartbeat", self._key, _looked_of)
+        if record is None or (record["boot"], record["table"]) != (self._clock.boot, table_id):
             record = {"boot": self._clock.boot, "table": table_id, "looked_s": now_s, "ids": {}}
-        known = {int(id_): seen for id_, seen in record["ids"].items()}
+        known: dict[int, list[Any]] = record["ids"]
         # One just met has no signs as far as is known; if it had some, it lives longer at the next look.
         ids = {id_: known.get(id_, [0, now_s]) for id_ in open_ids}
         dead = []
@@ -90,3 +92,14 @@ class Heartbeats:
 
     def _path(self, write_id: int, nonce: str) -> str:
         return f"{self._directory}/{write_id:020d}-{nonce}"
+
+
+def _looked_of(found: Any) -> dict[str, Any]:
+    """What a record has to be: of each write how many signs there were, and since when."""
+    ids = {int(id_): [count_of(signs), number_of(since_s)] for id_, (signs, since_s) in found["ids"].items()}
+    return {
+        "boot": text_of(found["boot"]),
+        "table": text_of(found["table"]),
+        "looked_s": number_of(found["looked_s"]),
+        "ids": ids,
+    }

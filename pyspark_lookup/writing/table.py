@@ -40,6 +40,7 @@ from pyspark_lookup.notifications import (
     Event,
     NotificationLog,
     TableState,
+    TableWrite,
     Write,
     WriteMode,
 )
@@ -121,7 +122,7 @@ class TableWriter:
 
             state = self._log.append(allocate, after=known)
             write_id = found[0]
-            name = f"write-{write_id:020d}"
+            name = _directory(write_id)
         return Job(
             state.table_id, write_id, mode, name, self._definition(state, schema, mode.by_key), self._clock.steady_s()
         )
@@ -202,7 +203,7 @@ class TableWriter:
             state = self._commit(job, job.write_id, files, batch, effect or self.effect(job, files))
         except CommitUnknownError:
             raise
-        except Exception:  # no commit was put
+        except Exception:  # no commit was put: an open write would be waited for until its timeout
             with contextlib.suppress(UfsError):
                 self.abort(job, files)
             raise
@@ -332,7 +333,8 @@ class TableWriter:
         with contextlib.suppress(UfsError):
             state = self._log.latest()
         if state is not None:
-            self._files(job).remove(file for file in files if file.path not in _named(state, job))
+            named = _named(state, job)
+            self._files(job).remove(file for file in files if file.path not in named)
             self._tidy(job, state)
 
     def _tidy(self, job: Job, state: TableState) -> None:
@@ -352,7 +354,7 @@ class TableWriter:
         """Abort the writes of which nothing was heard for too long; whether there are some."""
         dead = self._hearts.dead(state.table_id, [write.id for write in state.open_writes()])
         for write_id in dead:
-            job = Job(state.table_id, write_id, WriteMode.APPEND, f"write-{write_id:020d}", state.definition, 0.0)
+            job = Job(state.table_id, write_id, WriteMode.APPEND, _directory(write_id), state.definition, 0.0)
             _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
             self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
         return bool(dead)
@@ -441,8 +443,14 @@ class TableWriter:
             yield batch
 
 
+def _directory(write_id: int) -> str:
+    return f"write-{write_id:020d}"
+
+
 def _named(state: TableState, job: Job) -> set[str]:
     """The files that writes which are not aborted have in a job's directory."""
-    writes = state.writes.values() if state.table_id == job.table_id else ()
+    writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
+    if writes and job.write_id is not None and job.directory == _directory(job.write_id):
+        writes = [state.writes[job.write_id]]  # nobody else's are there
     paths = (file.path for write in writes for file in (*write.files, *write.hidden))
     return {path for path in paths if path.startswith(job.directory + "/")}

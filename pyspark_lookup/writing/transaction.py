@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import CommitUnknownError, UfsError, WriteConflictError
 from pyspark_lookup.notifications import DataFile, NotificationLog, TableState, WriteMode, text_of_schema
 from pyspark_lookup.table import Table, TableVersion, managed_version
@@ -56,7 +57,9 @@ class OpenWrites:
         """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
         seen, state = self.valid_write_ids(), self._log.known()
         if seen is None or state is None or state.table_id != seen.table:
-            raise WriteConflictError(f"{self._log.url} is not there, or not the table that the transaction began with")
+            raise WriteConflictError(
+                f"{redact('path', self._log.url)} is not there, or not the table that the transaction began with"
+            )
         own = None if self._job is None else self._write_id
         table = dataclasses.replace(self._table, pinned=str(seen), own=own)
         version = managed_version(table, state)
@@ -96,7 +99,9 @@ class OpenWrites:
             if self._base is None:
                 self._base = ValidWriteIdList(self._job.table_id, 0)
             elif self._base.table != self._job.table_id:
-                raise WriteConflictError(f"{self._log.url} was dropped and created anew since the transaction began")
+                raise WriteConflictError(
+                    f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"
+                )
             table = dataclasses.replace(self._table, own=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
             self._new = NewKeys(self._rows, table, [], self._job.directory, self._keyed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
+from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import OptionError, UfsError, UfsNotFoundError
 from pyspark_lookup.notifications import Event, NotificationLog, TableState, Vacuum
 from pyspark_lookup.stores import LOG_DIRECTORY
@@ -38,9 +39,10 @@ def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, forc
             f"argument older_than = {older_than_s:g} s: at least {RETAINED_S:g} s are kept, for queries and writes that are "
             "under way; with force=True it may be any time from 0 on, if nothing reads or writes the table meanwhile"
         )
+    where = redact("path", log.url)
     state = log.latest()
     if state is None:
-        raise UfsNotFoundError(f"{log.url} is no managed table")
+        raise UfsNotFoundError(f"{where} is no managed table")
     table_id = state.table_id
     until_s = _now_s(ufs, log, nonce) - older_than_s
     put_at_s = log.times()
@@ -54,7 +56,7 @@ def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, forc
 
     state = log.append(removed, after=state)
     if state.table_id != table_id:
-        raise UfsNotFoundError(f"{log.url} was dropped and created anew as it was vacuumed: vacuum it again")
+        raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
     done = _sweep(ufs, log, state, until_s)
     return Vacuumed(len(done), sum(file.size for file in done), state.oldest if state.oldest > 1 else None)
 
@@ -104,7 +106,7 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
         beside = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-"))
         if internal and not (beside or path.rpartition("/")[2].startswith(".")):
             continue
-        if signs and path.startswith(signs):
+        if path.startswith(signs):
             continue
         ufs.delete(file.url)
         if not internal:

@@ -61,7 +61,8 @@ class _Replay:
         own = self._own(id_, places)
         self._ranks[id_] = id_
         if mode == "compact":
-            before = sum((self._visible.pop(old) for old in self._replaced[id_]), Rows())
+            # Of a write that an overwrite has replaced the marks may still count, for rows of a higher id.
+            before = sum((self._visible.pop(old, Rows()) for old in self._replaced[id_]), Rows())
             assert own == before, f"compaction {id_} has changed rows: {own - before} are new, {before - own} are gone"
             self._ranks[id_] = max((self._ranks[old] for old in self._replaced[id_]), default=id_)
         else:

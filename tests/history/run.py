@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import itertools
@@ -16,12 +15,12 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import nightly
 from tests.history.checker import check, notes_of, states
 from tests.s3server import S3Server
 
@@ -159,19 +158,12 @@ def place_exists(work: Path) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args()
-    seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(4), "big")
-    print(f"seed {seed}", flush=True)
+    minutes, seed = nightly.arguments(__doc__)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
-    with tempfile.TemporaryDirectory() as directory:
-        work = Path(directory)
-        run(local_place(work / "local"), work / "local", given.minutes * 30, seed, print)
+    with nightly.directory("history") as work:
+        run(local_place(work / "local"), work / "local", minutes * 30, seed, print)
         server = S3Server()
-        run(s3_place(server, "history"), work / "s3", given.minutes * 30, seed + 1, print)
+        run(s3_place(server, "history"), work / "s3", minutes * 30, seed + 1, print)
 
 
 if __name__ == "__main__":

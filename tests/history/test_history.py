@@ -16,8 +16,6 @@ from tests.history.checker import State, check, states
 from tests.history.run import Place, local_place, run, s3_place
 from tests.s3server import S3Server
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
-
 SECONDS = 60.0
 SEED = 20261121
 
@@ -31,6 +29,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return s3_place(server, "history")
 
 
+@pytest.mark.alone
+@pytest.mark.slow(70)
 def test_every_read_is_of_some_prefix_of_the_log(place: Place, tmp_path: Path) -> None:
     """Six writers and eight readers, killed and failing, in all cache modes: no row is lost, doubled, early or back again."""
     told = run(place, tmp_path / "work", SECONDS, SEED)

@@ -58,7 +58,7 @@ def test_numbers_that_cannot_be_had(opened: Opened) -> None:
     assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
     assert opened.count("cacheFailureCount") == 2
     gc.collect()
-    assert handles_below(opened.root) == 0
+    assert handles_below(opened.root) == []
 
 
 def test_unlinking_takes_a_segment_from_no_reader(opened: Opened) -> None:
@@ -80,7 +80,7 @@ def test_unlinking_takes_a_segment_from_no_reader(opened: Opened) -> None:
     assert opened.count("snapshotDamagedCount") == opened.count("cacheFailureCount") == 0
     del segment, used
     gc.collect()
-    assert handles_below(opened.root) == 0
+    assert handles_below(opened.root) == []
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ from tests.fakes import FaultyStore
 from tests.processes.test_fill import in_fresh_process, must_end
 from tests.processes.test_snapshots import EACH, FILES, publish
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(300)]
+# Ahead of `test_snapshots`, so that the process that has the soak, which is one test, is given this one for afterwards.
+pytestmark = [pytest.mark.alone, pytest.mark.slow(60), pytest.mark.timeout(300)]
 
 SECONDS = 20
 PROCESSES = 8

@@ -55,6 +55,23 @@ USERS = {1: ["Alice"], 2: ["Bob", "Charlie"]}  # 3 is nobody
 BOUND_S = 20.0  # nothing takes this long unless it hangs
 
 
+TEXTS = [
+    "O'Brien",
+    "'; DROP TABLE t; --",
+    '"',
+    "' OR '1'='1",
+    "back\\slash",
+    "{a,b}",
+    "$1",
+    "?1",
+    "NULL",
+    "",
+    " ",
+    "a\n\tä€𝄞",
+]
+"""Keys that mean something else to whoever does not quote them."""
+
+
 NONE: Options = {}
 
 

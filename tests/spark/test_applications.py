@@ -1,4 +1,4 @@
-"""What takes a Spark application of its own: a metastore that outlives it, and Spark Connect."""
+"""What takes a Spark application of its own: a metastore that outlives it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from tests.spark.test_source import put
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -25,15 +23,8 @@ spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fal
     .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={warehouse}").getOrCreate())
 """
 
-_CONNECT = """
-import sys
-from pyspark.sql import SparkSession
-path, replacement = sys.argv[1:]
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
-"""
 
-
-def run(tmp_path: Path, script: str, *arguments: object) -> str:
+def run(tmp_path: Path, script: str, *arguments: object, timeout_s: float = 240) -> str:
     """The output of a Python program of its own; its failure fails the test with that output."""
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
@@ -41,7 +32,7 @@ def run(tmp_path: Path, script: str, *arguments: object) -> str:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,112 +58,3 @@ spark.sql("DROP TABLE dim")
     assert "ROWS ['b', 'c', 'new']" in output
     assert "ONE a" in output
     assert path.exists()
-
-
-def test_spark_connect(tmp_path: Path) -> None:
-    """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere."""
-    path, replacement = tmp_path / "dim.parquet", tmp_path / "new.parquet"
-    pq.write_table(pa.table({"id": [1, 2], "name": ["a", "b"]}), path)
-    pq.write_table(pa.table({"id": [1, 2], "name": ["c", "d"]}), replacement)
-    script = """
-import os
-df = spark.read.format("lookupcache").load(path)
-print("FIRST", sorted(row.name for row in df.collect()))
-spark.sql(f"CREATE TABLE dim USING lookupcache OPTIONS (path '{path}')")
-os.replace(replacement, path)
-print("SECOND", sorted(row.name for row in df.collect()), df.filter("id = 1").count(), df.count())
-print("TABLE", sorted(row.name for row in spark.sql("SELECT name FROM dim").collect()))
-from pyspark_lookup import LookupTable
-print("NAMED", LookupTable.for_name(spark, "dim").scan(["name"]).num_rows)
-try:
-    spark.read.format("lookupcache").option("lookup.cahe", "NONE").load(path).schema
-except Exception as problem:
-    print("ERROR", "did you mean lookup.cache" in str(problem))
-spark.sql("DROP TABLE dim")
-spark.stop()
-"""
-    output = run(tmp_path, _CONNECT + script, path, replacement)
-    assert "FIRST ['a', 'b']" in output
-    assert "SECOND ['c', 'd'] 1 2" in output
-    assert "TABLE ['c', 'd']" in output
-    assert "NAMED 2" in output
-    assert "ERROR True" in output
-
-
-def test_lookups_over_spark_connect(tmp_path: Path) -> None:
-    """Over Spark Connect: the join, its explanation, a stream, SQL functions and errors work as in a classic session."""
-    path = put(tmp_path / "dim.parquet", 1)
-    script = """
-import os
-from pyspark.sql import functions as sf
-from pyspark_lookup import explain_lookup, lookup_join, register_lookup
-from pyspark_lookup.errors import PysparkLookupError
-facts = spark.range(20)
-for strategy in ("cache", "broadcast", "auto"):
-    for how in ("left", "inner"):
-        joined = lookup_join(facts, path, "id", how, prefix="p_", strategy=strategy)
-        print("JOIN", strategy, how, joined.columns, joined.count(), joined.filter("p_version = 1").count())
-joined = lookup_join(lookup_join(facts, path, "id", strategy="cache"), path, "id", prefix="b_", strategy="cache")
-print("EXPLAINED", explain_lookup(joined).count("strategy: cache (asked for)"))
-register_lookup(spark, "dim", path, "id")
-print("SQL", spark.sql("SELECT sum(dim(id).version), sum(dim(id + 1).version) FROM range(20)").collect()[0])
-print("ROWS", spark.sql("SELECT * FROM dim_rows(3)").collect())
-facts.write.parquet("events")
-stream = lookup_join(spark.readStream.schema("id long").parquet("events"), path, "id")
-query = stream.writeStream.format("memory").queryName("seen").start()
-query.processAllAvailable()
-print("BEFORE", spark.sql("SELECT sum(version) FROM seen").collect()[0][0], joined.count())
-os.replace(replacement, path)
-facts.write.mode("append").parquet("events")
-query.processAllAvailable()
-print("AFTER", spark.sql("SELECT sum(version) FROM seen").collect()[0][0], joined.agg({"b_version": "sum"}).collect()[0][0])
-(observed,) = query.lastProgress["observedMetrics"].values()
-print("OBSERVED", len(observed["values"][0]), observed["values"][1] == path)  # as Connect has it
-query.stop()
-spark.createDataFrame([("a",)], "id string").createOrReplaceTempView("texts")
-tables = {"g": "CAST(id % 40 AS STRING)", "d": "date_add(DATE'2020-01-01', CAST(id % 30 AS INT))", "n": "CAST(id % 50 AS DECIMAL(9, 2))"}
-spark.range(200).selectExpr("IF(id % 9 = 0, NULL, id % 60) AS k", *(f"{v} AS {c}" for c, v in tables.items())).write.parquet("many")
-left = spark.range(300).selectExpr("IF(id % 7 = 0, NULL, id % 90) AS k", *(f"{v} AS {c}" for c, v in tables.items()), "id")
-modes = {"NONE": {}, "FULL": {}, "PARTIAL": {"lookup.partial-cache.max-rows": "1000"}}
-for on, how in ((["k"], "left"), (["g", "d"], "inner")):
-    own = spark.read.parquet("many").selectExpr(*(f"{c} AS r_{c}" for c in ("k", *tables)))
-    condition = " AND ".join(f"{c} = r_{c}" for c in on)
-    expected = left.join(own, sf.expr(condition), how).drop(*(f"r_{c}" for c in on)).filter("id % 3 < 2")
-    for mode, bounds in modes.items():
-        options = {"lookup.cache": mode, **bounds}
-        ours = lookup_join(left, os.path.abspath("many"), on, how, prefix="r_", strategy="cache", **options)
-        found = ours.filter("id % 3 < 2").select(expected.columns).collect()
-        same = sorted(map(str, found)) == sorted(map(str, expected.collect()))
-        print("SAME" if same and len(found) > 100 else "OTHER", on, how, mode, len(found))
-for arguments in ({"how": "outer"}, {"columns": ["nothing"]}, {"on": {"id": "version"}, "columns": ["id"]}):
-    try:
-        lookup_join(facts, path, **{"on": "id", **arguments})
-    except PysparkLookupError as problem:
-        print("ERROR", type(problem).__name__)
-try:
-    lookup_join(spark.table("texts"), path, "id")
-except PysparkLookupError as problem:
-    print("ERROR", problem)
-"""
-    replacement = put(tmp_path / "replacement.parquet", 10)
-    said = run(tmp_path, _CONNECT + script, path, replacement).splitlines()
-    lines = [line for line in said if line.split(" ")[0].isupper()]
-    columns = "['id', 'p_version']"
-    assert lines[:6] == [
-        f"JOIN {strategy} {how} {columns} {20 if how == 'left' else 10} 10"
-        for strategy in ("cache", "broadcast", "auto")
-        for how in ("left", "inner")
-    ]
-    assert lines[6:12] == [
-        "EXPLAINED 2",
-        "SQL Row(sum(dim(id).version)=10, sum(dim((id + 1)).version)=9)",
-        "ROWS [Row(id=3, version=1)]",
-        "BEFORE 10 20",
-        "AFTER 110 100",
-        "OBSERVED 32 True",
-    ]
-    same = [line for line in lines if line.startswith(("SAME", "OTHER"))]
-    assert [line.split()[0] for line in same] == ["SAME"] * 6, same
-    lines = [line for line in lines if line not in same]
-    assert lines[12:15] == ["ERROR OptionError", "ERROR SchemaError", "ERROR OptionError"]
-    assert "'id' is string, the table's 'id' is bigint" in lines[15]

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.spark.versions import SPARK
+from tests.versions import needs_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +25,8 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 CHANGES = {"lookup.view": "changes"}
+LIMIT = {"lookup.stream.max-files-per-trigger": "3"} if SPARK >= (4, 2) else {}
+LIMITED = needs_spark(4, 2, "limits of a micro-batch")
 
 
 def rows(*ids: int, name: str = "a") -> pa.Table:
@@ -122,7 +126,7 @@ def test_changes_played_back(desk: Desk) -> None:
         desk.table.delete(pa.table({"id": [number, number + 7]}))
         if number % 4 == 3:
             desk.table.compact()
-            for batch in desk.run({**CHANGES, "lookup.stream.max-files-per-trigger": "3"}):
+            for batch in desk.run({**CHANGES, **LIMIT}):
                 for id_, name, kind, _ in batch:
                     now[id_, name] += 1 if kind in ("insert", "update_postimage") else -1
             assert +now == collections.Counter(tuple(row.values()) for row in desk.table.scan().to_pylist())
@@ -132,12 +136,12 @@ def test_changes_played_back(desk: Desk) -> None:
     ("limit", "sizes"),
     [
         ({}, [8]),
-        ({"lookup.stream.max-rows-per-trigger": "4"}, [4, 4]),
-        ({"lookup.stream.max-rows-per-trigger": "5"}, [4, 4]),
-        ({"lookup.stream.max-rows-per-trigger": "1"}, [2, 2, 2, 2]),
-        ({"lookup.stream.max-files-per-trigger": "3"}, [6, 2]),
-        ({"lookup.stream.max-bytes-per-trigger": "1"}, [2, 2, 2, 2]),
-        ({"lookup.stream.max-bytes-per-trigger": "1 GiB"}, [8]),
+        pytest.param({"lookup.stream.max-rows-per-trigger": "4"}, [4, 4], marks=LIMITED),
+        pytest.param({"lookup.stream.max-rows-per-trigger": "5"}, [4, 4], marks=LIMITED),
+        pytest.param({"lookup.stream.max-rows-per-trigger": "1"}, [2, 2, 2, 2], marks=LIMITED),
+        pytest.param({"lookup.stream.max-files-per-trigger": "3"}, [6, 2], marks=LIMITED),
+        pytest.param({"lookup.stream.max-bytes-per-trigger": "1"}, [2, 2, 2, 2], marks=LIMITED),
+        pytest.param({"lookup.stream.max-bytes-per-trigger": "1 GiB"}, [8], marks=LIMITED),
     ],
 )
 def test_limits(desk: Desk, limit: dict[str, str], sizes: list[int]) -> None:

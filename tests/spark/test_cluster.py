@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-import pyspark
 import pytest
 
 from pyspark_lookup import LookupTable
+from tests.cluster import NOTHING, Cluster, environment
 from tests.fakes import wait_until_settled
 from tests.spark.test_source import put
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
 
-HOME = Path(pyspark.__file__).parent
-NOTHING: Mapping[str, str] = MappingProxyType({})
 KEYS = 400
 BATCHES = 12
 _APPLICATION = """
@@ -54,81 +49,6 @@ def say(word, **facts):
     print(json.dumps([word, facts]), flush=True)
     return sys.stdin.readline().strip()
 """
-
-
-def environment(conf: Path) -> dict[str, str]:
-    path = os.pathsep.join(p for p in sys.path if p)
-    return {
-        **os.environ,
-        "LOOKUPCACHE_CONF": str(conf),
-        "PYTHONPATH": path,
-        "SPARK_HOME": str(HOME),
-        "SPARK_NO_DAEMONIZE": "1",
-    }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Cluster:
-    """A master and two workers of one core; each worker's executors read a conf file of their own."""
-
-    def __init__(self, home: Path, shared: bool) -> None:
-        self.home = home
-        self.directories = [home / ("cache" if shared else f"cache{number}") for number in range(2)]
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.workers: list[subprocess.Popen[bytes]] = []
-        self.master = f"spark://127.0.0.1:{free_port()}"
-        self.confs: list[Path] = []
-        for number, directory in enumerate(self.directories):
-            conf = home / f"lookupcache{number}.conf"
-            conf.write_text(f"lookup.cache.dir = {directory}\n")
-            self.confs.append(conf)
-        port = self.master.rsplit(":", 1)[1]
-        self._start("master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0", conf=self.confs[0])
-        for number, conf in enumerate(self.confs):
-            work = str(home / f"work{number}")
-            worker = self._start(
-                "worker.Worker",
-                "--host",
-                f"127.0.0.{number + 1}",  # two hosts to Spark
-                "--webui-port",
-                "0",
-                "-c",
-                "1",
-                "-m",
-                "1g",
-                "-d",
-                work,
-                self.master,
-                conf=conf,
-            )
-            self.workers.append(worker)
-
-    def _start(self, name: str, *arguments: str, conf: Path) -> subprocess.Popen[bytes]:
-        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-        log = (self.home / f"{name}{len(self.processes)}.log").open("wb")
-        process = subprocess.Popen(command, env=environment(conf), stdout=log, stderr=log, start_new_session=True)
-        self.processes.append(process)
-        return process
-
-    def executor(self, number: int) -> int:
-        """The process of a worker's executor."""
-        session = self.workers[number].pid
-        for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
-            with contextlib.suppress(OSError):  # it may end while we look
-                in_session = os.getsid(int(entry.name)) == session
-                if in_session and b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes():
-                    return int(entry.name)
-        raise AssertionError("no executor")
-
-    def close(self) -> None:
-        for process in self.processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 class Application:
@@ -168,7 +88,7 @@ class Application:
 
 @pytest.fixture(params=[True, False], ids=["one directory", "a directory each"])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path, request.param)
+    made = Cluster(tmp_path, [tmp_path / ("cache" if request.param else f"cache{number}") for number in range(2)])
     yield made
     made.close()
 

@@ -374,7 +374,9 @@ def test_calls(spark: SparkSession, files: SimpleNamespace) -> None:
     for query in (one, two):
         calls = Calls(files.city, {"lookup.keys": "Id"})
         query.select("*").collect()  # another DataFrame: one that is collected again keeps what it broadcast
-        assert calls.calls() == (1, 0, 0)
+        delta = calls.since()
+        assert [delta[f"ufs{kind}Count"] for kind in ("Head", "List", "Get")] == [1, 0, 0]
+        assert delta["resolvedBytes"] == Path(files.city).stat().st_size
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -29,8 +29,6 @@ MODES = {
     "none": {"lookup.cache": "NONE"},
 }
 KEYS = 200
-BATCHES = 50
-CHANGES = 20
 RESTARTS = 3
 
 
@@ -80,13 +78,14 @@ class Renamed(Replaced):
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("kind", [Renamed, Replaced])
-def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind: type[Replaced]) -> None:
-    """50 micro-batches in all three modes at once, 20 changes while they run, three restarts: one version in each batch, none older
+@pytest.mark.parametrize(("kind", "batches"), [(Renamed, 50), (Replaced, 20)])
+def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind: type[Replaced], batches: int) -> None:
+    """Micro-batches in all three modes at once, changes while they run, three restarts: one version in each batch, none older
     than the one before, no row lost or doubled; and the query's progress says which version it was."""
+    changes = batches * 2 // 5
     table = kind(tmp_path)
     table.publish(1)
-    for number in range(BATCHES):
+    for number in range(batches):
         events(tmp_path / "events", number)
     joined = stream_of(spark, tmp_path / "events")
     for prefix, mode in MODES.items():
@@ -96,14 +95,14 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind:
     due, done = threading.Semaphore(0), threading.Event()
 
     def change() -> None:
-        for version in range(2, CHANGES + 2):
+        for version in range(2, changes + 2):
             due.acquire()
             if done.is_set():
                 return
             table.publish(version)
 
     def write(batch: DataFrame, number: int) -> None:
-        if number * CHANGES // BATCHES != (number + 1) * CHANGES // BATCHES:
+        if number * changes // batches != (number + 1) * changes // batches:
             due.release()  # the table is replaced while this batch runs
         batch.write.mode("overwrite").parquet(str(tmp_path / "out" / f"{number:03}"))
 
@@ -111,7 +110,7 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind:
     writer.start()
     told: dict[int, set[str]] = {}
     try:
-        for stop_at in [*(BATCHES * n // (RESTARTS + 1) for n in range(1, RESTARTS + 1)), None]:
+        for stop_at in [*(batches * n // (RESTARTS + 1) for n in range(1, RESTARTS + 1)), None]:
             query = started(joined, tmp_path, write)
             run_until(query, stop_at)
             for progress in query.recentProgress:
@@ -131,11 +130,11 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind:
             assert {table.version_in(row, prefix) for row in rows if row["id"] % 2} == {None}
             assert len(of_even) == 1, (written.name, prefix, of_even)
             found.append(of_even.pop())
-    assert len(versions["full"]) >= BATCHES - RESTARTS
-    assert sorted(seen) == sorted(number * 100_000 + key for number in range(BATCHES) for key in range(KEYS))
+    assert len(versions["full"]) >= batches - RESTARTS
+    assert sorted(seen) == sorted(number * 100_000 + key for number in range(batches) for key in range(KEYS))
     assert versions["full"] == sorted(versions["full"])
     assert versions["full"] == versions["partial"] == versions["none"]
-    assert len(set(versions["full"])) > CHANGES // 2
+    assert len(set(versions["full"])) > changes // 2
     assert all(len(digests) == 1 for digests in told.values() if digests)
 
 

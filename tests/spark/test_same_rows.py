@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.spark.versions import struct_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -339,7 +339,7 @@ def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timest
     table, known = arrow_table(columns, rng)
     spark.conf.set("spark.sql.parquet.outputTimestampType", timestamps)
     try:
-        frame = spark.createDataFrame(table, from_arrow_schema(table.schema)).repartitionByRange(2, "row_id")
+        frame = spark.createDataFrame(table, struct_type(table.schema)).repartitionByRange(2, "row_id")
         frame.write.option("parquet.block.size", "4096").option("parquet.page.size", "512").parquet(str(path))
     finally:
         spark.conf.unset("spark.sql.parquet.outputTimestampType")

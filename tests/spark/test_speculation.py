@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_lookup import LookupTable
-from tests.spark.test_cluster import Application, Cluster
+from tests.cluster import Cluster
+from tests.spark.test_cluster import Application
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -42,7 +43,7 @@ say("written")
 
 def test_speculative_attempts_add_no_rows(tmp_path: Path) -> None:
     """The commit names the files of one attempt of each task; those of the other are not read."""
-    cluster = Cluster(tmp_path, shared=True)
+    cluster = Cluster(tmp_path, [tmp_path / "cache"] * 2)
     application = Application(cluster, _WRITE, SPECULATION)
     try:
         application.hear("written")

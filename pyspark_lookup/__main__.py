@@ -1,0 +1,8 @@
+"""`python -m pyspark_lookup` is `pyspark-lookup`."""
+
+from pyspark_lookup.cli import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

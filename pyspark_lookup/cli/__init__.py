@@ -1,0 +1,14 @@
+"""`pyspark-lookup`: the command line, for people and for scripts. Needs neither Spark nor Java.
+
+Exit codes: 0 done; 1 failed (the store, the table, the disk); 2 wrong arguments or options; 3 what was asked for is not there
+(`get`) or not as it should be (`check`). With `--json` each command prints one JSON document, and nothing else, to stdout.
+"""
+
+try:
+    from pyspark_lookup.cli.main import main
+except ModuleNotFoundError as problem:
+    if (problem.name or "").startswith("pyspark_lookup"):
+        raise
+    raise SystemExit(f"{problem.name} is not installed: pip install 'pyspark-lookup[cli]'") from None
+
+__all__ = ["main"]

@@ -1,0 +1,112 @@
+"""Commands about this host's cache directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+
+from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, disk_at, show
+from pyspark_lookup.errors import OptionError
+from pyspark_lookup.hostmetrics import tables_on
+from pyspark_lookup.metrics import COUNTERS, GAUGES, UNSET
+from pyspark_lookup.prometheus import HostCollector
+from pyspark_lookup.report import report
+
+__all__ = ["COMMANDS", "check", "clear", "report_command", "serve_metrics", "stats"]
+
+
+@click.command()
+@click.argument("path", required=False)
+@CACHE_DIR
+@JSON
+def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
+    """What the processes of this host have counted, of each table (or of those whose URL contains PATH), and disk use."""
+    disk = disk_at(cache_dir)
+    tables = [table for table in tables_on(disk, CLOCK) if path is None or path in table.url]
+    space = dataclasses.asdict(disk.space())
+    if as_json:
+        show({"tables": [dataclasses.asdict(table) for table in tables], "disk": space}, as_json)
+        return
+    for table in tables:
+        click.echo(f"{table.url}  ({table.processes} processes)")
+        for name in (*COUNTERS, *GAUGES, "reloadLag"):
+            if table.values[name] not in (0, UNSET):
+                click.echo(f"  {name:<28} {table.values[name]:>16,}")
+    click.echo(
+        f"cache directory: {bytes_text(space['blocks'])} of blocks (at most {bytes_text(space['budget'])}), "
+        f"{bytes_text(space['segments'])} of snapshots and shared loads; {bytes_text(space['free'])} free"
+    )
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Remove what is damaged or left over; it is fetched again when needed.")
+@CACHE_DIR
+@JSON
+def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
+    """Read everything in the cache directory and say what is damaged. Exit code 3 if something is, and was not repaired."""
+    found = disk_at(cache_dir).check(repair)
+    if as_json:
+        show({**dataclasses.asdict(found), "repaired": repair}, as_json)
+    else:
+        click.echo(f"{found.blocks:,} blocks, {bytes_text(found.bytes)}")
+        for what, names in (("damaged", found.damaged), ("left over", found.leftovers)):
+            for name in names:
+                click.echo(f"{what}: {name}{' (removed)' if repair else ''}")
+    if found.damaged and not repair:
+        sys.exit(ABSENT)
+
+
+@click.command()
+@CACHE_DIR
+@JSON
+def clear(cache_dir: str | None, as_json: bool) -> None:
+    """Empty the cache: blocks, snapshots, shared loads. Queries that run go on, and fetch what they need again."""
+    removed, freed = disk_at(cache_dir).clear()
+    show({"files": removed, "bytes": freed}, as_json)
+
+
+@click.command("serve-metrics")
+@click.option("--port", type=click.IntRange(0, 65535), default=9425, show_default=True, help="0: any free one.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere.")
+@click.option(
+    "--textfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write them there once instead, for node_exporter.",
+)
+@CACHE_DIR
+def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str | None) -> None:
+    """Serve this host's metrics to Prometheus, at /metrics, until interrupted."""
+    registry = CollectorRegistry()
+    registry.register(HostCollector(disk_at(cache_dir), CLOCK))
+    if textfile is not None:
+        write_to_textfile(str(textfile), registry)
+        return
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as problem:
+        raise OptionError(f"--address {address} --port {port}: {problem.strerror}: choose others") from problem
+    click.echo(f"serving metrics at http://{address}:{server.server_port}/metrics")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+    server.shutdown()
+    thread.join()
+
+
+@click.command("report")
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.HTML")
+@CACHE_DIR
+def report_command(target: Path, cache_dir: str | None) -> None:
+    """Write one page about this host's caches: hit rates, latency, bytes saved, reloads, what to tune next."""
+    target.write_text(report(disk_at(cache_dir), CLOCK), encoding="utf-8")
+    click.echo(f"wrote {target}")
+
+
+COMMANDS = (stats, check, clear, serve_metrics, report_command)

@@ -1,0 +1,42 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pyspark_lookup import __version__
+from pyspark_lookup.cli import advise, host, tables
+from pyspark_lookup.errors import OptionError, PysparkLookupError
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="pyspark-lookup")
+def _group() -> None:
+    """Looks at lookup tables and at this host's cache of them, repairs, warms and sizes it."""
+
+
+for _command in (*tables.COMMANDS, *host.COMMANDS, *advise.COMMANDS):
+    _group.add_command(_command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command that the arguments say (None: those of the process), and end the process with its exit code."""
+    try:
+        code = _group.main(arguments, standalone_mode=False)
+    except click.ClickException as problem:
+        problem.show()
+        code = problem.exit_code
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        code = 130
+    except OptionError as problem:
+        click.echo(f"error: {problem}", err=True)
+        code = 2
+    except (PysparkLookupError, OSError) as problem:
+        click.echo(f"error: {problem}", err=True)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,162 @@
+"""What commands share: their options, and how they say what they found."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.conf import conf_file_options
+from pyspark_lookup.disk import Disk, DiskSpace
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.options import LookupOptions
+
+__all__ = [
+    "ABSENT",
+    "CACHE_DIR",
+    "CLOCK",
+    "JSON",
+    "OPTION",
+    "bytes_text",
+    "disk_at",
+    "disk_space",
+    "given_options",
+    "show",
+    "show_rows",
+    "typed_keys",
+]
+
+ABSENT = 3
+"""Exit code: what was asked for is not there, or not as it should be."""
+
+CLOCK = HostClock()
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+CACHE_DIR = click.option(
+    "--cache-dir",
+    metavar="DIR",
+    help="This host's cache directory (default: lookup.cache.dir of the conf file, or Spark's default).",
+)
+OPTION = click.option(
+    "-o",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the table, such as lookup.keys=id; may be repeated.",
+)
+
+
+def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, str]:
+    """The options of a table as the format takes them. Raises click.BadParameter for one that is not KEY=VALUE."""
+    found: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(f"{option!r}: expected KEY=VALUE, such as lookup.keys=id", param_hint="--option")
+        if key.strip() in found:
+            raise click.BadParameter(f"{key.strip()} is given twice", param_hint="--option")
+        found[key.strip()] = value.strip()
+    if cache_dir is not None:
+        found["lookup.cache.dir"] = cache_dir
+    return found
+
+
+def disk_at(cache_dir: str | None) -> Disk:
+    """This host's cache directory. Raises click.UsageError if there is none, CacheDirectoryError if it cannot be used."""
+    directory, budget = _cache_directory(cache_dir)
+    if not directory.exists():
+        raise click.UsageError(f"there is no cache directory {directory}: name it by --cache-dir")
+    return Disk(directory, budget, CacheMetricGroup(), CLOCK.wall_s, random.Random())
+
+
+def disk_space(cache_dir: str | None) -> DiskSpace:
+    """What this host's cache directory takes, and what is free where it is, or would be."""
+    directory, budget = _cache_directory(cache_dir)
+    if directory.exists():
+        return disk_at(cache_dir).space()
+    above = next(parent for parent in directory.parents if parent.exists())
+    free = os.statvfs(above)
+    return DiskSpace(0, budget, 0, free.f_bavail * free.f_frsize)
+
+
+def _cache_directory(cache_dir: str | None) -> tuple[Path, int]:
+    """Where this host keeps its cache, and how many bytes of blocks at most."""
+    given = {} if cache_dir is None else {"lookup.cache.dir": cache_dir}
+    options = LookupOptions.parse({"path": "/", **given}, conf=conf_file_options())
+    return options.cache_directory(), options.cache_max_bytes
+
+
+def typed_keys(keys: Sequence[str], names: Sequence[str], schema: pa.Schema, origin: str) -> pa.Table:
+    """Keys that were given as text, in the types of the key columns. Raises click.BadParameter for what is none of that type."""
+    parts = [[key] if len(names) == 1 else key.split(",") for key in keys]
+    for key, values in zip(keys, parts, strict=True):
+        if len(values) != len(names):
+            raise click.BadParameter(
+                f"{key!r}: {len(names)} values are needed, for {', '.join(names)}", param_hint=origin
+            )
+    columns = []
+    for place, name in enumerate(names):
+        type_ = schema.field(name).type
+        try:
+            columns.append(pa.array([values[place] for values in parts], pa.string()).cast(type_))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+            raise click.BadParameter(f"column {name} is {type_}: {problem}", param_hint=origin) from None
+    return pa.Table.from_arrays(columns, names=list(names))
+
+
+def show(found: Mapping[str, Any], as_json: bool) -> None:
+    """Print facts: as JSON, or one per line."""
+    if as_json:
+        click.echo(json.dumps(found, default=_plain))
+        return
+    width = max(map(len, found), default=0)
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key} {inner}" for key, inner in value.items())
+        elif isinstance(value, (list, tuple)):
+            value = ", ".join(map(str, value))
+        click.echo(f"{name:<{width}}  {_text(value)}".rstrip())
+
+
+def show_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterable[str] | None = None) -> None:
+    """Print rows: as a JSON list, or as a table with these columns (None: those of the first row)."""
+    if as_json:
+        click.echo(json.dumps(list(rows), default=_plain))
+        return
+    names = list(columns) if columns is not None else list(rows[0]) if rows else []
+    cells = [names, *([_text(row.get(name)) for name in names] for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
+    for line in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def bytes_text(count: int) -> str:
+    """Bytes as people read them."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return "-" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: instants as ISO 8601, bytes in hexadecimal, others as text."""
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else str(value)

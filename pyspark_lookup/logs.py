@@ -1,0 +1,28 @@
+"""`log_event`: one line per thing that an operator wants to know of, the same in all logs, for people and for programs.
+
+    lookupcache reload table=s3://bucket/dim version=3f… seconds=1.2 rows=10000
+
+The same is on the record as `lookup_event` and `lookup_fields`, for handlers that write JSON. Spark's capture of worker logs
+(`spark.sql.pyspark.worker.logging.enabled`) keeps the line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+__all__ = ["log_event"]
+
+
+def log_event(log: logging.Logger, level: int, event: str, **fields: Any) -> None:
+    """Log an event with its fields as `key=value`, in logfmt: texts with spaces, quotes or `=` are quoted as in JSON."""
+    if log.isEnabledFor(level):
+        shown = " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+        log.log(level, "lookupcache %s %s", event, shown, extra={"lookup_event": event, "lookup_fields": fields})
+
+
+def _text(value: Any) -> str:
+    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    plain = text.isprintable() and text and not any(char in text for char in ' "=\\')
+    return text if plain else json.dumps(text, ensure_ascii=False)

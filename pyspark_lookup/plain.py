@@ -1,0 +1,90 @@
+"""Values that were read from JSON as what they have to be: TypeError or ValueError for anything else.
+
+What lies on a disk or in a store may have been damaged, or written by another version of this package.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import reprlib
+from typing import Any
+
+__all__ = [
+    "UNREADABLE",
+    "count_of",
+    "counts_of",
+    "is_encodable",
+    "name_of",
+    "number_of",
+    "shown",
+    "text_of",
+    "texts_of",
+]
+
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What taking a value apart raises that is not what was expected."""
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+_COUNT_AT_MOST = 2**63
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it, whatever it is: some of it, if it is long or deep."""
+    return _short.repr(value)
+
+
+def text_of(value: Any) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} is no text")
+    return value
+
+
+def texts_of(value: Any) -> tuple[str, ...]:
+    """A list of texts."""
+    return tuple(map(text_of, _list_of(value)))
+
+
+def name_of(value: Any) -> str:
+    """The name of a file in a directory that is known: it leads nowhere else."""
+    name = text_of(value)
+    if name in ("", ".", "..") or "/" in name or not is_encodable(name):
+        raise ValueError(f"{shown(name)} is no name of a file")
+    return name
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a system takes it in the name of a file."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def count_of(value: Any) -> int:
+    """A whole number from 0 to 2**63 - 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_AT_MOST:
+        raise TypeError(f"{shown(value)} is no count")
+    return value
+
+
+def counts_of(value: Any) -> tuple[int, ...]:
+    """A list of such numbers."""
+    return tuple(map(count_of, _list_of(value)))
+
+
+def number_of(value: Any) -> float:
+    """A number that is finite."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{shown(value)} is no number")
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{number} is no number")
+    return number
+
+
+def _list_of(value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{shown(value)} is no list")
+    return value

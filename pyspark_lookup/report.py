@@ -1,0 +1,140 @@
+"""`report`: one page about what this host's caches do, that a person reads in a minute. It needs no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from pyspark_lookup import __version__
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk
+from pyspark_lookup.hostmetrics import Reload, TableCounts, reloads_on, tables_on
+from pyspark_lookup.tuning import Hint, block_hit_rate, disk_hints, hints, hit_rate, quantile_ms, saved_bytes
+
+__all__ = ["report"]
+
+_TEMPLATE = Path(__file__).with_name("report.html.jinja")
+_SHOWN_RELOADS = 100
+_WIDTH, _HEIGHT = 600.0, 90.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bar:
+    """A reload in the timeline: its place in the drawing, and what is to be said of it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    failed: bool
+    says: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Timeline:
+    bars: Sequence[_Bar]
+    begins: str
+    ends: str
+    longest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """A table in the page."""
+
+    counts: TableCounts
+    hit_rate: float | None
+    block_hit_rate: float | None
+    typical_ms: float | None
+    slow_ms: float | None
+    saved: int
+    saved_share: float | None
+    hints: Sequence[Hint]
+    timeline: _Timeline | None
+
+
+def report(disk: Disk, clock: HostClock) -> str:
+    """The page about the tables in a cache directory, as HTML."""
+    reloads = reloads_on(disk)
+    shown = [_shown(table, reloads.get(table.url, [])) for table in tables_on(disk, clock)]
+    space = disk.space()
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(size=_size, percent=_percent, ms=_ms, count=lambda value: f"{value:,}")
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        tables=shown,
+        space=space,
+        disk_hints=disk_hints(space),
+        host=socket.gethostname(),
+        at=_instant(clock.wall_s()),
+        version=__version__,
+        saved=sum(table.saved for table in shown),
+        timeline_size=(_WIDTH, _HEIGHT),
+    )
+
+
+def _shown(table: TableCounts, reloads: Sequence[Reload]) -> _Shown:
+    values = table.values
+    wanted = values["resolvedBytes"]
+    return _Shown(
+        table,
+        hit_rate(values),
+        block_hit_rate(values),
+        quantile_ms(values, "lookupTime", 0.5),
+        quantile_ms(values, "lookupTime", 0.99),
+        saved_bytes(values),
+        saved_bytes(values) / wanted if wanted else None,
+        hints(values),
+        _timeline(reloads[-_SHOWN_RELOADS:]),
+    )
+
+
+def _timeline(reloads: Sequence[Reload]) -> _Timeline | None:
+    """The reloads along the time, each as high as it took long; at least wide enough to be seen."""
+    if not reloads:
+        return None
+    first, last = reloads[0].at_s, max(reload.at_s + reload.seconds for reload in reloads)
+    span = max(last - first, 1.0)
+    longest = max(reload.seconds for reload in reloads)
+    bars = []
+    for reload in reloads:
+        width = max(reload.seconds / span * _WIDTH, 3.0)
+        height = max(reload.seconds / max(longest, 1e-9) * _HEIGHT, 3.0)
+        x = min((reload.at_s - first) / span * _WIDTH, _WIDTH - width)
+        says = f"{_instant(reload.at_s)}: {reload.error or f'{reload.rows:,} rows, {_size(reload.fetched)} fetched'}, {reload.seconds:.2f} s"
+        bars.append(_Bar(x, _HEIGHT - height, width, height, bool(reload.error), says))
+    return _Timeline(bars, _instant(first), _instant(last), f"{longest:.2f} s")
+
+
+def _instant(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _size(count: float) -> str:
+    if count < 0:
+        return "unknown"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("not reached")
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return f"{share:.1%}" if share < 0.9995 or share == 1 else "99.9%"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"≤ {value:g} ms" if math.isfinite(value) else "over 60 s"

@@ -1,0 +1,160 @@
+"""Damage for `test_fuzz`: bytes of our own with something changed, and values of our own with something changed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import resource
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+MORE = int(os.environ.get("LOOKUPCACHE_FUZZ", "1"))
+"""So many times as many examples: 1 in CI, 100 for a night."""
+ALLOWED = 2 * 2**30  # bytes beyond what a process has: a length that was believed would ask for more
+
+
+def fuzzed(examples: int) -> settings:
+    """So many examples, times `MORE`."""
+    return settings(
+        max_examples=examples * MORE,
+        deadline=None,
+        print_blob=False,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+    )
+
+
+@contextlib.contextmanager
+def memory_at_most(size: int = ALLOWED) -> Iterator[None]:
+    """This process may map so many bytes more than it has: what asks for more gets a MemoryError."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+# --- bytes --------------------------------------------------------------------------------------------
+
+_SIZES = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**63 - 1, 2**63, 2**64 - 1]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, blob: bytes, others: Sequence[bytes] = ()) -> bytes:
+    """`blob` as a disk, a crash or a bad copy may leave it; another blob at any rate. `others`: what parts may come from."""
+    changed = bytearray(blob)
+    for _ in range(draw(st.integers(1, 3))):
+        _damage(draw, changed, others)
+    if bytes(changed) == blob:
+        changed[:] = blob[:-1] if blob else b"x"
+    return bytes(changed)
+
+
+def _damage(draw: st.DrawFn, changed: bytearray, others: Sequence[bytes]) -> None:
+    at = _place(draw, len(changed))
+    end = min(at + draw(st.sampled_from([1, 4, 8, 64, 4096])), len(changed))
+    match draw(
+        st.sampled_from(["flip", "flip", "cut", "behead", "extend", "repeat", "splice", "number", "zero", "swap"])
+    ):
+        case "flip" if changed:
+            changed[min(at, len(changed) - 1)] ^= 1 << draw(st.integers(0, 7))
+        case "cut":
+            del changed[at:]
+        case "behead":
+            del changed[:at]
+        case "extend":
+            changed += draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 100]))
+        case "repeat":
+            changed[at:at] = changed[at:end]
+        case "splice" if others:
+            other = draw(st.sampled_from(list(others)))
+            start = _place(draw, len(other))
+            changed[at:end] = other[start : start + draw(st.sampled_from([1, 8, 64, len(other)]))]
+        case "number":
+            form = draw(st.sampled_from(["<I", "<Q", ">I", ">Q"]))
+            size = struct.calcsize(form)
+            changed[at : at + size] = struct.pack(form, draw(st.sampled_from(_SIZES)) % 2 ** (8 * size))
+        case "zero":
+            changed[at:end] = bytes(end - at)
+        case "swap":
+            changed[at:end] = changed[at:end][::-1]
+
+
+def _place(draw: st.DrawFn, size: int) -> int:
+    """Anywhere, and more often where headers and footers are."""
+    near = min(size, 100)
+    return draw(st.one_of(st.integers(0, near), st.integers(max(size - near, 0), size), st.integers(0, size)))
+
+
+# --- values -------------------------------------------------------------------------------------------
+
+
+def nested(depth: int) -> Any:
+    """Lists in lists."""
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+_EXTREMES = [
+    None, True, False, 0, -1, 1, 2, 1.5, 2**31, 2**53, 2**60, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 1e308, -0.0,
+    float("nan"), float("inf"), -float("inf"), "", "x", "0", "-1", "9" * 400, "../../../precious", "/etc/passwd", "a\0b",
+    "\ud800", "x" * 5000, [], {}, [[]], [None], {"": None}, {"x": 1}, nested(100),
+]  # fmt: skip
+
+
+@st.composite
+def altered(draw: st.DrawFn, value: Any) -> Any:
+    """A JSON value in which something, somewhere, is something else: gone, twice, of another type, huge, negative, deep."""
+    holder = [copy.deepcopy(value)]
+    for _ in range(draw(st.integers(1, 2))):
+        _alter(draw, holder)
+    return holder[0]
+
+
+def _alter(draw: st.DrawFn, holder: list[Any]) -> None:
+    within: Any = holder
+    key: Any = 0
+    # Down to a leaf, mostly.
+    while isinstance(within[key], (dict, list)) and within[key] and draw(st.integers(0, 9)):
+        within = within[key]
+        key = draw(st.sampled_from(list(within) if isinstance(within, dict) else range(len(within))))
+    old = within[key]
+    match draw(st.sampled_from(["replace", "replace", "remove", "repeat", "near", "wrap", "text", "exchange"])):
+        case "remove" if within is not holder:
+            del within[key]
+        case "repeat" if isinstance(within, list) and within is not holder:
+            within.insert(key, copy.deepcopy(old))
+        case "near" if isinstance(old, int):
+            within[key] = old + draw(st.integers(-3, 3))
+        case "near" if isinstance(old, str) and old:
+            at = draw(st.integers(0, len(old) - 1))
+            within[key] = old[:at] + draw(st.sampled_from(["", "/", "0", "a", ":", "\0"])) + old[at + 1 :]
+        case "wrap":
+            within[key] = [old]
+        case "text":
+            within[key] = str(old)[:5000]
+        case "exchange" if isinstance(within, list):
+            other = draw(st.integers(0, len(within) - 1))
+            within[key], within[other] = within[other], old
+        case _:
+            within[key] = copy.deepcopy(draw(st.sampled_from(_EXTREMES)))
+
+
+@st.composite
+def misspelled(draw: st.DrawFn, text: str, pieces: Sequence[str]) -> str:
+    """A text with some of its characters gone, twice or others, or with one of the `pieces` in it."""
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(text)))
+        end = min(at + draw(st.sampled_from([0, 1, 1, 5, 1000])), len(text))
+        into = draw(st.one_of(st.sampled_from([*pieces, ""]), st.just(text[at:end] * 2), st.text(max_size=3)))
+        text = text[:at] + into + text[end:]
+    return text

@@ -1,0 +1,303 @@
+"""Counters of processes: sums are exact whatever happens to the processes, and to who adds them up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import CounterFile, Counts, Disk
+from pyspark_lookup.hostmetrics import Publisher, tables_on
+from pyspark_lookup.metrics import (
+    BOUNDS_MS,
+    COUNTERS,
+    GAUGES,
+    HOST_GAUGES,
+    UNSET,
+    CacheMetricGroup,
+    bucket_names,
+    up_to,
+)
+
+NAMES = ("a", "b")
+pair = struct.Struct("=2q").pack
+
+
+class Host:
+    """A cache directory, and publishers of processes in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.metrics = CacheMetricGroup()
+        self.now_s = 1_000_000.0
+        self.disk = Disk(root, 10**9, self.metrics, lambda: self.now_s, random.Random(1))
+        self.steady_s = 0.0
+        self.clock = HostClock(lambda: self.now_s, lambda: self.steady_s, lambda _: None, "boot")
+
+    def publisher(self, label: str = "t") -> Publisher:
+        return Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.clock)
+
+    def made(self, name: str, a: int, b: int) -> CounterFile:
+        file = self.disk.new_counters(name, {"url": "/t"}, NAMES)
+        file.put(pair(a, b))
+        return file
+
+    def files(self) -> list[str]:
+        return sorted(os.listdir(self.root / "v1" / "counters"))
+
+    def sums(self, prefix: str = "t") -> dict[str, int]:
+        found = self.disk.counters(prefix)
+        return {name: sum(counts.values[name] for counts in found) for name in NAMES}
+
+    def fold(self, above: int = 0) -> None:
+        self.disk.fold_counters("t", above, NAMES, added)
+
+
+def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:
+    return {"url": "/t"}, {name: sum(part.values[name] for part in parts) for name in NAMES}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path / "cache")
+
+
+def test_numbers_are_put_in_place(host: Host) -> None:
+    """A file says what was put last, large and negative numbers included, and is never made anew."""
+    file = host.made("t-1", 1, -1)
+    inode = os.stat(host.root / "v1" / "counters" / "t-1").st_ino
+    file.put(pair(2**62, -1))
+    (counts,) = host.disk.counters("t")
+    assert (counts.name, counts.about, counts.values) == ("t-1", {"url": "/t"}, {"a": 2**62, "b": -1})
+    assert os.stat(host.root / "v1" / "counters" / "t-1").st_ino == inode
+    assert os.listdir(host.root / "v1" / "tmp") == []
+
+
+def test_folding_keeps_the_sum(host: Host) -> None:
+    """Files of processes that have ended become one; those of living ones, and of other tables, stay."""
+    ended = [host.made(f"t-{n}", n, 1) for n in range(7)]
+    living = [host.made(f"t-{n}", n, 1) for n in range(7, 10)]
+    other = host.made("u-1", 100, 100)
+    host.fold(above=10)
+    assert len(host.files()) == 11
+    del ended
+    host.fold()
+    assert host.files() == ["t-7", "t-8", "t-9", "t-folded", "u-1"]
+    assert host.sums() == {"a": 45, "b": 10}
+    living.pop(0)
+    host.fold()
+    assert (host.files(), host.sums()) == (["t-8", "t-9", "t-folded", "u-1"], {"a": 45, "b": 10})
+    assert host.sums("u") == {"a": 100, "b": 100}
+    del other
+
+
+def test_a_death_while_folding(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever folds may die before the files in the total are removed: they are counted once, then and later."""
+    files = [host.made(f"t-{n}", n, 1) for n in range(4)]
+    files.clear()
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "_remove", lambda self, path: False)
+            host.fold()
+            assert host.sums() == {"a": 6, "b": 4}
+        assert set(host.files()) >= {"t-0", "t-1", "t-2", "t-3", "t-folded"}
+    late = host.made("t-late", 10, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "_remove", lambda self, path: False)
+        del late
+        host.fold()
+        assert host.sums() == {"a": 16, "b": 5}
+    host.fold()
+    assert (host.files(), host.sums()) == (["t-folded"], {"a": 16, "b": 5})
+
+
+def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is folded between the reading of the total and its own is neither missed nor counted twice."""
+    host.made("t-1", 1, 1)
+    host.fold()
+    for name in ("t-0", "t-x"):  # before the total in the order of names, and after it
+        host.made(name, 10, 1)
+        read, folded = Disk._counts, list[str]()
+
+        def beside(self: Disk, asked: str, read: object = read, folded: list[str] = folded, at: str = name) -> object:
+            if not folded and asked == ("t-folded" if at == "t-x" else "t-0"):
+                folded.append(asked)
+                found = read(self, asked)  # type: ignore[operator]
+                host.fold()
+                return found
+            return read(self, asked)  # type: ignore[operator]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "_counts", beside)
+            total = host.sums()
+        assert folded
+        assert total == host.sums()
+
+
+@pytest.mark.parametrize("how", ["cut", "bit", "head", "empty", "noise", "fifo", "directory"])
+def test_damaged_files(host: Host, how: str) -> None:
+    """What cannot be read is left out and counted; `check` names it, and with `repair` removes it."""
+    keep, damaged = host.made("t-1", 1, 1), host.made("t-2", 2, 2)
+    path = host.root / "v1" / "counters" / "t-2"
+    data = bytearray(path.read_bytes())
+    if how in ("fifo", "directory"):
+        path.unlink()
+        (os.mkfifo if how == "fifo" else os.mkdir)(path)
+    else:
+        data[-6 if how == "bit" else 30] ^= 0x10
+        path.write_bytes({"cut": data[:-3], "empty": b"", "noise": b"\xff" * 4096}.get(how, bytes(data)))
+    before = host.metrics.snapshot()["cacheFailureCount"]
+    assert host.sums() == {"a": 1, "b": 1}
+    assert host.metrics.snapshot()["cacheFailureCount"] > before
+    assert host.disk.check().damaged == ("counters/t-2",)
+    host.disk.check(repair=True)
+    assert host.disk.check().damaged == ()
+    assert host.sums() == {"a": 1, "b": 1}
+    del keep, damaged
+
+
+def test_killed_processes(host: Host) -> None:
+    """What a process has published counts although it was killed; its file can be folded then, and not before."""
+    children = []
+    for number in range(3):
+        ready, told = os.pipe()
+        child = os.fork()
+        if not child:
+            publisher = host.publisher()
+            publisher.metrics.inc("hitCount", 10 + number)
+            publisher.publish()
+            publisher.metrics.inc("hitCount", 1000)  # the batch in its hands
+            os.write(told, b"x")
+            signal.pause()
+        os.read(ready, 1)
+        children.append(child)
+    own = host.publisher()
+    assert own.host_total()["hitCount"] == 33
+    assert sum(counts.alive for counts in host.disk.counters("t")) == 4
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert own.host_total()["hitCount"] == 33
+    assert sum(counts.alive for counts in host.disk.counters("t")) == 1
+    assert tables_on(host.disk, host.clock)[0].processes == 1
+
+
+def test_many_processes_come_and_go(host: Host) -> None:
+    """However many processes there were, there are few files, and the sum is that of all."""
+    for number in range(200):
+        publisher = host.publisher()
+        publisher.metrics.inc("hitCount", number)
+        publisher.publish()
+        del publisher
+    assert len(host.files()) <= 66
+    (table,) = tables_on(host.disk, host.clock)
+    assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
+    assert "folded" in host.publisher().by_worker()
+
+
+def test_totals_do_not_stay_for_ever(host: Host) -> None:
+    """A total that nothing was added to for 90 days is swept; others are not."""
+    for name in ("t-1", "u-1"):
+        host.made(name, 1, 1)
+    host.disk.fold_counters("t", 0, NAMES, added)
+    os.utime(host.root / "v1" / "counters" / "t-folded", (host.now_s - 91 * 86400,) * 2)
+    os.utime(host.root / "v1" / "counters" / "u-1", (host.now_s - 91 * 86400,) * 2)
+    host.disk.sweep()
+    assert host.files() == ["u-1"]
+
+
+def test_threads_that_publish_at_once(host: Host) -> None:
+    """However the threads of a process take turns, what is put last is what was counted last."""
+    publisher = host.publisher()
+
+    def work() -> None:
+        for _ in range(300):
+            publisher.metrics.inc("hitCount")
+            publisher.publish()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (counts,) = host.disk.counters("t")
+    assert counts.values["hitCount"] == 1200
+
+
+def test_a_process_that_ends(tmp_path: Path) -> None:
+    """What was counted in the last moment of a process is not lost if it ends well, whatever its children do."""
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "dim.parquet")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")}
+    code = (
+        "import os\nfrom pyspark_lookup import LookupTable\n"
+        f"table = LookupTable({str(tmp_path / 'dim.parquet')!r}, {options!r})\n"
+        "for key in range(7): table.get(key)\n"
+        "if not os.fork(): raise SystemExit\n"
+        "os.wait()\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=Path(__file__).parents[1])
+    assert LookupTable(str(tmp_path / "dim.parquet"), options).metrics()["lookupTimeCount"] == 7
+
+
+def test_a_directory_that_fails(host: Host) -> None:
+    """A publisher whose file cannot be made goes on counting, and says so."""
+    os.rmdir(host.root / "v1" / "counters")
+    publisher = host.publisher()
+    publisher.metrics.inc("hitCount")
+    publisher.publish()
+    assert publisher.metrics.snapshot()["cacheFailureCount"] == 1
+    os.mkdir(host.root / "v1" / "counters")
+    assert publisher.host_total()["hitCount"] == 1
+
+
+def test_another_release_counts_beside(host: Host) -> None:
+    """Files of a process with other metrics than ours are added up as far as they go."""
+    file = host.disk.new_counters("t-old", {"url": "/data/t", "host": "h", "process": 1}, ["hitCount", "goneCount"])
+    file.put(pair(5, 7))
+    publisher = host.publisher()
+    publisher.metrics.inc("hitCount")
+    total = publisher.host_total()
+    assert total["hitCount"] == 6
+    assert set(total) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
+    assert publisher.by_worker()["h-1"]["hitCount"] == 5
+
+
+def test_gauges_are_the_latest(host: Host) -> None:
+    """Of a gauge the value counts that a process has set last; the lag is from now."""
+    first, second = host.publisher(), host.publisher()
+    first.metrics.set_gauge("versionAsOf", int(host.now_s * 1000) - 500)
+    first.publish()
+    host.now_s += 1
+    second.metrics.set_gauge("versionAsOf", int(host.now_s * 1000))
+    second.publish()
+    host.now_s += 2
+    assert first.host_total()["reloadLag"] == 2000
+    assert host.publisher("new").host_total()["reloadLag"] == UNSET
+    space = first.host_total()
+    assert space["diskBlockBudget"] == 10**9
+    assert space["diskFreeBytes"] > 0
+
+
+def test_times_are_counted_by_bounds() -> None:
+    """A time counts in its bucket; one beyond the last in none."""
+    group = CacheMetricGroup()
+    for seconds in (0.0, 0.0001, 0.0002, 0.029, 3600.0):
+        group.time("lookupTime", seconds)
+    found = group.snapshot()
+    buckets = dict(zip(BOUNDS_MS, (found[name] for name in bucket_names("lookupTime")), strict=True))
+    assert {bound: count for bound, count in buckets.items() if count} == {0.1: 2, 0.3: 1, 30: 1}
+    assert up_to(found, "lookupTime") == [2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4]
+    assert (found["lookupTimeCount"], found["lookupTimeMicros"]) == (5, 3_600_029_300)
+    with pytest.raises(KeyError):
+        group.time("hitCount", 1.0)

@@ -1,0 +1,649 @@
+"""Everything that is read from a disk or a store, damaged: the right answer, an error of ours, or a miss that is counted.
+
+Each test begins with bytes that the product itself has made. More examples: LOOKUPCACHE_FUZZ=100 pytest tests/test_fuzz.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pickle
+import re
+import shutil
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StringType, StructField, StructType
+
+from pyspark_lookup import LookupTable, planner
+from pyspark_lookup.announcing import Announcement, told_version
+from pyspark_lookup.changes import change_columns, changes_between, cost, snapshot_of
+from pyspark_lookup.conf import conf_file_options, conf_file_secrets
+from pyspark_lookup.disk import key_of
+from pyspark_lookup.disk.files import HEADER_BYTES, wrap
+from pyspark_lookup.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
+from pyspark_lookup.hidden import PATH, ROW, hidden_bytes, places_of
+from pyspark_lookup.hostmetrics import Publisher
+from pyspark_lookup.hostversions import HostVersions
+from pyspark_lookup.lookup import get_many
+from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.notifications import TableState
+from pyspark_lookup.notifications.events import sealed
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.reader import ReadTask
+from pyspark_lookup.scan import matching_rows
+from pyspark_lookup.snapshot.schedule import trigger_of
+from pyspark_lookup.spark.changes import ChangePartition, ChangeReader
+from pyspark_lookup.spark.planning import OPTIONS_METADATA, table_options
+from pyspark_lookup.spark.source import LookupCacheDataSource
+from pyspark_lookup.table import managed_version
+from pyspark_lookup.where import parse_where
+from pyspark_lookup.writeids import ValidWriteIdList
+from pyspark_lookup.writing.heartbeat import Heartbeats
+from tests.fakes import FakeClock, Host, make_host
+from tests.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
+from tests.test_disk import Opened, data_of, key
+from tests.test_full_cache import publish
+
+pytestmark = pytest.mark.timeout(600 * int(os.environ.get("LOOKUPCACHE_FUZZ", "1")))  # a hang ends here
+
+DAMAGE_COUNTERS = ("blockDamagedCount", "cacheFailureCount", "snapshotDamagedCount")
+
+
+# --- single files of the cache directory ---------------------------------------------------------------
+
+
+@given(st.data())
+@fuzzed(150)
+def test_a_damaged_block_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever became of a block's file: what was put, or nothing, which is counted, and the file is gone."""
+    opened = Opened(tmp_path_factory.mktemp("blocks"))
+    opened.disk.put_blocks({key(1): data_of(1), key(2): data_of(2)})
+    path, other = opened.path(key(1)), opened.path(key(2)).read_bytes()
+    path.write_bytes(data.draw(damaged(path.read_bytes(), [other])))
+    with memory_at_most():
+        assert opened.disk.get_block(key(1)) is None
+    assert opened.count("blockDamagedCount") == 1
+    assert not path.exists()
+    assert opened.disk.get_block(key(2)) == data_of(2)
+
+
+@given(st.data())
+@fuzzed(150)
+def test_a_damaged_record_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """So for a record, which can be made anew then."""
+    opened = Opened(tmp_path_factory.mktemp("records"))
+    for name in ("one", "two"):
+        opened.disk.create_record("table", name, {"digest": name, "n": [1, 2.5, None]})
+    path, other = (opened.root / "records" / "table" / name for name in ("one", "two"))
+    path.write_bytes(data.draw(damaged(path.read_bytes(), [other.read_bytes()])))
+    with memory_at_most():
+        assert opened.disk.get_record("table", "one") is None
+    assert opened.count("cacheFailureCount") == 1
+    assert opened.disk.create_record("table", "one", 7) == 7
+    assert opened.disk.get_record("table", "one") == 7
+
+
+# --- the cache directory of a host -----------------------------------------------------------------------
+
+
+def at_once(name: str, run: Callable[[], None]) -> None:
+    """Loads are made by who asks for them; nobody runs a schedule."""
+    if "-schedule-" not in name:
+        run()
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """A table, the options of a read, and what a host that has read it several times keeps of it."""
+
+    path: Path
+    options: Mapping[str, str]
+    cache: Path
+    rows: pa.Table
+
+    def host(self, cache: Path, at_s: float = 5_000_000_000.0) -> Host:
+        return make_host(str(self.path), cache, FakeClock(at_s), start=at_once)
+
+    def read(self, cache: Path, at_s: float = 5_000_000_000.0) -> tuple[pa.Table, dict[str, int]]:
+        """The rows that a new process of that host reads, by a scan and by their keys, and what it counted."""
+        host = self.host(cache, at_s)
+        options = LookupOptions.parse({"path": str(self.path), "lookup.keys": "id", **self.options})
+        for _ in range(2):  # the second time from what the first has put right
+            found = planner.find(host.reader, options)
+            shown = planner.table_columns(found, options)
+            plan = planner.plan_read(found, planner.completed(options, found), shown, host.clock.host())
+            scanned = pa.Table.from_batches(list(host.reader.read(plan, ReadTask(0, 1), None)), shown).sort_by("id")
+            keys = pa.table({"id": pa.array([*self.rows["id"].to_pylist(), -5, None], pa.int64())})
+            by_key = get_many(host.reader, plan, keys, ["id"], None).select(shown.names)
+            asked_for = scanned.filter(pc.is_in(scanned["id"], keys["id"].drop_null()))
+            assert in_order(by_key).equals(in_order(asked_for))
+        table = found.table
+        host.metadata.host.known_versions(options)
+        host.metadata.host.floor(table.url)
+        assert host.disk is not None
+        publisher = Publisher(host.metrics, host.disk, key_of(table.scope, table.url), table.url, host.clock.host())
+        publisher.publish()
+        publisher.host_total()
+        Heartbeats(host.ufs, host.disk, host.clock.host(), _NO_RNG, table.url, 1000.0).dead("t", [1])
+        host.disk.sweep()
+        return scanned, host.metrics.snapshot()
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    return rows.sort_by([(name, "ascending") for name in rows.column_names]).combine_chunks()
+
+
+class _NoRandom:
+    def getrandbits(self, bits: int) -> int:
+        return 7
+
+
+_NO_RNG: Any = _NoRandom()
+CACHED = {"lookup.metadata.source": "CACHE"}
+FULL = {"lookup.cache": "FULL"}
+RELOADED = {**FULL, **CACHED, "lookup.full-cache.periodic-reload.interval": "1 h"}
+PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+READS: dict[str, dict[str, str]] = {
+    "none": {},
+    "cached": {**CACHED, "lookup.metadata.sync-interval": "-1"},
+    "full": FULL,
+    "reloaded": RELOADED,
+    "partial": PARTIAL,
+    "partial cached": {**PARTIAL, **CACHED, "lookup.metadata.sync-interval": "-1"},
+}
+
+
+@functools.cache
+def _home() -> Path:
+    return Path(tempfile.mkdtemp(prefix="lookupcache-fuzz-"))
+
+
+@functools.cache
+def world(kind: str, name: str) -> World:
+    """What a host keeps that has read a table, another state of it, and that again."""
+    home = _home() / f"{kind}-{name}".replace(" ", "-")
+    made = World(home / "dim", READS[name], home / "cache", pa.table({"id": pa.array([], pa.int64())}))
+    changes = files_changed(made.path) if kind == "files" else log_changed(made.path, home / "writer")
+    for number, rows in enumerate(changes):
+        made = dataclasses.replace(made, rows=rows)
+        # With CACHE a host is to learn of the state now.
+        learning = dataclasses.replace(made, options={k: v for k, v in made.options.items() if k not in CACHED and "sync" not in k and "reload" not in k})  # fmt: skip
+        for reader in (learning, made):
+            for again in range(2):
+                if "reloaded" in name and reader is made:
+                    reload(made, 4_500_000_000.0 + 10_000 * number + again)
+                reader.read(made.cache, 4_500_000_000.0 + 10_000 * number + again)
+    scanned, _ = made.read(made.cache)
+    assert scanned.equals(made.rows)
+    return made
+
+
+def reload(made: World, at_s: float) -> None:
+    host = made.host(made.cache, at_s)
+    options = LookupOptions.parse({"path": str(made.path), "lookup.keys": "id", **made.options})
+    table, _ = host.metadata.discover(options)
+    full = host.reader.full(table, options)
+    assert full is not None
+    full.reload()
+
+
+def files_changed(path: Path) -> Iterator[pa.Table]:
+    """Two states of a table of files: in the second one file is another."""
+    for version in (1, 2):
+        for number in range(3) if version == 1 else (2,):
+            publish(path, number, version, 20)
+            os.utime(path / f"{number}.parquet", (version * 1e9, version * 1e9))
+        yield pa.concat_tables([pq.read_table(path / f"{n}.parquet") for n in range(3)]).sort_by("id").combine_chunks()
+
+
+def log_changed(path: Path, cache: Path) -> Iterator[pa.Table]:
+    """Two states of a managed table: many writes, and some by key and a fold after them."""
+    table = LookupTable(
+        str(path), {"lookup.cache.dir": str(cache), "lookup.keys": "id", "lookup.write.compact-after": "0"}
+    )
+    for number in range(18):
+        table.write(pa.table({"id": range(number * 5, number * 5 + 5), "text": [f"t{number}"] * 5}))
+    yield table.scan().sort_by("id").combine_chunks()
+    table.compact()
+    table.upsert(pa.table({"id": [3, 500], "text": ["new", "newer"]}))
+    table.delete(pa.table({"id": pa.array([7, 8], pa.int64())}))
+    yield table.scan().sort_by("id").combine_chunks()
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.parent.name not in ("locks", "tmp"))
+
+
+each_read = pytest.mark.parametrize("name", READS)
+each_kind = pytest.mark.parametrize("kind", ["files", "log"])
+
+
+@each_kind
+@each_read
+@given(data=st.data())
+@fuzzed(10)
+def test_a_damaged_cache_costs_no_row(kind: str, name: str, data: st.DataObject) -> None:
+    """Whatever became of a file of a host's cache directory, the rows are the right ones, and there is no error."""
+    made = world(kind, name)
+    with tempfile.TemporaryDirectory() as home:
+        cache = Path(shutil.copytree(made.cache, Path(home) / "cache"))
+        paths = files_of(cache)
+        path = data.draw(st.sampled_from(paths))
+        other = data.draw(st.sampled_from(paths)).read_bytes()
+        path.write_bytes(data.draw(damaged(path.read_bytes(), [other]) | st.just(other)))
+        with memory_at_most():
+            rows, _ = made.read(cache)
+    assert rows.equals(made.rows)
+
+
+def resealed(blob: bytes, name: str, alter: Callable[[Any], Any]) -> bytes:
+    """A record with another value, and the header that belongs to it."""
+    return wrap(json.dumps(alter(json.loads(blob[HEADER_BYTES:]))).encode(), name)
+
+
+def reheaded(blob: bytes, name: str, alter: Callable[[Any], Any]) -> bytes:
+    """A file of counters with another header, and the numbers behind it."""
+    end = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
+    return resealed(blob[:end], name, alter) + blob[end:]
+
+
+def refooted(blob: bytes, alter: Callable[[Any], Any]) -> bytes:
+    """A segment with another footer, and the checksum that belongs to it."""
+    (length,) = struct.unpack_from("<Q", blob, len(blob) - 20)
+    footer = json.dumps(alter(json.loads(blob[-20 - length : -20]))).encode()
+    return blob[: -20 - length] + footer + struct.pack("<QI8s", len(footer), zlib.crc32(footer), b"LKUPSEG1")
+
+
+@each_kind
+@each_read
+@given(data=st.data())
+@fuzzed(20)
+def test_a_record_of_another_shape_is_none(kind: str, name: str, data: st.DataObject) -> None:
+    """Records and segments that are sound, and say something else than they could: no error that is not ours."""
+    made = world(kind, name)
+    with tempfile.TemporaryDirectory() as home:
+        cache = Path(shutil.copytree(made.cache, Path(home) / "cache"))
+        places = [
+            path
+            for path in files_of(cache)
+            if {"records", "snapshots", "counters"} & set(path.parts) and path.suffix != ".used"
+        ]
+        path = data.draw(st.sampled_from(places))
+
+        def alter(value: Any) -> Any:
+            return data.draw(altered(value))
+
+        if path.parts[-3] == "records":
+            path.write_bytes(resealed(path.read_bytes(), f"{path.parent.name}/{path.name}", alter))
+        elif path.parts[-2] == "counters":
+            path.write_bytes(reheaded(path.read_bytes(), f"counters/{path.name}", alter))
+        else:
+            path.write_bytes(refooted(path.read_bytes(), alter))
+        with memory_at_most():
+            try:
+                rows, _ = made.read(cache)
+            except PysparkLookupError:
+                return
+    assert rows.equals(made.rows)
+
+
+# --- the log of a managed table, in its store -----------------------------------------------------------
+
+
+def log_copied(home: str) -> tuple[World, Path]:
+    """A managed table of one's own, and the cache directory of a host that has read it."""
+    made = world("log", "none")
+    path = Path(shutil.copytree(made.path, Path(home) / "dim"))
+    return dataclasses.replace(made, path=path), Path(home) / "cache"
+
+
+def log_files(path: Path) -> list[Path]:
+    """What a host reads that knows nothing: the checkpoint, the events from it on, and what names hidden rows."""
+    return [
+        *sorted((path / "_lookup" / "checkpoints").iterdir()),
+        *sorted((path / "_lookup" / "log").iterdir())[49:],
+        *sorted(path.rglob("hidden-*.parquet")),
+    ]
+
+
+@given(data=st.data(), known=st.booleans())
+@fuzzed(60)
+def test_a_damaged_log_is_told(data: st.DataObject, known: bool) -> None:
+    """Whatever became of a file of a table's log, or of one that names hidden rows: the right rows, or an error of ours."""
+    with tempfile.TemporaryDirectory() as home:
+        made, cache = log_copied(home)
+        if known:
+            made.read(cache, 4_900_000_000.0)
+        paths = log_files(made.path)
+        path = data.draw(st.sampled_from(paths))
+        other = data.draw(st.sampled_from(paths)).read_bytes()
+        path.write_bytes(data.draw(damaged(path.read_bytes(), [other])))
+        with memory_at_most():
+            try:
+                rows, _ = made.read(cache)
+            except PysparkLookupError as problem:
+                assert path.name in str(problem) or made.path.name in str(problem)
+                return
+    assert rows.equals(made.rows)
+
+
+def resealed_event(blob: bytes, alter: Callable[[Any], Any]) -> bytes:
+    """An event or a checkpoint that says something else, and the checksum that belongs to it."""
+    found = json.loads(blob)
+    found.pop("crc")
+    altered_ = alter(found)
+    return sealed(altered_) if isinstance(altered_, dict) else json.dumps(altered_).encode()
+
+
+@given(data=st.data())
+@fuzzed(60)
+def test_a_log_that_says_what_cannot_be(data: st.DataObject) -> None:
+    """Events and checkpoints that are sound, and say something else: no error that is not ours, in any question."""
+    with tempfile.TemporaryDirectory() as home:
+        made, cache = log_copied(home)
+        path = data.draw(st.sampled_from([path for path in log_files(made.path) if path.suffix == ".json"]))
+        path.write_bytes(resealed_event(path.read_bytes(), lambda value: data.draw(altered(value))))
+        with memory_at_most():
+            for read in (made.read, functools.partial(asked_all, made)):
+                with contextlib.suppress(PysparkLookupError):
+                    read(cache)
+
+
+def asked_all(made: World, cache: Path) -> None:
+    """Views, versions, write ids and upkeep of a managed table."""
+    host = made.host(cache)
+    options = LookupOptions.parse({"path": str(made.path)})
+    table, _ = host.metadata.discover(options)
+    state = host.metadata.log_of(options)
+    assert state is not None
+    for position in {1, 2, state.position // 2, state.position}:
+        with contextlib.suppress(PysparkLookupError):
+            version = managed_version(table, state, position)
+            list(snapshot_of(table, state, position))
+            host.reader.schema(table, version)
+    for change in state.changes:
+        cost(state, change)
+        managed_version(table, state, change.position)
+    list(changes_between(table, state, 0, state.position, False))
+    state.open_writes()
+    state.definition_at(state.position)
+    assert TableState.of_bytes(sealed(state.plain()), "x").plain() == state.plain()
+
+
+# --- files that name hidden rows ----------------------------------------------------------------------
+
+HIDDEN_ROWS = pa.table(
+    {
+        "id": pa.array(range(40), pa.int64()),
+        PATH: [f"w/{n % 4}.parquet" for n in range(40)],
+        ROW: pa.array([n * 3 for n in range(40)], pa.int64()),
+    }
+)
+
+
+@given(data=st.data())
+@fuzzed(200)
+def test_damaged_hidden_rows(data: st.DataObject) -> None:
+    """What is left of such a file names the same rows, or is refused; pages have checksums, the footer has none."""
+    blob = hidden_bytes(HIDDEN_ROWS)
+    with memory_at_most():
+        try:
+            places = places_of("file:///t/hidden", data.draw(damaged(blob, [hidden_bytes(HIDDEN_ROWS.slice(0, 7))])))
+        except DamagedFileError as problem:
+            assert "file:///t/hidden" in str(problem)
+            return
+    whole = places_of("x", blob)
+    assert {path: rows.tolist() for path, rows in places.items()} == {
+        path: rows.tolist() for path, rows in whole.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {PATH: ["a", "a"], ROW: [1.0, 2.0]},
+        {PATH: ["a", "a"], ROW: [1, None]},
+        {PATH: ["a", None], ROW: [1, 2]},
+        {PATH: [1, 2], ROW: [1, 2]},
+        {PATH: ["a", "a"], ROW: [2, 1]},
+        {PATH: ["a", "a"], ROW: [1, 1]},
+        {PATH: ["a", "a"], ROW: [-1, 1]},
+        {PATH: ["a", "b", "a"], ROW: [1, 2, 3]},
+        {PATH: ["a"], "other": [1]},
+        {"other": [1]},
+        {PATH: [["a"]], ROW: [1]},
+    ],
+    ids=str,
+)
+def test_hidden_rows_that_cannot_be(rows: dict[str, Any]) -> None:
+    """Such a file has a path and a place for each row, by path and place, none twice."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(rows), sink)
+    with pytest.raises(DamagedFileError, match="does not name the rows"):
+        places_of("x", sink.getvalue().to_pybytes())
+
+
+# --- the log of a streaming file sink -------------------------------------------------------------------
+
+
+@given(data=st.data(), sound=st.booleans())
+@fuzzed(60)
+def test_a_damaged_sink_log_is_told(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, sound: bool) -> None:
+    """Of a damaged `_spark_metadata` follow the files that it commits, no others, or an error of ours."""
+    path = publish(publish(tmp_path_factory.mktemp("sink") / "dim", 0, 1, 5), 1, 1, 5)
+    lines = [{"path": f"file:///x/{n}.parquet", "size": 1, "action": "add"} for n in range(2)]
+    if sound:
+        lines = [data.draw(altered(line)) for line in lines]
+    blob = "\n".join(["v1", *map(json.dumps, lines)]).encode()
+    (path / "_spark_metadata").mkdir()
+    name = data.draw(st.sampled_from(["0", "7.compact", "²", "٣", "9" * 200]))
+    (path / "_spark_metadata" / name).write_bytes(blob if sound else data.draw(damaged(blob)))
+    host = make_host(str(path), None, FakeClock(5_000_000_000.0))
+    with contextlib.suppress(PysparkLookupError):
+        _, version = host.metadata.discover(LookupOptions.parse({"path": str(path)}))
+        assert {file.url.rsplit("/", 1)[-1] for file in version.files} <= {"0.parquet", "1.parquet"}
+
+
+# --- texts --------------------------------------------------------------------------------------------
+
+LISTS = ["t1:5:2:2,4:", "t1:5:9223372036854775807::3", "a%3Ab:12:8:8:12,11", "t:9223372036854775806:1:1:", f"{'0' * 32}:0:9223372036854775807::"]  # fmt: skip
+PIECES = [":", ",", "0", "-1", "9" * 19, "9" * 5000, "%3A", "%", "$", "\0", " ", "٣", "²", "\ud800"]
+
+
+@given(st.data())
+@fuzzed(300)
+def test_misspelled_write_ids(data: st.DataObject) -> None:
+    """A text is the list that it is written as, or an error that says what was expected; as an option, one that names it."""
+    text = data.draw(misspelled(data.draw(st.sampled_from(LISTS)), PIECES))
+    with memory_at_most():
+        try:
+            found = ValidWriteIdList.parse(text)
+        except ValueError as problem:
+            assert (
+                "list of valid write ids" in str(problem) or "write id" in str(problem) or "watermark" in str(problem)
+            )
+        else:
+            assert ValidWriteIdList.parse(str(found)) == found
+            assert found.equivalent(found)
+        with contextlib.suppress(OptionError):
+            parsed = LookupOptions.parse({"path": "x", "lookup.valid-write-ids": text})
+            assert ValidWriteIdList.parse(parsed.valid_write_ids or "") is not None
+
+
+OPTIONS: list[dict[str, str]] = [
+    {"lookup.floor": "0123456789abcdef:17"},
+    {"lookup.stream.start": "12"},
+    {"lookup.version": "12"},
+    {"lookup.keys": "`a b`,c", "lookup.columns": "c,`d``e`"},
+    {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "5", "lookup.partial-cache.expire-after-write": "5 min"},
+    {"lookup.cache": "FULL", "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15+07:00", "lookup.full-cache.timed-reload.interval-in-days": "3", "lookup.full-cache.blackout": "22:00-06:00, 12:00-13:00"},
+    {**FULL, **CACHED, "lookup.full-cache.periodic-reload.interval": "PT10S", "lookup.full-cache.max-staleness": "1 d", "lookup.full-cache.retain": "1 h"},
+    {**CACHED, "lookup.metadata.sync-interval": "10 s"},
+    {"lookup.settle": "1.5 s", "lookup.scan.split-size": "128 MiB", "lookup.block.size": "4m", "lookup.cache.max-bytes": "1g"},
+    {"lookup.provider": "a.b:c", "lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "5 s", "lookup.retry.max-attempts": "3", "lookup.async.timeout": "3 min", "lookup.async.capacity": "7"},
+    {"lookup.storage.client_kwargs": '{"verify": false, "a": [1, {"b": null}]}', "lookup.storage.anon": "true"},
+    {"lookup.partition": "a=1,b=%20", "lookup.write.timeout": "24 h", "lookup.success-file": "true"},
+]  # fmt: skip
+OPTION_PIECES = [
+    " ", ",", ":", "`", "=", "9" * 400, "9" * 5000, "-", "P", "T", "e", "\0", "\n", "²", "٣", "\ud800", "1e999", "nan", "inf", "[" * 500, "{",
+]  # fmt: skip
+
+
+@given(st.data())
+@fuzzed(400)
+def test_misspelled_options(data: st.DataObject) -> None:
+    """An option is understood, and then all that follows from it can be asked; or it is an error that names it."""
+    options = dict(data.draw(st.sampled_from(OPTIONS)))
+    key_ = data.draw(st.sampled_from(list(options)))
+    if data.draw(st.integers(0, 4)):
+        options[key_] = data.draw(misspelled(options[key_], OPTION_PIECES))
+    else:
+        options[data.draw(misspelled(key_, [".", "-", "lookup", "\0", "storage", "provider."]))] = options.pop(key_)
+    with memory_at_most():
+        try:
+            parsed = LookupOptions.parse({"path": "s3://b/t", **options})
+        except OptionError as problem:
+            assert "option" in str(problem) or "Missing" in str(problem)
+            return
+        assert pickle.loads(pickle.dumps(parsed)) == parsed
+        assert hash(parsed) == hash(parsed)
+        assert repr(parsed)
+        for property_ in ("pinned", "bounded", "partial_cache", "reloads", "full_cache", "retained_s", "stream_limits"):
+            getattr(parsed, property_)
+        for value in dataclasses.astuple(parsed):
+            assert not isinstance(value, float) or 0 <= abs(value) < threading.TIMEOUT_MAX
+        with contextlib.suppress(OptionError, ImportError):
+            trigger_of(parsed)
+        HostVersions(None, None, CacheMetricGroup(), FakeClock().host(), None).floors("x", parsed)  # type: ignore[arg-type]
+
+
+WHERE = [
+    "id = 5 AND text LIKE 'ab%' OR NOT (x >= 1.5 AND x < 2e3)",
+    "id IN (1, 2, NULL) AND text IS NOT NULL",
+    "day BETWEEN DATE '2024-01-31' AND CAST('2024-02-01' AS DATE) AND at <> TIMESTAMP '2024-01-01 10:00:00'",
+    "flag <=> true AND raw = X'00ff' AND `id` <= -9223372036854775808",
+    "x = CAST('NaN' AS DOUBLE) OR amount = 12.50BD OR id = 5L",
+]
+WHERE_SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("text", pa.string()),
+        ("x", pa.float64()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("flag", pa.bool_()),
+        ("raw", pa.binary()),
+        ("amount", pa.decimal128(9, 2)),
+    ]
+)
+WHERE_PIECES = [
+    "'", '"', "`", "(", ")", "((((((((((", "))))", ",", ";", "--", "/*", "*/", "\\", "\\'", "%", "_", "NOT ", "AND ", "NULL", "-", "+", "9" * 50,
+    "9" * 5000, "1e400", "0x", "X'f'", "::", ":", "?", "{", "}", "[", "CAST(", "CASE WHEN ", "SELECT ", "$", "@", "#", "\0", "\n", "٣", "\ud800",
+    "-" * 100, "NOT " * 200, "DATE '9999999-01-01'", "e", ".", "..", "=>", "||", "|", "&", "IN ()", "BETWEEN", "LIKE", "INTERVAL 1 DAY",
+]  # fmt: skip
+
+
+@given(st.data())
+@fuzzed(250)
+def test_misspelled_predicates(data: st.DataObject) -> None:
+    """A predicate is understood, and can be asked of rows; or it is an error that names the option."""
+    text = data.draw(misspelled(data.draw(st.sampled_from(WHERE)), WHERE_PIECES))
+    with memory_at_most():
+        try:
+            predicate = parse_where(text, WHERE_SCHEMA)
+        except PredicateError as problem:
+            assert "lookup.where" in str(problem)
+        else:
+            matching_rows(pa.RecordBatch.from_pylist([{}, {"id": 5, "text": "abc"}], WHERE_SCHEMA), predicate)
+
+
+@given(st.data())
+@fuzzed(60)
+def test_a_damaged_conf_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """The file that is shipped, with its lines in use and something changed, is read or refused without showing a line."""
+    shipped = (Path(__file__).parents[1] / "conf" / "lookupcache.conf").read_text()
+    text = re.sub(r"(?m)^#(lookup)", r"\1", shipped) + "lookup.storage.token = SESAME\n"
+    path = tmp_path_factory.mktemp("conf") / "x.conf"
+    path.write_bytes(data.draw(damaged(text.encode())))
+    environ = {"LOOKUPCACHE_CONF": str(path)}
+    with memory_at_most():
+        try:
+            conf = conf_file_options(environ)
+            conf_file_secrets(environ)
+            LookupOptions.parse({"path": "s3://b/t"}, conf=conf)
+        except OptionError as problem:
+            assert "SESAME" not in str(problem)
+
+
+# --- what Spark keeps and hands back --------------------------------------------------------------------
+
+
+@given(st.data())
+@fuzzed(60)
+def test_damaged_offsets(data: st.DataObject) -> None:
+    """What a stream's checkpoint says is where it goes on, or an error of ours."""
+    made = world("log", "none")
+    options = {"path": str(made.path), "lookup.view": "changes", "lookup.cache.dir": str(_home() / "streams")}
+    columns = change_columns(made.rows.schema)
+    reader = ChangeReader(LookupOptions.parse(options), columns)
+    first = {**reader.initialOffset(), "position": 5}
+    last = reader.reportLatestOffset()
+    # Without a start it is a Spark that gives none.
+    offsets = [data.draw(st.just(offset) | altered(offset).filter(bool)) for offset in (first, last)]
+    with memory_at_most():
+        try:
+            latest = reader.latestOffset(offsets[0], reader.getDefaultReadLimit())
+            assert latest["position"] >= offsets[0]["position"]
+            for partition in reader.partitions(*offsets):
+                assert isinstance(partition, ChangePartition)
+        except PysparkLookupError:
+            assert offsets != [first, last]
+
+
+@given(st.data())
+@fuzzed(200)
+def test_damaged_table_options(data: st.DataObject) -> None:
+    """The options that a catalog keeps in a column's metadata are texts, or refused; so are the paths of a load()."""
+    options = json.dumps({"path": "s3://b/t", "lookup.keys": "id"})
+    text: Any = data.draw(
+        st.one_of(misspelled(options, PIECES), altered(json.loads(options)).map(json.dumps), altered(options))
+    )
+    field = StructField("id", StringType(), True, {OPTIONS_METADATA: text})
+    with contextlib.suppress(OptionError):
+        found = table_options(StructType([field]))
+        assert all(isinstance(part, str) for pair in found.items() for part in pair)
+    with contextlib.suppress(OptionError):
+        LookupCacheDataSource({"paths": data.draw(misspelled('["/nowhere/t"]', PIECES))}).reader(StructType([field]))
+
+
+@given(st.data())
+@fuzzed(100)
+def test_damaged_announcements(data: st.DataObject) -> None:
+    """What tasks are told of a version is a version that can be read, a newer one, or an error of ours."""
+    made = world("log", "none")
+    host = made.host(made.cache)
+    options = LookupOptions.parse(
+        {"path": str(made.path), "lookup.on-version-gone": data.draw(st.sampled_from(["NEWER", "FAIL"]))}
+    )
+    table, version = host.metadata.discover(options)
+    told = Announcement.of(table, version).to_bytes()
+    with contextlib.suppress(PysparkLookupError), memory_at_most():
+        announced = Announcement.of_bytes(
+            data.draw(damaged(told, [struct.pack(">d", float("nan")), struct.pack(">d", 1e300)]))
+        )
+        told_version(host.reader, options, announced, None)

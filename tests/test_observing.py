@@ -1,0 +1,425 @@
+"""What people and programs see of the caches: Prometheus' metrics, the dashboard, the report, hints and sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import html.parser
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import pyspark_lookup
+from pyspark_lookup import LookupTable
+from pyspark_lookup.cli import advise
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.disk import Disk, DiskSpace
+from pyspark_lookup.hostmetrics import Publisher, Reload, reloads_on, remember_reload
+from pyspark_lookup.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
+from pyspark_lookup.prometheus import HostCollector, series_names
+from pyspark_lookup.report import report
+from pyspark_lookup.sizing import TableFacts, advice, replayed
+from pyspark_lookup.tuning import Hint, disk_hints, hints, quantile_ms, saved_bytes
+
+DASHBOARD = Path(pyspark_lookup.__file__).parent.parent / "conf" / "grafana" / "lookupcache.json"
+CLOCK = HostClock(lambda: 1_000_000.0, lambda: 0.0, lambda _: None, "boot")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "cache", 10**9, CacheMetricGroup(), CLOCK.wall_s, random.Random(1))
+
+
+def counted(disk: Disk, url: str, **values: int) -> Publisher:
+    """A process that has counted these."""
+    publisher = Publisher(CacheMetricGroup(), disk, url.strip("/").replace("/", "_"), url, CLOCK)
+    for name, value in values.items():
+        if name in COUNTERS:
+            publisher.metrics.inc(name, value)
+        else:
+            publisher.metrics.set_gauge(name, value)
+    publisher.publish()
+    return publisher
+
+
+# --- Prometheus -------------------------------------------------------------------------------------
+
+
+def exposed(disk: Disk) -> dict[tuple[str, str], float]:
+    """What a scrape gives, by (series, its table and bucket)."""
+    registry = CollectorRegistry()
+    registry.register(HostCollector(disk, CLOCK))
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name, f"{sample.labels.get('table', '')} {sample.labels.get('le', '')}".strip()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
+    """Counters and times add up over processes, gauges are the latest, in seconds and bytes; a second table stands beside."""
+    one = counted(disk, "/t", hitCount=5, ufsGetBytes=100, versionAsOf=999_000_000, latestLoadTime=1500)
+    two = counted(disk, "/t", hitCount=7)
+    other = counted(disk, "/u", hitCount=1)
+    one.metrics.time("lookupTime", 0.002)
+    one.metrics.time("lookupTime", 100.0)
+    one.publish()
+    found = exposed(disk)
+    assert found["lookupcache_hit_total", "/t"] == 12
+    assert found["lookupcache_hit_total", "/u"] == 1
+    assert found["lookupcache_ufs_get_bytes_total", "/t"] == 100
+    assert found["lookupcache_latest_load_seconds", "/t"] == 1.5
+    assert found["lookupcache_version_as_of_timestamp_seconds", "/t"] == 999_000
+    assert found["lookupcache_reload_lag_seconds", "/t"] == 1000
+    assert found["lookupcache_processes", "/t"] == 2
+    assert found["lookupcache_lookup_seconds_sum", "/t"] == pytest.approx(100.002)
+    assert (
+        found["lookupcache_lookup_seconds_bucket", "/t 0.003"],
+        found["lookupcache_lookup_seconds_bucket", "/t 60"],
+    ) == (1, 1)
+    assert found["lookupcache_lookup_seconds_bucket", "/t +Inf"] == 2
+    assert ("lookupcache_latest_load_seconds", "/u") not in found
+    assert found["lookupcache_disk_block_budget", ""] == 10**9
+    del two, other
+
+
+def test_every_metric_has_its_series(disk: Disk) -> None:
+    """What is counted is exposed, under the names that `series_names` says; times are histograms, so their counters are not."""
+    publisher = counted(disk, "/t", **dict.fromkeys(GAUGES, 1))
+    names = {name for name, _ in exposed(disk)}
+    assert names == series_names()
+    assert len(names) > len([*GAUGES, *HOST_GAUGES]) + 30
+    del publisher
+
+
+# --- Grafana ----------------------------------------------------------------------------------------
+
+
+def queries(node: Any) -> list[str]:
+    """All expressions in a dashboard."""
+    if isinstance(node, dict):
+        own = [node[key] for key in ("expr", "definition") if key in node]
+        return own + [query for value in node.values() for query in queries(value)]
+    return [query for value in node for query in queries(value)] if isinstance(node, list) else []
+
+
+def test_the_dashboard_asks_for_metrics_there_are() -> None:
+    """Each query of the dashboard names series that this package exposes, and only those."""
+    asked = [
+        name for query in queries(json.loads(DASHBOARD.read_text())) for name in re.findall(r"lookupcache_\w+", query)
+    ]
+    assert len(set(asked)) > 25
+    assert set(asked) <= series_names()
+
+
+def test_the_dashboard_loads_without_edits() -> None:
+    """Its data source is a variable, its panels have ids and places of their own, its labels are those of the metrics."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["title"]
+        assert panel["targets"]
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    text = DASHBOARD.read_text()
+    assert set(re.findall(r"\$\{?(\w+)", text)) <= variables | {"__rate_interval", "__all"}
+    assert "__inputs" not in dashboard
+    assert set(re.findall(r"(\w+)=~", text)) == {"table", "host"}
+
+
+# --- the report -------------------------------------------------------------------------------------
+
+
+class Page(html.parser.HTMLParser):
+    """What a page refers to, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.text = ""
+        self.bars: list[dict[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.links += [str(found[name]) for name in ("src", "href", "action") if name in found]
+        if tag == "rect":
+            self.bars.append(found)
+
+    def handle_data(self, data: str) -> None:
+        self.text += f"{data} "
+
+
+def busy(disk: Disk) -> list[Publisher]:
+    """A host with two tables, one of them in trouble, whose name is not harmless."""
+    times = {"lookupTimeCount": 100, "lookupTimeMicros": 10**6, "lookupTimeUpTo10": 60, "lookupTimeUpTo30": 40}
+    good = counted(
+        disk, "s3://bucket/airports", hitCount=999, missCount=1, resolvedBytes=10**9, ufsGetBytes=10**7, **times
+    )
+    bad = counted(disk, "s3://bucket/<script>alert(1)</script>", numLoadFailures=2, loadCount=1, staleServedCount=5)
+    for n in range(5):
+        error = "no answer" if n == 3 else ""
+        remember_reload(disk, "k", "s3://bucket/airports", Reload(1000.0 * n, 1.0 + n, "v", 10**6, 10**7, 10**6, error))
+    return [good, bad]
+
+
+def test_the_report_says_what_was_counted(disk: Disk) -> None:
+    """Hit rates, latency, bytes saved, reloads (failed ones apart), advice; and nothing of it is markup or from the network."""
+    held = busy(disk)
+    text = report(disk, CLOCK)
+    page = Page(text)
+    assert [link for link in page.links if not link.startswith("data:")] == []
+    assert not re.search(r"url\(|@import|<script", text)
+    assert "<script>alert(1)</script>" in page.text
+    words = " ".join(page.text.split())
+    for said in (
+        "99.9% of keys",
+        "≤ 10 ms half of 100 lookups",
+        "≤ 30 ms 99 of 100",
+        "990 MB saved, 99.0% of re-reading",
+    ):
+        assert said in words, said
+    assert "Loads that failed: 2 (1 went well)" in words
+    assert "Nothing to tune" in words
+    assert len(page.bars) == 5
+    assert [bar.get("class") for bar in page.bars].count("failed") == 1
+    for bar in page.bars:
+        assert 0 <= float(str(bar["x"])) <= 600 - float(str(bar["width"])) + 0.1
+    del held
+
+
+def test_the_report_of_a_host_that_did_nothing(disk: Disk) -> None:
+    """An empty cache directory has a page, too."""
+    assert "No process has used this cache directory yet" in report(disk, CLOCK)
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_report_in_a_browser(disk: Disk, tmp_path: Path, width: int) -> None:
+    """A browser shows it without an error, and without anything wider than a phone."""
+    held = busy(disk)
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert browser is not None, "no Chromium: scripts/test installs one"
+    # Asked in the page itself, for there is no other way to know what it was laid out to.
+    probe = "<script>document.title = [document.documentElement.scrollWidth, innerWidth, document.querySelectorAll('rect').length]</script>"
+    page = tmp_path / "report.html"
+    page.write_text(report(disk, CLOCK).replace("</body>", probe + "</body>"), encoding="utf-8")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in shown.stderr
+    found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", shown.stdout)
+    assert found is not None
+    needed, given, bars = map(int, found.groups())
+    assert needed <= given
+    assert bars == 5
+    del held
+
+
+def test_reloads_on_record(disk: Disk) -> None:
+    """The latest loads of a snapshot are kept, 200 of them, those of one table together."""
+    for n in range(210):
+        remember_reload(disk, "one", "/t", Reload(float(n), 1.0, "v"))
+    remember_reload(disk, "two", "/t", Reload(100.5, 2.0, error="no"))
+    remember_reload(disk, "three", "/u", Reload(1.0, 1.0))
+    found = reloads_on(disk)
+    assert list(found) == ["/t", "/u"]
+    assert len(found["/t"]) == 201
+    assert [reload.at_s for reload in found["/t"]] == sorted(reload.at_s for reload in found["/t"])
+    assert found["/t"][0].at_s == 10.0
+
+
+def test_reloads_are_put_on_record(tmp_path: Path, cache_dir: Path) -> None:
+    """What a full cache loads, and what fails, is in the record with its rows and bytes."""
+    path = tmp_path / "dim"
+    path.mkdir()
+    pq.write_table(pa.table({"id": range(10)}), path / "a.parquet")
+    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(cache_dir)}
+    with LookupTable(str(path), options) as table:
+        version = table.reload()
+        (path / "b.parquet").write_bytes(b"noise")
+        with pytest.raises(Exception, match="parquet"):
+            table.reload()
+    ((url, (good, bad)),) = reloads_on(
+        Disk(cache_dir, 10**9, CacheMetricGroup(), CLOCK.wall_s, random.Random(1))
+    ).items()
+    assert url.endswith("/dim")
+    assert (good.version, good.rows, good.error) == (version, 10, "")
+    assert (bad.rows, "parquet" in bad.error) == (0, True)
+
+
+# --- hints ------------------------------------------------------------------------------------------
+
+NOTHING = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys([*GAUGES, "reloadLag"], -1)}
+
+
+@pytest.mark.parametrize(
+    ("counts", "said", "urgent"),
+    [
+        ({"numLoadFailures": 1}, "max-staleness", True),
+        ({"staleServedCount": 1}, "on-reload-failure", True),
+        ({"blockDamagedCount": 1}, "check --repair", True),
+        ({"cacheFailureCount": 1}, "check --repair", True),
+        ({"blockHitCount": 50, "blockMissCount": 50, "blockEvictedCount": 40}, "lookup.cache.max-bytes", False),
+        ({"blockRefusedCount": 20}, "an eighth", False),
+        ({"snapshotReadThroughCount": 1}, "build-wait", False),
+        ({"hitCount": 400, "missCount": 600}, "partial-cache.max-rows", False),
+        ({"lookupTimeCount": 200}, "lookup.cache=FULL", False),
+        ({"ufsRetryCount": 20, "ufsGetCount": 100}, "throttles", False),
+        ({"reloadLag": 90_000_000}, "25 hours ago", False),
+    ],
+)
+def test_each_hint_has_its_reason(counts: dict[str, int], said: str, urgent: bool) -> None:
+    """A hint is given where its numbers are, alone; without them there is none."""
+    (hint,) = hints({**NOTHING, **counts})
+    assert said in f"{hint.seen} {hint.advice}"
+    assert hint.urgent is urgent
+
+
+def test_no_hint_without_a_reason() -> None:
+    """A table that does well has nothing to tune; urgent things come first."""
+    assert hints(NOTHING) == []
+    well = {
+        **NOTHING,
+        "hitCount": 10**6,
+        "missCount": 100,
+        "blockHitCount": 99,
+        "blockMissCount": 1,
+        "lookupTimeCount": 10**5,
+    }
+    assert hints(well) == []
+    both = hints({**NOTHING, "snapshotReadThroughCount": 1, "staleServedCount": 1})
+    assert [hint.urgent for hint in both] == [True, False]
+
+
+def test_a_disk_that_is_nearly_full() -> None:
+    """Less free than the snapshots take, or than 1 GiB, is said; an unknown amount is not."""
+    fine = DiskSpace(blocks=0, budget=1, segments=10**10, free=2 * 10**10)
+    assert disk_hints(fine) == []
+    assert disk_hints(dataclasses.replace(fine, free=-1)) == []
+    assert [type(hint) for hint in disk_hints(dataclasses.replace(fine, free=10**9))] == [Hint]
+
+
+def test_quantiles_and_savings() -> None:
+    """A quantile is the bound of the bucket it lies in; what was saved is never less than nothing."""
+    group = CacheMetricGroup()
+    assert quantile_ms(group.snapshot(), "lookupTime", 0.5) is None
+    for seconds in (0.002, 0.002, 0.02, 100.0):
+        group.time("lookupTime", seconds)
+    values = group.snapshot()
+    assert [quantile_ms(values, "lookupTime", share) for share in (0.5, 0.75, 0.99)] == [3, 30, math.inf]
+    assert saved_bytes({**NOTHING, "resolvedBytes": 5, "ufsGetBytes": 7}) == 0
+
+
+# --- sizes ------------------------------------------------------------------------------------------
+
+ROOM = DiskSpace(0, 10**9, 0, 10**12)
+
+
+def lru_hits(keys: list[int], size: int, batch: int) -> int:
+    """The same by a list, key by key: a key is in the cache from the end of the batch that missed it."""
+    held: list[int] = []
+    hits = 0
+    for start in range(0, len(keys), batch):
+        asked = list(dict.fromkeys(keys[start : start + batch]))
+        missed = [key for key in asked if key not in held]
+        hits += len(keys[start : start + batch]) - len(missed)
+        for key in asked:
+            if key in held:
+                held.remove(key)
+                held.append(key)
+        held = (held + missed)[-size:]
+    return hits
+
+
+def test_a_trace_is_replayed_through_the_cache() -> None:
+    """What is said of a size is what that cache does: all of few keys, none of a scan, and as exact LRU on a mixture."""
+    rng = np.random.default_rng(5)
+    few = pa.table({"id": rng.integers(0, 100, 50_000)})
+    assert replayed(few, 100).hits == 50_000 - 100
+    scan = pa.table({"id": np.arange(50_000)})
+    assert replayed(scan, 50_000).hits == 0
+    mixed = rng.zipf(1.2, 40_000) % 20_000
+    found = replayed(pa.table({"id": mixed}), 12_000)
+    assert found.hits == lru_hits(mixed.tolist(), 12_000, 10_000)
+    assert (found.requests, 0.5 < found.hit_rate < 1) == (40_000, True)
+
+
+def test_nulls_in_a_trace_count_for_nothing() -> None:
+    """A key with a null asks for nothing."""
+    trace = pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]})
+    found = replayed(trace, 10)
+    assert (found.requests, found.hits) == (2, 1)
+
+
+def test_which_mode_is_advised() -> None:
+    """Small tables are kept whole, those that fit as well; what does not fit, or comes from a provider, is kept by key."""
+    hot = pa.table({"id": np.random.default_rng(1).integers(0, 1000, 100_000)})
+    cold = pa.table({"id": np.arange(10_000)})
+    small = TableFacts(10, 1000, 2000)
+    large = TableFacts(None, 10**10, 4 * 10**10, estimated=True)
+    assert advice(small, ROOM, 10**10, None).options == {"lookup.cache": "FULL"}
+    assert advice(large, ROOM, 10**12, hot).options == {"lookup.cache": "FULL"}
+    in_memory = advice(large, ROOM, 10**10, hot)
+    assert in_memory.options == {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+    assert in_memory.distinct_keys == 1000
+    assert advice(large, ROOM, 10**10, cold).options == {"lookup.cache": "FULL"}
+    no_room = advice(large, dataclasses.replace(ROOM, free=10**10), 10**12, None)
+    assert no_room.options["lookup.cache"] == "PARTIAL"
+    assert "--trace" in " ".join(no_room.reasons)
+    assert "once only" in " ".join(advice(large, dataclasses.replace(ROOM, free=1), 10**12, cold).reasons)
+    assert advice(dataclasses.replace(small, provided=True), ROOM, 10**10, hot).options["lookup.cache"] == "PARTIAL"
+
+
+def test_advise_on_the_command_line(tmp_path: Path, cache_dir: Path) -> None:
+    """A table and a trace in, options and their reasons out; a trace that is none is refused by name."""
+    pq.write_table(pa.table({"id": range(100), "name": ["x"] * 100}), tmp_path / "dim.parquet")
+    (tmp_path / "trace.txt").write_text("\n".join(str(n % 7) for n in range(700)))
+    pq.write_table(pa.table({"id": [1, 2, 1]}), tmp_path / "trace.parquet")
+    pq.write_table(pa.table({"key": [1, 2, 1]}), tmp_path / "other.parquet")
+
+    def run(trace: str) -> Any:
+        common = ["-o", "lookup.keys=id", "--cache-dir", str(cache_dir), "--json"]
+        given = [str(tmp_path / "dim.parquet"), "--trace", str(tmp_path / trace), *common]
+        return CliRunner().invoke(advise.COMMANDS[0], given)
+
+    found = json.loads(run("trace.txt").stdout)
+    assert found["options"] == {"lookup.cache": "FULL"}
+    assert (found["distinct_keys"], found["sizes"][-1]) == (
+        7,
+        {"max_rows": 7, "requests": 700, "hits": 693, "hit_rate": 0.99},
+    )
+    assert json.loads(run("trace.parquet").stdout)["distinct_keys"] == 2
+    assert "no column 'id'" in str(run("other.parquet").exception)
+    (tmp_path / "trace.txt").write_text("one\n")
+    assert "column id is int64" in run("trace.txt").output
+
+
+def test_a_partial_cache_tells_its_occupancy(tmp_path: Path, cache_dir: Path) -> None:
+    """How many rows and bytes it holds, and how many it may."""
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir)}
+    LookupTable(str(tmp_path / "dim"), options).write(pa.table({"id": range(100)}))
+    options |= {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "50"}
+    with LookupTable(str(tmp_path / "dim"), {**options, "lookup.partial-cache.max-bytes": "1 MiB"}) as table:
+        table.get_many(pa.table({"id": [1, 2, 3]}))
+        found = table.metrics()
+    assert (found["numCachedRecords"], found["maxCachedRecords"], found["maxCachedBytes"]) == (3, 50, 2**20)

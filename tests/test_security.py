@@ -1,0 +1,727 @@
+"""What docs/security.md claims: planted files, names that lead elsewhere, secrets. Its tables name the tests of this file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import random
+import re
+import socket
+import stat
+import traceback
+from collections.abc import Callable
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable, errors, explain_lookup, lookup_join, planner, register_lookup
+from pyspark_lookup import runtime as runtime_module
+from pyspark_lookup.conf import conf_file_options
+from pyspark_lookup.disk import Disk
+from pyspark_lookup.disk.files import HEADER_BYTES, wrap
+from pyspark_lookup.errors import (
+    CacheDirectoryError,
+    OptionError,
+    PysparkLookupError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsPermissionError,
+    cause_of,
+)
+from pyspark_lookup.functions import KeyLookupFunction, LookupFunctionProvider
+from pyspark_lookup.options import LookupOptions, View
+from pyspark_lookup.reader import ReadTask
+from pyspark_lookup.runtime import runtime
+from pyspark_lookup.stores import open_store
+from pyspark_lookup.stores.failures import our_error
+from pyspark_lookup.views import ViewTask, view_batches
+from tests.fakes import FakeClock, Host, make_host
+from tests.fuzzing import memory_at_most
+from tests.test_api import put
+from tests.test_disk import Opened, data_of, key
+from tests.test_stores import WebServer, web
+
+__all__ = ["web"]
+
+# Who would wait for a pipe, or read a disk's worth of zeros, is stopped here, not by the run's own timeout.
+pytestmark = pytest.mark.timeout(60)
+
+HUGE = 2**43  # bytes of a file that has none of them on disk
+TABLE = "0" * 32
+
+
+@pytest.fixture
+def opened(cache_dir: Path) -> Opened:
+    return Opened(cache_dir)
+
+
+# --- planted files in the cache directory -------------------------------------------------------------
+
+
+def elsewhere(path: Path) -> Path:
+    """A place beside the cache directory that a file lies in."""
+    return next(above.parent for above in path.parents if above.name == "cache") / "elsewhere"
+
+
+def a_socket(path: Path) -> None:
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{directory}/{path.name}")  # a long path is none of a socket's
+    finally:
+        os.close(directory)
+
+
+def a_link(path: Path) -> None:
+    """A link to what was here: right bytes, in a place that is not ours."""
+    moved = elsewhere(path)
+    moved.write_bytes(path.read_bytes() if path.exists() else b"")
+    path.unlink(missing_ok=True)
+    path.symlink_to(moved)
+
+
+def a_huge_file(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+
+
+def a_huge_file_with_a_header(path: Path) -> None:
+    """A header that says so, too."""
+    head = path.read_bytes()[:36] if path.exists() else bytes(36)
+    path.write_bytes(head[:8] + (HUGE - 36).to_bytes(8, "little") + head[16:])
+    os.truncate(path, HUGE)
+
+
+def anothers(path: Path) -> None:
+    os.chown(path, 12345, 12345)
+
+
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a socket": a_socket,
+    "a directory": os.mkdir,
+    "a link": a_link,
+    "a dead link": lambda path: path.symlink_to("nowhere"),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a huge file": a_huge_file,
+    "a huge file with a header": a_huge_file_with_a_header,
+    "another user's": anothers,
+}
+KEPT = ("a link", "a huge file with a header", "another user's")  # made of the file that is there
+
+
+def plant(path: Path, what: str) -> None:
+    """Put it in a file's place."""
+    if what == "another user's" and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    if what not in KEPT:
+        path.unlink(missing_ok=True)
+    PLANTED[what](path)
+
+
+each_planted = pytest.mark.parametrize("what", PLANTED)
+
+
+@each_planted
+def test_a_planted_block_is_a_miss(opened: Opened, what: str) -> None:
+    """What is no file of ours in a block's place is never waited for, followed or read: a counted miss, and replaced if it can be."""
+    opened.disk.put_blocks({key(1): data_of(1)})
+    plant(opened.path(key(1)), what)
+    with memory_at_most(2**30):
+        assert opened.disk.get_block(key(1)) is None
+    assert opened.count("blockDamagedCount") == 1
+    opened.disk.put_blocks({key(1): data_of(1)})
+    assert opened.disk.get_block(key(1)) == (None if what == "a directory" else data_of(1))
+
+
+@each_planted
+def test_a_planted_record_is_a_miss(opened: Opened, what: str) -> None:
+    """So for records, also where all of a kind are read, and one is made anew in such a place."""
+    opened.disk.create_record("version", "k", "right")
+    plant(opened.root / "records" / "version" / "k", what)
+    with memory_at_most(2**30):
+        assert opened.disk.get_record("version", "k") is None
+        assert not opened.disk.has_record("version", "k")
+        assert list(opened.disk.records("version", "k")) == []
+    assert opened.count("cacheFailureCount") == 2
+    if what == "a directory":
+        with pytest.raises(OSError, match="cannot be created"):
+            opened.disk.create_record("version", "k", "other")
+    else:
+        assert opened.disk.create_record("version", "k", "other") == "other"
+
+
+def published(opened: Opened, name: str = "s") -> Path:
+    writer = opened.disk.create_segment({"r": 5})
+    writer.append("r", b"right")
+    writer.finish({})
+    opened.disk.publish_segment(TABLE, name, writer)
+    return opened.root / "snapshots" / TABLE / name
+
+
+@each_planted
+def test_a_planted_segment_is_a_miss(opened: Opened, what: str) -> None:
+    """And for segments; a link among them is removed, what it leads to is not."""
+    path = published(opened)
+    plant(path, what)
+    target = elsewhere(path)
+    assert target.exists() is (what == "a link")
+    with memory_at_most(2**30):
+        assert opened.disk.open_segment(TABLE, "s") is None
+    assert opened.count("cacheFailureCount" if what == "a socket" else "snapshotDamagedCount") == 1
+    assert target.exists() is (what == "a link")
+    assert opened.disk.remove_segment(TABLE, "s") is (not path.exists())
+
+
+@each_planted
+def test_planted_numbers_are_done_without(opened: Opened, what: str) -> None:
+    """And for the numbers beside a segment: no link is written through."""
+    published(opened)
+    numbers = opened.disk.open_numbers(TABLE, "s", 4, create=True)
+    assert numbers is not None
+    path = opened.root / "snapshots" / TABLE / "s.used"
+    plant(path, what)
+    found = opened.disk.open_numbers(TABLE, "s", 4)
+    if what in ("a huge file", "a huge file with a header"):
+        assert found is not None  # they need not be right
+        assert found.nbytes == 32
+    else:
+        assert found is None
+
+
+@each_planted
+def test_a_planted_claim_is_nobodys(opened: Opened, what: str) -> None:
+    """A claim that is none does not keep anybody waiting, and goes if it can."""
+    directory = opened.root / "claims" / TABLE
+    directory.mkdir()
+    path = directory / "v-planted"
+    path.write_bytes(bytes(8))
+    plant(path, what)
+    assert opened.disk.claims(TABLE, "v") == []
+    assert opened.disk.wait_for_claim(TABLE, "v-planted", 0.0, opened.clock.host())
+
+
+@each_planted
+def test_a_planted_lock_keeps_nobody_waiting(opened: Opened, what: str) -> None:
+    """What lies in a lock's place is locked, or cannot be: an OSError, which costs the cache and not the read."""
+    path = opened.disk.lock_path("block", "x")
+    path.write_bytes(bytes(40))
+    plant(path, what)
+    try:
+        lock = opened.disk.acquire("block", "x", 0.0)
+    except OSError:
+        assert what in ("a socket", "a directory", "a link", "a dead link", "a link to a device")
+    else:
+        assert lock is not None
+        lock.release()
+    if what == "a link":
+        assert elsewhere(path).read_bytes() == bytes(40)
+
+
+@each_planted
+def test_a_planted_total_is_counted_anew(opened: Opened, what: str) -> None:
+    """What is no number in the place of the total of all blocks is replaced by the right one."""
+    opened.disk.put_blocks({key(1): data_of(1)})
+    plant(opened.root / "usage", what)
+    opened.disk.put_blocks({key(2): data_of(2)})
+    if what == "a directory":
+        assert opened.count("cacheFailureCount") == 1
+    else:
+        assert opened.usage() == opened.disk.used_bytes()
+        assert opened.disk.get_block(key(2)) == data_of(2)
+
+
+@each_planted
+def test_upkeep_among_planted_files(opened: Opened, what: str) -> None:
+    """Sweeping and checking wait for nothing, follow nothing, and find all of it; repairing removes what can be."""
+    opened.disk.put_blocks({key(1): data_of(1)})
+    opened.disk.create_record("version", "k", 1)
+    opened.disk.create_record("snapshot", TABLE, 1)
+    published(opened)
+    places = [opened.path(key(1)), opened.root / "records" / "version" / "k", opened.root / "snapshots" / TABLE / "s"]
+    for path in places:
+        plant(path, what)
+    for name in ("tmp/left", "claims/x/v-1"):
+        (opened.root / name).parent.mkdir(exist_ok=True)
+        (opened.root / name).touch()
+        plant(opened.root / name, what)
+    opened.clock.tick(10 * 86400)
+    with memory_at_most(2**30):
+        opened.disk.sweep()
+        # A directory among the blocks is one of theirs.
+        assert len(opened.disk.check().damaged) == (2 if what == "a directory" else 3)
+        opened.disk.check(repair=True)
+    assert [path.is_dir() for path in places] == [what == "a directory", False, False]
+
+
+# --- links and directories of others inside the cache directory ----------------------------------------
+
+INNER = ("blocks", "records", "locks", "tmp", "snapshots", "claims")
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_inner_directories_are_held_to_the_rules(opened: Opened, tmp_path: Path, name: str) -> None:
+    """A link or a file in the place of a directory inside is refused when the cache directory is opened, also another user's."""
+    (opened.root / name).rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (opened.root / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheDirectoryError, match=rf"{name} is not a directory \(links are refused\)"):
+        Opened(opened.root.parent)
+    (opened.root / name).unlink()
+    (opened.root / name).mkdir()
+    if os.geteuid() == 0:
+        os.chown(opened.root / name, 12345, 12345)
+        with pytest.raises(CacheDirectoryError, match=rf"{name} belongs to user 12345"):
+            Opened(opened.root.parent)
+
+
+def test_anothers_directory_for_who_cannot_give_files_away(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose directory it is, is asked of the system: for another user this one's directory is foreign."""
+    Opened(cache_dir)
+    real = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: real + 1)
+    with pytest.raises(CacheDirectoryError, match=f"belongs to user {real}, not to {real + 1}"):
+        Opened(cache_dir)
+
+
+@pytest.mark.parametrize("place", ["blocks/ab", "records/version", "snapshots/t", "claims/t"])
+def test_nothing_is_removed_through_a_link(opened: Opened, tmp_path: Path, place: str) -> None:
+    """Evicting, sweeping and repairing leave alone what a link to a directory leads to."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "letter").write_text("dear")
+    os.utime(precious / "letter", (1, 1))
+    link = opened.root / place
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(precious)
+    disk = Disk(opened.root.parent, 20_000, opened.metrics, lambda: opened.clock.wall_s, random.Random(7))
+    opened.clock.tick(100 * 86400)
+    disk.sweep()
+    disk.check(repair=True)
+    disk.put_blocks({key(n, 2000): data_of(n, 2000) for n in range(20)})
+    assert opened.count("blockEvictedCount") > 0
+    assert (precious / "letter").read_text() == "dear"
+
+
+def test_a_directory_that_was_open_to_writing_may_hold_anything(tmp_path: Path) -> None:
+    """Whoever is told to make a directory private is told, too, that others may have put something into it."""
+    (tmp_path / "c").mkdir()
+    for mode, says in ((0o770, True), (0o777, True), (0o750, False)):
+        (tmp_path / "c").chmod(mode)
+        with pytest.raises(CacheDirectoryError, match="chmod 700 it") as caught:
+            Opened(tmp_path / "c")
+        assert ("remove what others may have put into it" in str(caught.value)) is says
+
+
+# --- names that lead elsewhere ------------------------------------------------------------------------
+
+ELSEWHERE = ["../precious", "../../precious", "a/../../../precious", "/precious", "", ".", "..", "x\0y", "\ud800"]
+
+
+@pytest.fixture
+def precious(opened: Opened) -> Path:
+    """A file beside the cache directory, and one inside."""
+    for path in (opened.root / "precious", opened.root.parent / "precious"):
+        path.write_text("dear")
+        os.utime(path, (1, 1))
+    return opened.root / "precious"
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_records_and_segments_lead_nowhere_else(opened: Opened, precious: Path, name: str) -> None:
+    """A name that another file gave is one of a file in its directory, or means none: nothing else is read, touched or removed."""
+    name = name.replace("/precious", f"{precious}") if name.startswith("/") else name
+    disk = opened.disk
+    disk.create_record("version", "there", 1)
+    published(opened)
+    assert disk.get_record("version", name) is None
+    assert not disk.has_record("version", name)
+    assert disk.open_segment(TABLE, name) is None
+    assert disk.open_numbers(TABLE, name, 1) is None
+    assert not disk.remove_segment(TABLE, name)
+    disk.discard_segment(TABLE, name)
+    disk.unlink_segment(TABLE, name)
+    disk.remove_record("version", name)
+    for attempt in (
+        lambda: disk.replace_record("version", name, 1),
+        lambda: disk.create_record("version", name, 1),
+    ):
+        with pytest.raises(OSError, match="is no name of a file"):
+            attempt()
+    for path in (precious, opened.root.parent / "precious"):
+        assert path.read_text() == "dear"
+        assert path.stat().st_mtime == 1
+    assert disk.get_record("version", "there") == 1
+    assert disk.open_segment(TABLE, "s") is not None
+
+
+# --- files of a table on a local disk -------------------------------------------------------------------
+
+
+def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
+    """Neither where a path names one, nor where it takes a file's place after the version was resolved."""
+    path = put(tmp_path / "dim.parquet", id=[1, 2])
+    host = make_host(str(path), None)
+    table, version = host.metadata.discover(LookupOptions.parse({"path": str(path)}))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UfsNotFoundError, match="is a pipe, socket or device"):
+        host.metadata.ask(table)
+    with pytest.raises(SourceChangedError):
+        host.ufs.read_ranges(version.files[0], [(0, 4)])
+    with pytest.raises(SourceChangedError):
+        host.ufs.read_ranges(version.files[0].as_immutable(), [(0, 4)])
+
+
+@pytest.mark.parametrize("what", ["pipe", "socket", "link to a device"])
+def test_what_is_no_file_in_a_log_is_not_read(tmp_path: Path, what: str) -> None:
+    """Nor in the place of an event of a managed table's log, or behind the last one: it counts as an event that is not there."""
+    path, cache = tmp_path / "dim", tmp_path / "cache"
+    table = LookupTable(str(path), {"lookup.cache.dir": str(cache), "lookup.keys": "id"})
+    table.write(pa.table({"id": [1]}))
+    planted = path / "_lookup" / "log" / f"{5:020d}.json"
+    {"pipe": os.mkfifo, "socket": a_socket, "link to a device": lambda path: path.symlink_to("/dev/zero")}[what](
+        planted
+    )
+    host = make_host(str(path), tmp_path / "other")
+    options = LookupOptions.parse({"path": str(path)})
+    assert host.metadata.discover(options)[1].newest == 4
+    event = path / "_lookup" / "log" / f"{4:020d}.json"
+    os.replace(planted, event)
+    assert make_host(str(path), tmp_path / "third").metadata.discover(options)[1].newest == 1
+
+
+def test_links_in_a_table_are_followed(tmp_path: Path) -> None:
+    """Said in the document: who may write a table's directory can make it show any file that its reader may read."""
+    outside = put(tmp_path / "private.parquet", id=[7])
+    (tmp_path / "dim").mkdir()
+    (tmp_path / "dim" / "a.parquet").symlink_to(outside)
+    with LookupTable(str(tmp_path / "dim"), {"lookup.cache.dir": str(tmp_path / "cache")}) as table:
+        assert table.scan()["id"].to_pylist() == [7]
+
+
+# --- secrets ------------------------------------------------------------------------------------------
+
+SECRET = "SESAME42"
+ERRORS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
+TELLING = [
+    f"http://me:{SECRET}@h:9/t.csv",
+    f"https://h/t.csv?x=1&X-Amz-Signature={SECRET}&y=2",
+    f"could not connect to 's3://key:{SECRET}@bucket/x': refused",
+    f"https://h/t?sv=1&sig={SECRET}",
+    f"invalid dsn: host=h user=u password={SECRET} dbname=d",
+    f"postgresql://u:{SECRET}@h/d",
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_no_error_of_ours_tells_a_secret(kind: type[PysparkLookupError]) -> None:
+    """Whatever an error is made of, credentials of URLs and connection strings in it are hidden, also once it has travelled."""
+    for text in TELLING:
+        error = kind(f"option path = {text!r} cannot be read: {text}")
+        for shown in (str(error), repr(error), repr(error.args), str(pickle.loads(pickle.dumps(error)))):
+            assert SECRET not in shown
+        assert "[redacted]" in str(error)
+        assert isinstance(error, Exception)
+
+
+class WithUrlError(Exception):
+    """What an HTTP client raises: its text is made of an attribute."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(404)
+        self.url = url
+
+    def __str__(self) -> str:
+        return f"404, url={self.url!r}"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("text", TELLING)
+def test_no_traceback_of_ours_tells_a_secret(depth: int, text: str) -> None:
+    """The errors beneath one of ours are left out of its traceback where one of them would tell; others stay."""
+
+    def beneath(text: str) -> BaseException:
+        error: Exception = WithUrlError(text)
+        for _ in range(depth):
+            try:
+                raise ValueError("another") from error
+            except ValueError as raised:
+                error = raised
+        return error
+
+    for said, told in ((text, False), ("http://h/t.csv", True)):
+        foreign = beneath(said)
+        ours = our_error(foreign, said)
+        ours.__cause__ = cause_of(foreign)
+        assert SECRET not in "".join(traceback.format_exception(ours))
+        assert (ours.__cause__ is foreign) is told
+        assert type(foreign).__name__ in "".join(traceback.format_exception(ours))
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A URL with a password and a signature is used, and stands in no description, log, error, counter or traceback.
+
+    In the cache directory it stands where the files of a version are listed, and nowhere else.
+    """
+    caplog.set_level(logging.DEBUG, "pyspark_lookup")
+    web.put(f"/t.csv?sig={SECRET}", b"id,city\n1,a\n", '"a"', formatdate(1_000_000, usegmt=True))
+    url = web.url.replace("://", f"://me:{SECRET}@") + f"/t.csv?sig={SECRET}"
+    options = {"lookup.cache.dir": str(cache_dir), "lookup.keys": "id", "lookup.max-retries": 0}
+    told: list[object] = []
+    for cache in ({}, {"lookup.cache": "FULL"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 9}):
+        with LookupTable(url, {**options, **cache}) as table:
+            assert table.scan().num_rows == 1
+            assert table.get(1)[0]["city"] == "a"
+            told += [table.describe(), repr(table), table.metrics(), table.metrics_by_worker(), table.version]
+    parsed = LookupOptions.parse({"path": url, "lookup.keys": "id"})
+    host = make_host(url, cache_dir)
+    reference, version = host.metadata.discover(parsed)
+    found = planner.find(host.reader, parsed)
+    plan = planner.plan_read(found, parsed, planner.table_columns(found, parsed), host.clock.host())
+    told += [
+        repr(reference),
+        repr(version),
+        repr(parsed),
+        repr(found),
+        repr(plan),
+        repr(host.metadata.host.known_versions(parsed)),
+    ]
+    engine = runtime().engine(parsed)
+    told += [batch.to_pylist() for batch in view_batches(engine, ViewTask(View.FILES), parsed, bytes)]
+    told += [batch.to_pylist() for batch in view_batches(engine, ViewTask(View.METRICS), parsed, bytes)]
+    for status in (404, 403, 500, 400, 0):
+        web.before = lambda method, path, status=status: status
+        for act in (lambda: LookupTable(url, options).scan(), lambda: LookupTable(url, options).describe()):
+            with pytest.raises(UfsError) as caught:
+                act()
+            told += ["".join(traceback.format_exception(caught.value)), repr(caught.value)]
+    for bad in (url.replace("://", "s://"), url + ".unknown"):
+        with pytest.raises(PysparkLookupError) as refused:
+            LookupTable(bad, options).scan()
+        told.append("".join(traceback.format_exception(refused.value)))
+    told += [record.getMessage() + str(record.exc_info) for record in caplog.records]
+    assert [one for one in told if SECRET in str(one)] == []
+    holding = {name.split("/")[2] for name, content in everything(cache_dir).items() if SECRET.encode() in content and "/records/" in f"/{name}"}  # fmt: skip
+    assert holding <= {"files", "unsettled"}
+    others = {name.split("/")[1] for name, content in everything(cache_dir).items() if SECRET.encode() in content}
+    assert others <= {"records", "snapshots"}
+
+
+class Refusing(KeyLookupFunction):
+    """A lookup whose driver tells all it knows."""
+
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+    def lookup_key(self, key: Any) -> Any:
+        raise WithUrlError(f"postgresql://u:{SECRET}@h/d")
+
+
+def refusing(context: Any) -> LookupFunctionProvider:
+    return LookupFunctionProvider(Refusing(), Refusing.schema)
+
+
+def broken(context: Any) -> LookupFunctionProvider:
+    raise WithUrlError(f"postgresql://u:{SECRET}@h/d")
+
+
+@pytest.mark.parametrize("factory", ["refusing", "broken"])
+def test_what_a_provider_tells_is_told_without_secrets(cache_dir: Path, factory: str) -> None:
+    """A driver's error with its connection string in it reaches the query without the password, in the traceback too."""
+    options = {"lookup.provider": f"tests.test_security:{factory}", "lookup.keys": "id", "lookup.max-retries": 0}
+    with pytest.raises(PysparkLookupError) as caught:
+        LookupTable(None, {**options, "lookup.cache.dir": str(cache_dir)}).get(1)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "postgresql://[redacted]@h/d" in shown
+    assert SECRET not in shown
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.spark
+@pytest.mark.slow
+def test_secrets_and_spark(spark: Any, web: WebServer, cache_dir: Path) -> None:
+    """Neither plans nor functions nor failures of Spark tell a URL's secrets, and the catalog does not get them."""
+    web.put(f"/t.csv?sig={SECRET}", b"id,city\n1,a\n", '"a"', formatdate(1_000_000, usegmt=True))
+    url = web.url.replace("://", f"://me:{SECRET}@") + f"/t.csv?sig={SECRET}"
+    options = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": "0"}
+    table = spark.read.format("lookupcache").options(**options).load(url)
+    joined = lookup_join(spark.range(3), url, on={"id": "id"}, **options)
+    register_lookup(spark, "secret_city", url, key="id", **options)
+    called = spark.sql("SELECT secret_city(id) FROM range(2)")
+    mode = spark._jvm.org.apache.spark.sql.execution.ExplainMode
+    for frame, rows in ((table, 1), (joined, 3), (called, 2)):
+        for name in ("extended", "formatted"):
+            assert SECRET not in frame._jdf.queryExecution().explainString(mode.fromString(name))
+        assert frame.count() == rows
+        assert SECRET not in frame._jdf.queryExecution().toString()
+    assert SECRET not in explain_lookup(joined)
+    assert SECRET not in str(spark.sql("DESCRIBE FUNCTION EXTENDED secret_city").collect())
+    for statement in (
+        f"CREATE TABLE secret_dim USING lookupcache OPTIONS (path '{url}')",
+        f"CREATE TABLE secret_dim USING lookupcache OPTIONS (path 's3://b/x', 'lookup.storage.secret' '{SECRET}')",
+        f"CREATE TABLE secret_dim USING lookupcache OPTIONS (path 's3://b/x', 'lookup.storage.endpoint_url' 'http://u:{SECRET}@h')",
+        f"CREATE TABLE secret_dim USING lookupcache OPTIONS ('lookup.provider' 'a:b', 'lookup.provider.url' 'x://u:{SECRET}@h')",
+    ):
+        with pytest.raises(Exception, match="credential") as refused:
+            spark.sql(statement)
+        assert SECRET not in str(refused.value)
+        assert not spark.catalog.tableExists("secret_dim")
+    web.before = lambda method, path: 500
+    for frame in (table, joined, called):
+        with pytest.raises(Exception, match="500") as failed:
+            frame.collect()
+        assert SECRET not in str(failed.value)
+
+
+# --- what is not checked, as the document says -------------------------------------------------------------
+
+
+def test_a_refused_directory_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With a cache directory that is refused rows are read from the store, which is logged; nothing is put into it."""
+    path = put(tmp_path / "dim.parquet", id=[1, 2])
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    for options in ({}, {"lookup.cache": "FULL"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 5}):
+        given = {"lookup.cache.dir": str(tmp_path / "open"), "lookup.keys": "id", **options}
+        with LookupTable(str(path), given) as table:
+            assert table.get(2) == [{"id": 2}]
+            assert table.metrics()["cacheFailureCount"] > 0
+    assert "going on without a cache" in caplog.text
+    assert list((tmp_path / "open").iterdir()) == []
+
+
+def managed(tmp_path: Path) -> Path:
+    """A managed table of two writes."""
+    with LookupTable(str(tmp_path / "dim"), {"lookup.cache.dir": str(tmp_path / "w"), "lookup.keys": "id"}) as table:
+        table.write(pa.table({"id": [1]}))
+        table.write(pa.table({"id": [2]}))
+    return tmp_path / "dim"
+
+
+def test_a_forged_record_is_believed(tmp_path: Path, cache_dir: Path) -> None:
+    """Whoever may write the cache directory can make its checksums right, and a file of the table be forgotten."""
+    path = managed(tmp_path)
+    options = LookupOptions.parse({"path": str(path)})
+
+    def files() -> int:
+        return len(make_host(str(path), cache_dir).metadata.discover(options)[1].files)
+
+    assert files() == 2
+    (record,) = (cache_dir / "v1" / "records" / "log").iterdir()
+    state = json.loads(record.read_bytes()[HEADER_BYTES:])
+    state["writes"][0][5] = []
+    record.write_bytes(wrap(json.dumps(state).encode(), f"log/{record.name}"))
+    assert files() == 1
+
+
+def test_cached_bytes_need_no_permission_to_read(tmp_path: Path, cache_dir: Path) -> None:
+    """What was read once is answered to every process of that user, also to one that may only list."""
+    path = put(tmp_path / "dim.parquet", id=[1, 2])
+
+    def rows(host: Host) -> int:
+        found = planner.find(host.reader, parsed)
+        plan = planner.plan_read(found, parsed, planner.table_columns(found, parsed), host.clock.host())
+        return sum(batch.num_rows for batch in host.reader.read(plan, ReadTask(0, 1), None))
+
+    def refused(kind: str, subject: object) -> None:
+        if kind == "get":
+            raise UfsPermissionError("no")
+
+    parsed = LookupOptions.parse({"path": str(path)})
+    forbidden = make_host(str(path), tmp_path / "another")
+    forbidden.store.before = refused
+    with pytest.raises(UfsPermissionError):
+        rows(forbidden)
+    assert rows(make_host(str(path), cache_dir)) == 2
+    same = make_host(str(path), cache_dir)
+    same.store.before = refused
+    assert rows(same) == 2
+
+
+def test_small_files_may_hold_much(tmp_path: Path, cache_dir: Path) -> None:
+    """A file of a few KB is a table of 16 MB, and nobody says no."""
+    path = put(tmp_path / "dim.parquet", id=np.zeros(2_000_000, np.int64))
+    assert path.stat().st_size < 20_000
+    with LookupTable(str(path), {"lookup.cache.dir": str(cache_dir)}) as table:
+        assert table.scan().nbytes >= 16_000_000
+
+
+def test_files_of_a_table_have_the_umasks_modes(tmp_path: Path) -> None:
+    """On a local disk a table is as private as its directory and the umask make it; the cache directory always is."""
+    before = os.umask(0o022)
+    try:
+        path = managed(tmp_path)
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in path.rglob("*") if file.is_file()}
+    assert modes == {0o644}
+    assert stat.S_IMODE((tmp_path / "w").stat().st_mode) == 0o700
+
+
+def test_credentials_of_the_conf_file_go_to_every_remote_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever server a path names gets them, from a conf file of any mode; a local table does not."""
+    conf = tmp_path / "x.conf"
+    conf.write_text(f"lookup.storage.token = {SECRET}\nlookup.cache.dir = {tmp_path / 'cache'}\n")
+    conf.chmod(0o666)
+    monkeypatch.setenv("LOOKUPCACHE_CONF", str(conf))
+    given: dict[str, Any] = {}
+
+    def opened(path: str, storage: Any, now_s: Any) -> Any:
+        given[path] = dict(storage)
+        return open_store(str(tmp_path), {})
+
+    monkeypatch.setattr(runtime_module, "open_store", opened)
+    process = runtime_module.Runtime(FakeClock().host(), random.Random(7))
+    for path in ("http://anywhere.example/x", "s3://any/x", str(tmp_path / "x")):
+        process.engine(LookupOptions.parse({"path": path}, conf=conf_file_options()))
+    assert list(given.values()) == [{"token": SECRET}, {"token": SECRET}, {}]
+
+
+def test_options_name_code(cache_dir: Path) -> None:
+    """A factory that an option names is called in the process of whoever reads, with the options."""
+    calls.clear()
+    options = {"lookup.keys": "id", "lookup.provider.x": "5", "lookup.cache.dir": str(cache_dir)}
+    with pytest.raises(OptionError, match="return a LookupProvider"):
+        LookupTable(None, {"lookup.provider": "tests.test_security:called", **options})
+    assert [dict(context.options) for context in calls] == [{"x": "5"}]
+
+
+calls: list[Any] = []
+
+
+def called(context: Any) -> None:
+    calls.append(context)
+
+
+def test_properties_are_shown_as_they_are(tmp_path: Path) -> None:
+    """What somebody puts into a table's properties stands in its log, and `describe` shows it."""
+    path = managed(tmp_path)
+    with LookupTable(str(path), {"lookup.cache.dir": str(tmp_path / "w")}) as table:
+        table.alter(properties={"owners.token": SECRET})
+        assert table.describe()["properties"] == {"owners.token": SECRET}
+
+
+def test_the_document_names_tests_that_exist() -> None:
+    """Every test that docs/security.md names is there, and each of this file and of `test_fuzz` is named."""
+    tests = Path(__file__).parent
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (tests.parent / "docs" / "security.md").read_text(encoding="utf-8"))
+    assert len(named) > 40
+    for file, name in set(named):
+        assert re.search(rf"^def {name}\(", (tests / file).read_text(encoding="utf-8"), re.MULTILINE), (file, name)
+    for file in ("test_security.py", "test_fuzz.py"):
+        there = set(re.findall(r"^def (test_\w+)\(", (tests / file).read_text(encoding="utf-8"), re.MULTILINE))
+        assert there - {name for of, name in named if of == file} <= UNNAMED
+
+
+UNNAMED = {"test_the_document_names_tests_that_exist", "test_anothers_directory_for_who_cannot_give_files_away"}

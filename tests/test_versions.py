@@ -1,0 +1,122 @@
+"""Older versions of Spark: what they lack is refused by name, and what they do not say is known without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import NotSupportedError, VersionGoneError
+from pyspark_lookup.spark import versions
+from pyspark_lookup.spark.changes import ChangeReader, stream_reader
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LookupTable:
+    own = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.compact-after": "0"}
+    made = LookupTable(str(tmp_path / "t"), own)
+    made.write(pa.table({"id": [], "name": []}, SCHEMA))
+    return made
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": ids, "name": ["a"] * len(ids)}, SCHEMA)
+
+
+def reader_of(table: LookupTable, **options: str) -> ChangeReader:
+    given = {"path": table.given["path"], **{f"lookup.stream.{key.replace('_', '-')}": v for key, v in options.items()}}
+    given["lookup.cache.dir"] = table.given["lookup.cache.dir"]
+    return stream_reader(given, StructType([StructField("id", LongType()), StructField("name", StringType())]))
+
+
+def consumed(reader: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    """The ids of a micro-batch."""
+    batches = [batch for partition in reader.partitions(start, end) for batch in reader.read(partition)]
+    return sorted(id_ for batch in batches for id_ in batch.column("id").to_pylist())
+
+
+@pytest.mark.parametrize("limit", ["rows", "files", "bytes"])
+def test_limits_of_a_micro_batch_need_spark_42(table: LookupTable, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 4.1 a stream with a limit fails when it begins, naming the option and both versions."""
+    option = f"max_{limit}_per_trigger"
+    monkeypatch.setattr(versions, "SPARK", (4, 2))
+    reader_of(table, **{option: "5"})
+    monkeypatch.setattr(versions, "SPARK", (4, 1))
+    words = (
+        f"option lookup.stream.max-{limit}-per-trigger needs Spark 4.2, and this is {pyspark.__version__}: without it"
+    )
+    with pytest.raises(NotSupportedError, match=words):
+        reader_of(table, **{option: "5"})
+    reader_of(table)
+
+
+def test_filters_are_their_scans_own_from_5_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pushed prunes unasked on a Spark that keeps one scan's filters from others."""
+    found = []
+    for version in ((4, 1), (4, 3), (5, 0), (5, 1)):
+        monkeypatch.setattr(versions, "SPARK", version)
+        found.append(versions.scopes_pushed_filters())
+    assert found == [False, False, True, True]
+
+
+def test_offsets_without_arguments(table: LookupTable) -> None:
+    """A Spark that does not say where a micro-batch starts gets each commit's rows once, and none for events without rows."""
+    table.write(rows(1))
+    reader = reader_of(table)
+    start = reader.initialOffset()
+    end = reader.latestOffset()
+    assert consumed(reader, start, end) == [1]
+    table.compact()
+    assert reader.latestOffset() == end
+    table.write(rows(2))
+    table.write(rows(3))
+    later = reader.latestOffset()
+    assert consumed(reader, end, later) == [2, 3]
+    assert reader.latestOffset() == later
+
+
+def test_nothing_to_begin_with(table: LookupTable) -> None:
+    """Of a table without rows the first offset stays the latest one."""
+    reader = reader_of(table)
+    start = reader.initialOffset()
+    assert reader.latestOffset() == start
+    table.write(rows(1))
+    assert consumed(reader, start, reader.latestOffset()) == [1]
+
+
+def test_a_restart_without_arguments(table: LookupTable) -> None:
+    """A restarted query first goes to the end of the log, and on from there; one with an unfinished micro-batch does that again."""
+    table.write(rows(1))
+    reader = reader_of(table)
+    start = reader.initialOffset()
+    end = reader.latestOffset()
+    table.write(rows(2))
+    committed = reader_of(table)
+    latest = committed.latestOffset()
+    assert consumed(committed, end, latest) == [2]
+    assert committed.latestOffset() == latest
+    unfinished = reader_of(table)
+    assert consumed(unfinished, start, end) == [1]
+    assert consumed(unfinished, end, unfinished.latestOffset()) == [2]
+
+
+def test_a_table_made_anew_without_arguments(table: LookupTable, tmp_path: Path) -> None:
+    """A stream without arguments notices, too, that its table is another one."""
+    table.write(rows(1))
+    reader = reader_of(table)
+    reader.initialOffset()
+    end = reader.latestOffset()
+    for file in sorted((tmp_path / "t").rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "other")}).write(rows(5))
+    with pytest.raises(VersionGoneError, match="dropped and created anew"):
+        reader.latestOffset()
+    with pytest.raises(VersionGoneError, match="dropped and created anew"):
+        reader_of(table).partitions(end, end)
