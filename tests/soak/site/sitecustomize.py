@@ -1,0 +1,13 @@
+"""Beside faketime: it takes a sleep until a time of the monotonic clock for one of the wall clock, so sleeping is done otherwise."""
+
+import threading
+import time
+
+
+def sleep(seconds: float) -> None:
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    threading.Event().wait(seconds)
+
+
+time.sleep = sleep

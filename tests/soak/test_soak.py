@@ -1,0 +1,28 @@
+"""A soak of five minutes. Nightly: `scripts/soak`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.soak.run import soak
+
+pytestmark = [pytest.mark.alone, pytest.mark.spark, pytest.mark.slow(400), pytest.mark.timeout(1800)]
+
+SECONDS = 300.0
+SEED = 20261121
+HANG_S = 150.0  # other tests run beside it; alone it is a minute
+
+
+def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
+    """Tables that change, a store that fails, executors and workers that die, a full disk, a stepped clock, restarts: each
+    micro-batch has one version of each table, the one it says, none older than before, and each row came out once."""
+    told = soak(tmp_path, SECONDS, SEED, HANG_S)
+    assert told["wrong"] == []
+    assert told["batches"] >= 20
+    assert told["publishes served"] >= 10
+    assert told["epochs served"] >= 10
+    assert sum(count for count in told["harm"].values() if isinstance(count, int)) >= 8
+    assert all(told["requests"][fault] > 0 for fault in ("refused", "lost", "unanswered", "truncated"))
+    assert sum(directory["counted"]["blockEvictedCount"] for directory in told["directories"].values()) > 0
