@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.bench_managed import customers, full_table
+from benchmarks.bench_managed import full_table, updated
 from benchmarks.common import session
 from pyspark_lookup import LookupTable, lookup_join
 
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 
 PARTS = ("points", "stream", "running")
 CACHES = {"NONE": {}, "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000000"}}
-
-
-def updated(rows: int, keys: int, seed: int) -> pa.Table:
-    """New rows for some keys of a table of so many customers."""
-    rng = np.random.default_rng(seed)
-    return customers(0, keys, seed).set_column(0, "id", pa.array(rng.choice(rows, keys, replace=False)))
 
 
 def points(work: Path, runs: int) -> None:

@@ -3,7 +3,8 @@
 commit    100,000 rows written by `LookupTable.write` (write id, files, commit; everything fsynced) beside the same
           rows sorted and put into one fsynced parquet file by pyarrow; goal at most 50 ms beyond that.
 planning  a new process of the host asks for the version of a table with 10 and with 10,000 commits, whose log its
-          host has read before: store calls (goal at most 2) and seconds; and the first reading on a new host.
+          host has read before: store calls (goal at most 2) and seconds; and the first reading on a new host. Then
+          commits of one row each to these tables, with the options' defaults, so some of them compact.
 append    1 % of new rows is appended to a table of 10M rows with `lookup.cache=FULL`; until a key of them is
           answered, beside a build of the whole snapshot; goal at most 15 % of that. The commit itself is apart.
 upsert    10,000 keys, spread over the same table, are upserted; until one of them is answered (goal at most 10 % of
@@ -116,6 +117,15 @@ def planning(work: Path, runs: int) -> None:
             calls = found[-1][1]
             median = statistics.median(seconds for seconds, _ in found)
             print(f"| {commits:,} | {who} | {runs} | {median:.3f} | " + " | ".join(map(str, calls.values())) + " |")
+    print("\n| commits | one more, of one row: runs | median s | max s |\n|---|---|---|---|")
+    for commits in COMMITS:
+        table = LookupTable(str(work / f"log-{commits}"), {"lookup.cache.dir": str(work / "writer")})
+        times = []
+        for _ in range(5 * runs):
+            started = time.perf_counter()
+            table.write(pa.table({"id": [2], "name": ["b"]}))
+            times.append(time.perf_counter() - started)
+        print(f"| {commits:,} | {len(times)} | {statistics.median(times):.3f} | {max(times):.3f} |")
 
 
 def full_table(work: Path, name: str, rows: int) -> tuple[Path, LookupTable]:
@@ -151,6 +161,12 @@ def append(work: Path, rows: int, runs: int) -> None:
           f"(max {max(v / b for v, b in zip(visible, builds, strict=True)) * 100:.1f} %)\n")  # fmt: skip
 
 
+def updated(rows: int, keys: int, seed: int) -> pa.Table:
+    """New rows for some keys of a table of so many customers."""
+    rng = np.random.default_rng(seed)
+    return customers(0, keys, seed).set_column(0, "id", pa.array(rng.choice(rows, keys, replace=False)))
+
+
 def upsert(work: Path, rows: int, runs: int) -> None:
     path, table = full_table(work, "upserted", rows)
     options = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "10 min", "lookup.cache.dir": str(work / "host")}
@@ -158,11 +174,9 @@ def upsert(work: Path, rows: int, runs: int) -> None:
     started = time.perf_counter()
     assert reader.get(1)
     build = time.perf_counter() - started
-    rng = np.random.default_rng(7)
     visible, commits = [], []
     for run in range(runs):
-        new = customers(0, 10_000, run).set_column(0, "id", pa.array(rng.choice(rows, 10_000, replace=False)))
-        new = new.set_column(3, "visits", pa.array(np.full(10_000, 1000 + run)))
+        new = updated(rows, 10_000, run).set_column(3, "visits", pa.array(np.full(10_000, 1000 + run)))
         started = time.perf_counter()
         table.upsert(new)
         commits.append(time.perf_counter() - started)

@@ -1,0 +1,117 @@
+"""What do metrics cost of a lookup? The same lookups with this package's counters and without any.
+
+Batches of 10,000 keys, as the tasks of a join have them and as `LookupTable.get_many` has, and single keys, out of a full cache of
+1M rows on a local disk, in CACHE mode (no metadata call) and in UFS mode (a HEAD of a local file). "without": the same table, whose
+counters do nothing and are published nowhere for that one call; "unpublished": it counts. Calls alternate at random, for the cost
+is a hundredth of what a call's time varies by; "with, again" shows how much the comparison itself is off by. Goal: under 1 % of a
+batch's time.
+
+    python -m benchmarks.bench_metrics [--rows N] [--runs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.common import report
+from pyspark_lookup import LookupTable
+from pyspark_lookup.joining import LookupSpec, announced, lookup_of, parsed_options
+from pyspark_lookup.metadata import Execution
+from pyspark_lookup.runtime import runtime
+
+BATCH = 10_000
+MODES = {
+    "CACHE": {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"},
+    "UFS": {},
+}
+_WARMUP = 50
+
+
+def counting_of(table: LookupTable) -> list[tuple[object, str]]:
+    """The methods, by object and name, by which a table's engine publishes and counts; that which publishes first."""
+    engine = runtime().engine(table._options)
+    publisher = engine.publish_metrics.__self__  # type: ignore[attr-defined]
+    return [(publisher, "_put"), *((engine.reader.metrics, name) for name in ("inc", "time", "set_gauge"))]
+
+
+def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
+    """What a task of `lookup_join` does of a batch with these keys."""
+    options = table.given
+    execution = Execution("bench", "1")
+    columns = pa.schema([("name", pa.string()), ("x", pa.float64())])
+    spec = LookupSpec(options, ("id",), columns, ("name", "x"), many=False, marked=True)
+    version = announced(runtime().effective(parsed_options(json.dumps(options))), execution)
+    told = pa.array([version] * len(keys), pa.binary())
+    lookup = lookup_of(spec.to_text(), {})
+    assert lookup.answers([keys], told, execution).null_count == 0
+
+    def call() -> None:
+        lookup.answers([keys], told, execution)
+        lookup.publish()
+
+    return call
+
+
+def seconds_of(call: Callable[[], object], counting: list[tuple[object, str]], runs: int) -> dict[str, list[float]]:
+    """Seconds of each call, with counting and without, in an order that is drawn anew for each round."""
+    silenced = {"with metrics": [], "with, again": [], "unpublished": counting[:1], "without": counting}
+    names = list(silenced)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    rng = random.Random(7)
+    for number in range(_WARMUP + runs):
+        for name in rng.sample(names, len(names)):
+            for owner, method in silenced[name]:
+                setattr(owner, method, lambda *given: None)  # of this object: its class goes on as it was
+            started = time.perf_counter()
+            call()
+            took_s = time.perf_counter() - started
+            for owner, method in silenced[name]:
+                delattr(owner, method)
+            if number >= _WARMUP:
+                found[name].append(took_s)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=3000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-metrics-") as directory:
+        path = Path(directory) / "dim.parquet"
+        rows = given.rows
+        pq.write_table(
+            pa.table({"id": np.arange(rows), "name": [f"n{n}" for n in range(rows)], "x": np.arange(rows) * 0.5}), path
+        )
+        batch = pa.table({"id": np.random.default_rng(3).integers(0, rows, BATCH)})
+        for source, options in MODES.items():
+            options = {"lookup.keys": "id", "lookup.cache": "FULL", **options}
+            with LookupTable(str(path), {**options, "lookup.cache.dir": f"{directory}/{source}"}) as table:
+                table.warm()
+                calls = {
+                    f"{BATCH:,} keys of a join": join_of(table, batch.column("id").combine_chunks()),
+                    f"{BATCH:,} keys": lambda table=table: table.get_many(batch),
+                    "a single key": lambda table=table: table.get(7),
+                }
+                for what, call in calls.items():
+                    times = seconds_of(call, counting_of(table), given.runs)
+                    report(f"{what}, FULL, {source}", times, "without")
+                    medians = {name: statistics.median(seconds) * 1e6 for name, seconds in times.items()}
+                    for name in ("with metrics", "with, again", "unpublished"):
+                        more_us = medians[name] - medians["without"]
+                        print(f"\n{name}: {more_us:.1f} us of {medians[name]:.0f}, {more_us / medians[name]:.2%}")
+
+
+if __name__ == "__main__":
+    main()
