@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import difflib
+import functools
 import os
 import re
 import tempfile
@@ -385,7 +386,7 @@ class LookupOptions:
         """Whether a trigger reloads the full cache."""
         return self.reload_strategy is not ReloadStrategy.PERIODIC or self.reload_interval_s is not None
 
-    @property
+    @functools.cached_property
     def full_cache(self) -> tuple[Any, ...]:
         """The values of all options of the full cache."""
         return tuple(getattr(self, field.name) for key, field in _FIELDS.items() if key.startswith(_FULL))

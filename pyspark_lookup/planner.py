@@ -81,7 +81,8 @@ def _known_or_discovered(
     reader: TableReader, options: LookupOptions, known: Table | None
 ) -> tuple[Table, TableVersion]:
     if known is not None:
-        known = dataclasses.replace(known, pinned=options.pinned)
+        if known.pinned != options.pinned:
+            known = dataclasses.replace(known, pinned=options.pinned)
         try:
             version = reader.metadata.resolve(known, options, None).version
         except UfsNotFoundError:

@@ -112,7 +112,7 @@ class TableReader:
         self.metrics = metrics
         self._rng = rng
         self._start = start
-        self._fulls: dict[str, FullCache] = {}
+        self._fulls: dict[tuple[object, ...], FullCache] = {}
         self._fulls_lock = threading.Lock()
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
         self._schemas: dict[str, tuple[pa.Schema, pa.Schema]] = {}
@@ -183,10 +183,11 @@ class TableReader:
             return None
         # Columns that a predicate needs are kept beside those that were chosen.
         columns = None if options.columns is None else (options.columns, options.where)
-        key = key_of(table.id, options.keys, columns, options.partition, options.metadata_source.value)
+        kept = (table.id, options.keys, columns, options.partition, options.metadata_source.value)
         with self._fulls_lock:
-            place = key_of(key, options.full_cache)
+            place = (kept, options.full_cache)
             if place not in self._fulls:
+                key = key_of(*kept)
                 loader = SnapshotLoader(self._load_scan, self._disk, key, self._rng)
                 layout_of = functools.partial(self.layout, table, options)
                 self._fulls[place] = FullCache(

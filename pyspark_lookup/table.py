@@ -92,7 +92,7 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({redact('path', self.url)!r}, {self.kind.value}, {self.format}, {self.pinned!r})"
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """32 hex digits, equal for references that must agree on the current version."""
         return key_of(self.scope, self.url, self.kind.value, self.success_file, self.settle_s, *self._pin)
