@@ -22,7 +22,7 @@ from tests.soak.checker import Findings, batches_of, check_batches, check_commit
 from tests.soak.directories import check_directory
 from tests.soak.notes import Following, Notes, notes_in
 from tests.soak.parts import Parts
-from tests.soak.watch import Watch
+from tests.soak.watch import Pulse, Watch
 from tests.soak.writers import Archive, Digests
 
 HANG_S = 60.0
@@ -34,15 +34,12 @@ class Soak:
 
     def __init__(self, parts: Parts, rng: random.Random, hang_s: float, log: Callable[[str], None]) -> None:
         self._parts = parts
-        self._hang_s = hang_s
         self._log = log
         self._following = Following(parts.notes)
         self.wrong: list[str] = []
         self.counts = collections.Counter[str]()
         self._written = 0
-        self._ordered = False
-        self._alive_at = time.monotonic()
-        self._silent_s = 0.0
+        self._pulse = Pulse(hang_s, time.monotonic())
         self._chaos = Chaos(
             rng, parts.cluster, parts.disk, parts.clocks, parts.order, self._storm, lambda: parts.restart_writer(rng)
         )
@@ -73,17 +70,11 @@ class Soak:
             if note["who"] != "application":
                 continue
             self._written += kind == "written"
-            # Where the run itself has stopped the query, the time until it has started again does not count.
-            self._ordered = kind == "stopping" or (self._ordered and kind != "started")
-            if kind in ("written", "stopping", "stopped") or (kind == "started" and self._ordered):
-                self._alive_at = note["at"]
+            self._pulse.heard(kind, note["at"])
             if kind in ("ended", "not started"):
                 self.counts[f"query {kind}"] += 1
                 self._log(f"{kind}: {note['error']}")
-        silent_s = 0.0 if self._ordered else time.monotonic() - self._alive_at
-        self._silent_s = max(self._silent_s, silent_s)
-        if silent_s > self._hang_s:
-            raise AssertionError(f"no micro-batch was written for {silent_s:.0f} s")
+        self._pulse.check(time.monotonic())
 
     def check(self) -> dict[str, Any]:
         """What came of it. `wrong` is empty if all is well."""
@@ -104,10 +95,11 @@ class Soak:
         writes = {kind: kinds[kind] for kind in ("published", "committed", "failed", "unknown", "compact", "vacuum")}
         took = [note["ms"] for note in notes if note["kind"] == "progress"]
         stream = {**self.counts, "median micro-batch (ms)": statistics.median(took), "slowest (ms)": max(took)}
+        silences = {"heard of": self._pulse.silent_s, "written": self._pulse.unwritten_s}
         return {
             **findings.counts,
             "harm": {**self._chaos.counts, **self._parts.missing()},
-            "stream": {**stream, "longest silence (s)": round(self._silent_s, 1)},
+            "stream": {**stream, **{f"longest without being {what} (s)": round(s, 1) for what, s in silences.items()}},
             "requests": proxy.counts(self._parts.endpoint),
             "writes": writes,
             "directories": directories,
@@ -130,7 +122,7 @@ class Soak:
 def soak(
     work: Path, seconds: float, seed: int, hang_s: float = HANG_S, log: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """What a soak of so many seconds came to; AssertionError if it could not go on, or put nothing out for `hang_s`."""
+    """What a soak of so many seconds came to; AssertionError if it could not go on, or hung for `hang_s` (`Pulse`)."""
     rng = random.Random(seed)
     parts = Parts(work, rng)
     try:

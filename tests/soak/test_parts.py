@@ -22,7 +22,7 @@ from tests.soak import chaos, proxy, tables
 from tests.soak.checker import Batch, Findings, batches_of, check_batches, check_commits, check_rows, epochs_by_position
 from tests.soak.directories import check_directory
 from tests.soak.notes import Following, Notes, notes_in
-from tests.soak.watch import growth, quarters
+from tests.soak.watch import Pulse, growth, quarters
 
 # --- the checker ----------------------------------------------------------------------------------------
 
@@ -193,6 +193,35 @@ def test_notes(tmp_path: Path) -> None:
 
 
 # --- what grows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notes", "hangs_at"),
+    [
+        ("", 61),
+        ("written@50", 111),
+        ("batch@50", 61),
+        ("ended@50 started@50", 111),
+        ("ended@50 started@50 ended@100 started@100 ended@150 started@150", 181),
+        ("ended@50 started@50 ended@100 started@100 written@140 ended@190", 251),
+        ("stopping@50 stopped@55 started@300", 361),
+        ("stopping@50", None),
+    ],
+)
+def test_a_pulse(notes: str, hangs_at: int | None) -> None:
+    """A stream that is neither written nor ends hangs after a minute, one that fails all the time after three; not while it is stopped."""
+    pulse = Pulse(60, 0)
+    coming = [(kind, int(at)) for kind, _, at in (note.partition("@") for note in notes.split())]
+    for now in range(1000):
+        for kind, at in coming:
+            if at == now:
+                pulse.heard(kind, now)
+        if now == hangs_at:
+            with pytest.raises(AssertionError, match=r"the stream for 61 s|written for 181 s"):
+                pulse.check(now)
+            return
+        pulse.check(now)
+    assert hangs_at is None
 
 
 def test_growth() -> None:
