@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
-from wsgiref.types import StartResponse, WSGIEnvironment
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
 
 
 @dataclasses.dataclass(frozen=True)

@@ -336,10 +336,10 @@ def test_row_groups_are_pruned_by_statistics(tmp_path: Path, where: str, groups:
 
 # A row in plain Python, three-valued: None is "unknown".
 Truth = bool | None
-Test = tuple[str, Callable[[Mapping[str, Any]], Truth]]
+Condition = tuple[str, Callable[[Mapping[str, Any]], Truth]]
 
 
-def comparison(column: str, op: str, value: Any) -> Test:
+def comparison(column: str, op: str, value: Any) -> Condition:
     def holds(row: Mapping[str, Any]) -> Truth:
         found = row[column]
         if found is None:
@@ -352,7 +352,7 @@ def comparison(column: str, op: str, value: Any) -> Test:
     return f"{column} {op} {value!r}", holds
 
 
-def membership(column: str, values: list[Any], with_null: bool) -> Test:
+def membership(column: str, values: list[Any], with_null: bool) -> Condition:
     shown = ", ".join([*map(repr, values), *(["NULL"] if with_null else [])])
 
     def holds(row: Mapping[str, Any]) -> Truth:
@@ -362,19 +362,19 @@ def membership(column: str, values: list[Any], with_null: bool) -> Test:
     return f"{column} IN ({shown})", holds
 
 
-def nullness(column: str) -> Test:
+def nullness(column: str) -> Condition:
     return f"{column} IS NULL", lambda row: row[column] is None
 
 
-def null_safe(column: str, value: Any) -> Test:
+def null_safe(column: str, value: Any) -> Condition:
     return f"{column} <=> {'NULL' if value is None else repr(value)}", lambda row: row[column] == value
 
 
-def prefix(column: str, text: str) -> Test:
+def prefix(column: str, text: str) -> Condition:
     return f"{column} LIKE '{text}%'", lambda row: None if row[column] is None else row[column].startswith(text)
 
 
-def negation(inner: Test) -> Test:
+def negation(inner: Condition) -> Condition:
     def holds(row: Mapping[str, Any]) -> Truth:
         truth = inner[1](row)
         return None if truth is None else not truth
@@ -382,7 +382,7 @@ def negation(inner: Test) -> Test:
     return f"NOT ({inner[0]})", holds
 
 
-def conjunction(one: Test, other: Test) -> Test:
+def conjunction(one: Condition, other: Condition) -> Condition:
     def holds(row: Mapping[str, Any]) -> Truth:
         truths = (one[1](row), other[1](row))
         return False if False in truths else None if None in truths else True
@@ -390,7 +390,7 @@ def conjunction(one: Test, other: Test) -> Test:
     return f"({one[0]}) AND ({other[0]})", holds
 
 
-def disjunction(one: Test, other: Test) -> Test:
+def disjunction(one: Condition, other: Condition) -> Condition:
     def holds(row: Mapping[str, Any]) -> Truth:
         truths = (one[1](row), other[1](row))
         return True if True in truths else None if None in truths else False
@@ -444,7 +444,7 @@ SMALL_FILES = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SMALL_FILES, max_size=4), TESTS, st.integers(1, 4), st.sampled_from(["i", "i,p", "s,i,n", ""]))
-def test_filtered_rows_are_a_plain_models(files: list[SmallFile], test: Test, count: int, columns: str) -> None:
+def test_filtered_rows_are_a_plain_models(files: list[SmallFile], test: Condition, count: int, columns: str) -> None:
     """Over partitions, missing columns, nulls and pruned row groups the rows are those a loop in Python finds, in order."""
     files = [SmallFile(1, True, True, [(1, "a"), (None, None)], 1), *files]
     text, holds = test

@@ -217,7 +217,8 @@ def test_a_planted_lock_keeps_nobody_waiting(opened: Opened, what: str) -> None:
     try:
         lock = opened.disk.acquire("block", "x", 0.0)
     except OSError:
-        assert what in ("a socket", "a directory", "a link", "a dead link", "a link to a device")
+        # A pipe: as the version of filelock will have it.
+        assert what in ("a pipe", "a socket", "a directory", "a link", "a dead link", "a link to a device")
     else:
         assert lock is not None
         lock.release()

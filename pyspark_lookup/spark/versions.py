@@ -5,6 +5,8 @@ A worker's version is the server's; over Spark Connect the client's may be anoth
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pyspark
 from pyspark.sql.pandas import types
@@ -25,11 +27,13 @@ if SPARK >= (4, 2):
     )
 else:
 
-    class _Absent:
-        """Stands for classes that this Spark neither has nor asks for."""
+    def _absent(name: str) -> Any:
+        """Stands for a class that this Spark neither has nor asks for."""
+        return type(name, (), {})
 
-    ReadAllAvailable = ReadLimit = ReadMaxBytes = ReadMaxFiles = ReadMaxRows = _Absent  # type: ignore[assignment, misc]
-    SupportsTriggerAvailableNow = _Absent  # type: ignore[assignment, misc]
+    ReadAllAvailable, ReadLimit = _absent("ReadAllAvailable"), _absent("ReadLimit")  # type: ignore[misc]
+    ReadMaxBytes, ReadMaxFiles, ReadMaxRows = map(_absent, ("ReadMaxBytes", "ReadMaxFiles", "ReadMaxRows"))  # type: ignore[misc]
+    SupportsTriggerAvailableNow = _absent("SupportsTriggerAvailableNow")  # type: ignore[misc]
 
 __all__ = [
     "SPARK",
