@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import runpy
+import sys
 
 USED = (
     "numpy",
@@ -25,6 +26,8 @@ USED = (
 )
 
 if __name__ == "__main__":
-    for name in USED:
+    # From Python 3.13 on an importer of a zip file forgets what is in it at each `invalidate_caches`, which workers call, and
+    # `pkgutil` then fails unless something is imported from it in between: Spark would find no sources.
+    for name in USED if sys.version_info < (3, 13) else ():
         importlib.import_module(name)
     runpy.run_module("pyspark.daemon", run_name="__main__")
