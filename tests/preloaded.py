@@ -26,8 +26,9 @@ USED = (
 )
 
 if __name__ == "__main__":
-    # From Python 3.13 on an importer of a zip file forgets what is in it at each `invalidate_caches`, which workers call, and
-    # `pkgutil` then fails unless something is imported from it in between: Spark would find no sources.
-    for name in USED if sys.version_info < (3, 13) else ():
+    for name in USED:
         importlib.import_module(name)
+    # Workers call `invalidate_caches`, at which from Python 3.13 on an importer of a zip file forgets what is in it. `pkgutil` then
+    # fails on it, and Spark finds no sources; on a new one it does not.
+    sys.path_importer_cache.clear()
     runpy.run_module("pyspark.daemon", run_name="__main__")
