@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import boto3
+from moto.s3.responses import S3Response
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
+
+
+_puts = threading.Lock()
+
+
+def application() -> DomainDispatcherApplication:
+    """moto, with an If-None-Match that holds.
+
+    moto looks whether there is an object and puts one in two steps, so two threads can both be told that theirs is the
+    first. S3 does it in one, and a table's log stands on that.
+    """
+    S3Response.put_object = _one_by_one(S3Response.put_object)
+    return DomainDispatcherApplication(create_backend_app)
+
+
+def _one_by_one(put: Callable[[S3Response], Any]) -> Callable[[S3Response], Any]:
+    if hasattr(put, "__wrapped__"):
+        return put
+
+    @functools.wraps(put)
+    def put_object(self: S3Response) -> Any:
+        with _puts:
+            return put(self)
+
+    return put_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +64,7 @@ class S3Server:
     a status, `after` with each request once it is served, ahead of its answer; both may write to the store."""
 
     def __init__(self) -> None:
-        self._app = DomainDispatcherApplication(create_backend_app)
+        self._app = application()
         self.log: list[Request] = []
         self.before: Callable[[str, str], int | None] | None = None
         self.after: Callable[[Request], None] | None = None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.s3.responses import S3Response
 
 from pyspark_lookup.errors import NotSupportedError, UfsPermissionError, UfsTimeoutError, UfsUnavailableError
 from pyspark_lookup.metrics import CacheMetricGroup
@@ -115,6 +118,27 @@ def test_conflicts_at_the_store(s3: S3Server) -> None:
     s3.before = lambda method, path: 403 if method == "PUT" else None
     with pytest.raises(UfsPermissionError):
         door.ufs.put_if_absent("s3://conflicts/t/403", b"mine")
+
+
+def test_the_server_has_an_exclusive_create(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is between the server's look whether there is an object and its put while somebody else is, as on S3 itself."""
+    s3.client.create_bucket(Bucket="exclusive")
+    between = threading.Barrier(2)
+    met = []
+    step = S3Response._get_checksum
+
+    def after_the_look(self: S3Response, headers: dict[str, Any]) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            between.wait(0.2)
+            met.append(self)
+        return step(self, headers)
+
+    monkeypatch.setattr(S3Response, "_get_checksum", after_the_look)
+    doors = [Door("s3://exclusive/t", {"endpoint_url": s3.endpoint}) for _ in range(2)]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        won = list(pool.map(lambda n: doors[n].ufs.put_if_absent("s3://exclusive/t/1", b"%d" % n), range(2)))
+    assert not met
+    assert sum(found is not None for found in won) == 1
 
 
 def test_racing_threads(place: tuple[str, dict[str, Any]]) -> None:

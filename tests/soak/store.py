@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+from tests.s3server import application
 
 
 def main() -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    server = make_server("127.0.0.1", 0, application(), threaded=True)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
 
