@@ -15,9 +15,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from pyspark_lookup import progress
 from pyspark_lookup.clock import HostClock
@@ -30,33 +28,21 @@ from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions, OnReloadFailure
 from pyspark_lookup.reload import CacheReloadTrigger, LastReload
+from pyspark_lookup.snapshot.jobs import Job, Jobs
 from pyspark_lookup.snapshot.layers import Snapshot
-from pyspark_lookup.snapshot.load import Layout, Progress, SnapshotLoader, StoredLayer, open_layers
+from pyspark_lookup.snapshot.load import Layout, Progress, SnapshotLoader
 from pyspark_lookup.snapshot.schedule import Schedule, Start, trigger_of
 from pyspark_lookup.snapshot.state import State, StoredVersion
-from pyspark_lookup.stores import HIDDEN
+from pyspark_lookup.snapshot.stored import StoredSnapshots
 from pyspark_lookup.table import Table, TableVersion, select_partitions
-from pyspark_lookup.ufs import FileVersion
 
 __all__ = ["FullCache"]
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _STARTS = 5  # a table that changes under this many loads in a row is an error
-_LOCK_WAIT_S = 1.0
 _FOLD_SHARE = 0.25  # rows in deltas or hidden, of those in the base
-_KEPT_OPEN = 2
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """A load to be made beside the queries: of a version, of the current one (None), or a folding of the latest."""
-
-    version: TableVersion | None
-    done: concurrent.futures.Future[None]
-    fold: bool = False
-    tidy: bool = False
 
 
 class FullCache:
@@ -86,14 +72,8 @@ class FullCache:
         self._disk = disk
         self._metrics = metrics
         self._clock = clock
-        self._start = start
-        self._mutex = threading.Lock()
-        self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
-        self._versions: weakref.WeakKeyDictionary[Snapshot, TableVersion] = weakref.WeakKeyDictionary()
-        self._stored_as: weakref.WeakKeyDictionary[Snapshot, StoredVersion] = weakref.WeakKeyDictionary()
-        self._jobs: list[_Job] = []  # the one that runs first
-        self._running: _Job | None = None
-        self._working = self._closed = False
+        self._stored = StoredSnapshots(key, table, disk, metrics, clock, options.retained_s)
+        self._jobs = Jobs(f"lookupcache-load-{key[:8]}", start, self._do, self._upkeep_failed)
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
@@ -111,7 +91,7 @@ class FullCache:
 
     def find(self, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version if it is on this host. No store call, no waiting."""
-        state, snapshot = self._seen(lambda state: state.find(version.digest))
+        state, snapshot = self._stored.seen(lambda state: state.find(version.digest))
         self._tidy_up(state)
         return snapshot
 
@@ -125,7 +105,7 @@ class FullCache:
         found = self.find(version)
         if found is not None or not all(file.cacheable for file in version.files) or self._gave_up():
             return found
-        done = self._ask(version)
+        done = self._jobs.ask(version)
         try:
             done.result(timeout=wait_s)
         except concurrent.futures.TimeoutError:
@@ -144,7 +124,7 @@ class FullCache:
         None if the cache directory cannot hold it. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
-        state, snapshot = self._seen(lambda state: state.latest)
+        state, snapshot = self._stored.seen(lambda state: state.latest)
         if snapshot is None:
             snapshot = self._first()
         elif self._options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
@@ -162,30 +142,12 @@ class FullCache:
 
     def latest(self) -> TableVersion | None:
         """The version of the latest snapshot, however old; None without one. No store call."""
-        _, snapshot = self._seen(lambda state: state.latest)
+        _, snapshot = self._stored.seen(lambda state: state.latest)
         return None if snapshot is None else self.version_of(snapshot)
 
     def version_of(self, snapshot: Snapshot) -> TableVersion:
         """The version that a snapshot holds."""
-        with self._mutex:
-            known = self._versions.get(snapshot)
-        if known is None:
-            known = self._version_in(snapshot)
-            with self._mutex:
-                self._versions[snapshot] = known
-        return known
-
-    def _version_in(self, snapshot: Snapshot) -> TableVersion:
-        with self._mutex:
-            stored = self._stored_as[snapshot]
-        marks = tuple(FileVersion(url, size, HIDDEN) for url, size in stored.marks)
-        files = [
-            FileVersion(file.url, file.size, file.identity, file.modified_at_s, hidden=marks)
-            for layer in snapshot.layers
-            for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
-            if rank >= 0
-        ]
-        return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)), stored.log)
+        return self._stored.version_of(snapshot)
 
     def _give_up(self) -> None:
         """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
@@ -198,9 +160,9 @@ class FullCache:
         if self._gave_up():
             return None
         try:
-            with self._locked():
-                state = self._state()  # whoever held the lock before may have made it
-                snapshot = self._opened(state.latest) if state.latest is not None else None
+            with self._stored.locked():
+                state = self._stored.state()  # whoever held the lock before may have made it
+                snapshot = self._stored.opened(state.latest)
                 return snapshot or self._load(None, None)
         except OSError as problem:
             if isinstance(problem, UfsError):
@@ -217,16 +179,16 @@ class FullCache:
 
     def _renewed(self, state: State) -> Snapshot:
         """A snapshot in place of one that may not be served any more; whoever comes first loads it."""
-        with self._locked():
-            after = self._state()
-            snapshot = self._opened(after.latest) if after.latest is not None else None
+        with self._stored.locked():
+            after = self._stored.state()
+            snapshot = self._stored.opened(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
             # One that failed while we waited for the lock has asked the store on our behalf.
             if after.failures == state.failures:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
-                after = self._state()
+                after = self._stored.state()
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
             f"{self._options.max_staleness_s:g} s, and its reload failed: {after.error}"
@@ -236,82 +198,34 @@ class FullCache:
 
     def reload(self) -> Snapshot:
         """A snapshot of the store's current version, now, in this thread. Raises what the load raises."""
-        with self._locked():
+        with self._stored.locked():
             return self._load(None, None)
 
     def ask_reload(self) -> concurrent.futures.Future[None]:
         """A reload beside the caller; one that waits already will do, one that runs may have asked the store before."""
-        return self._ask(None)
+        return self._jobs.ask(None)
 
-    def _ask(
-        self, version: TableVersion | None, fold: bool = False, tidy: bool = False
-    ) -> concurrent.futures.Future[None]:
-        with self._mutex:
-            for job in self._jobs:
-                begun = job is self._running and version is None and not tidy
-                if (job.version, job.fold, job.tidy) == (version, fold, tidy) and not begun:
-                    return job.done
-            if version is not None:  # only the latest is worth building
-                for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
-                    self._jobs.remove(job)
-                    job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
-            job = _Job(version, concurrent.futures.Future(), fold, tidy)
-            self._jobs.append(job)
-            begin = not self._working
-            self._working = True
-        if begin:
-            self._start(f"lookupcache-load-{self.key[:8]}", self._work)
-        return job.done
+    def _upkeep_failed(self, problem: BaseException) -> None:
+        _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
 
-    def _work(self) -> None:
-        """Make the loads that were asked for, until there are none."""
-        while True:
-            with self._mutex:
-                if not self._jobs or self._closed:
-                    self._working = False
-                    waiting, self._jobs = self._jobs, []
-                    break
-                job = self._running = self._jobs[0]
-            try:
-                self._do(job)
-            except BaseException as problem:
-                if job.fold or job.tidy:  # nobody waits for these
-                    _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
-                self._finished(job)
-                job.done.set_exception(problem)
-            else:
-                self._finished(job)
-                job.done.set_result(None)
-        for job in waiting:
-            job.done.cancel()
-
-    def _finished(self, job: _Job) -> None:
-        with self._mutex:
-            self._jobs.remove(job)
-            self._running = None
-
-    def _do(self, job: _Job) -> None:
-        with self._locked():
-            state = self._state()
+    def _do(self, job: Job) -> None:
+        with self._stored.locked():
+            state = self._stored.state()
             if job.tidy:
-                self._write(state)
+                self._stored.write(state)
             elif job.fold:
-                latest = self._opened(state.latest) if state.latest is not None else None
+                latest = self._stored.opened(state.latest)
                 if latest is not None and _is_worth_folding(latest):
                     self._fold(state, latest)
-            elif job.version is None or self._find_now(state, job.version) is None:
+            elif job.version is None or self._stored.opened(state.find(job.version.digest)) is None:
                 self._load(job.version, False)
-
-    def _find_now(self, state: State, version: TableVersion) -> Snapshot | None:
-        stored = state.find(version.digest)
-        return None if stored is None else self._opened(stored)
 
     def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
         """Load a version, the store's current one if None, and make it the latest. The lock is held.
 
         `watched`: whether somebody waits for it at a terminal (None: found out).
         """
-        state = self._state()
+        state = self._stored.state()
         started_s, steady_s, timer_s = self._clock.wall_s(), self._clock.steady_s(), self._clock.steady_s()
         received = self._received()
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
@@ -329,7 +243,7 @@ class FullCache:
                 state, finished_at_s=self._clock.wall_s(), failures=state.failures + 1, error=str(problem)[:500]
             )
             with contextlib.suppress(OSError):
-                self._record(failed)
+                self._stored.record(failed)
             raise
         seconds, failures = self._clock.steady_s() - timer_s, state.failures
         now_s = self._clock.wall_s()
@@ -344,7 +258,7 @@ class FullCache:
             failures=0,
             error="",
         )
-        self._write(state)
+        self._stored.write(state)
         self._metrics.inc("loadCount")
         self._metrics.time("loadTime", seconds)
         self._metrics.set_gauge("latestLoadTime", int(seconds * 1000))
@@ -354,7 +268,7 @@ class FullCache:
         level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
         log_event(_log, level, "reload", table=self._url, **facts, fetched=done.fetched, failures_before=failures)
         if _is_worth_folding(snapshot):
-            self._ask(None, fold=True)
+            self._jobs.ask(None, fold=True)
         return snapshot
 
     def _received(self) -> int:
@@ -373,10 +287,10 @@ class FullCache:
         for _ in range(_STARTS):
             version = given if given is not None else self._resolved()
             known = state.find(version.digest)
-            unchanged = self._opened(known) if known is not None else None
+            unchanged = self._stored.opened(known)
             if unchanged is not None and known is not None and all(file.cacheable for file in version.files):
                 return unchanged, known
-            last = self._opened(state.latest) if state.latest is not None else None
+            last = self._stored.opened(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
             try:
                 layout = self._layout_of(version)
@@ -386,7 +300,7 @@ class FullCache:
                     raise
                 continue
             self._metrics.inc("snapshotBuildCount")
-            return self._stored(version, layers)
+            return self._stored.add(version, layers)
         raise VersionGoneError(
             f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
         )
@@ -404,98 +318,24 @@ class FullCache:
             return
         layout = self._layout_of(version)
         layers = self._loader.load(self._table, version, layout, latest, state.latest.layers, _no_progress, fold=True)
-        _, stored = self._stored(version, layers)
-        self._write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
+        _, stored = self._stored.add(version, layers)
+        self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self._metrics.inc("snapshotFoldCount")
 
-    def _stored(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        snapshot = open_layers(self._disk, self.key, layers)
-        if snapshot is None:
-            raise OSError(f"the snapshot of {self._url} cannot be opened again: is the cache directory whole?")
-        marks = tuple((mark.url, mark.size) for mark in version.hidden)
-        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, None, version.log, marks)
-        self._remember(stored, snapshot)
-        return snapshot, stored
-
-    # --- what lies on disk ------------------------------------------------------------------------
-
-    def _opened(self, stored: StoredVersion) -> Snapshot | None:
-        """A stored version, mapped; None if it is damaged or gone."""
-        with self._mutex:
-            held = self._open.get(stored.digest)
-        if held is not None and held[0] == stored.layers:
-            return held[1]
-        snapshot = open_layers(self._disk, self.key, stored.layers)
-        if snapshot is not None:
-            self._remember(stored, snapshot)
-        return snapshot
-
-    def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
-        with self._mutex:
-            self._open.pop(stored.digest, None)
-            self._open[stored.digest] = stored.layers, snapshot
-            self._stored_as[snapshot] = stored
-            while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
-                del self._open[next(iter(self._open))]
-        self._metrics.set_gauge("numCachedRecords", snapshot.rows)
-        self._metrics.set_gauge("numCachedBytes", snapshot.bytes)
-
-    def _state(self) -> State:
-        return self._disk.get_record("snapshot", self.key, State.of_json) or State()
-
-    def _seen(self, choose: Callable[[State], StoredVersion | None]) -> tuple[State, Snapshot | None]:
-        """The state, and the snapshot that is chosen from it."""
-        while True:
-            state = self._state()
-            stored = choose(state)
-            snapshot = self._opened(stored) if stored is not None else None
-            # Between reading of its layers and opening them they may have been folded.
-            if snapshot is not None or stored is None or choose(self._state()) == stored:
-                return state, snapshot
-
-    def _record(self, state: State) -> None:
-        self._disk.replace_record("snapshot", self.key, state.to_json())
-
-    def _write(self, state: State) -> None:
-        """Record a state without versions past their time, then remove their segments. The lock is held."""
-        expired = state.expired(self._clock.wall_s(), self._options.retained_s)
-        versions = tuple(version for version in state.versions if version not in expired)
-        state = dataclasses.replace(state, versions=versions)
-        self._record(state)
-        with self._mutex:
-            for version in expired:
-                self._open.pop(version.digest, None)
-        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.hidden)}
-        names = [name for name in self._disk.segments(self.key) if name not in used]
-        left = tuple(name for name in names if not self._disk.remove_segment(self.key, name))
-        if left != state.left:
-            self._record(dataclasses.replace(state, left=left))
-
     def _last_reload(self) -> LastReload | None:
-        state = self._state()
+        state = self._stored.state()
         if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
             return None
         return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the table's lock of this host, however long it takes."""
-        lock = None
-        while lock is None:
-            lock = self._disk.acquire("reload", self.key, _LOCK_WAIT_S)
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _tidy_up(self, state: State) -> None:
         """Have what is past its time removed, beside the caller; now and then, for somebody may be using it."""
         now_s = self._clock.steady_s()
         if now_s < self._tidy_from_s:
             return
-        if state.left or state.expired(self._clock.wall_s(), self._options.retained_s):
+        if state.left or self._stored.expired(state):
             self._tidy_from_s = now_s + _TIDY_EVERY_S
-            self._ask(None, tidy=True)
+            self._jobs.ask(None, tidy=True)
 
     @property
     def _url(self) -> str:
@@ -503,10 +343,9 @@ class FullCache:
 
     def close(self) -> None:
         """Stop taking part in the schedule and forget open snapshots; a load under way ends by itself."""
-        self._closed = True
+        self._jobs.close()
         self.schedule.close()
-        with self._mutex:
-            self._open.clear()
+        self._stored.forget()
 
 
 def _is_worth_folding(snapshot: Snapshot) -> bool:
