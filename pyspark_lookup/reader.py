@@ -7,17 +7,13 @@ its bytes are secured, so it can start over with a newer version without mixing 
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import dataclasses
 import functools
 import logging
 import os
 import random
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -26,12 +22,12 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.hostschemas import HostSchemas
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.metadata import Execution, Metadata, Resolution
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.notifications import schema_of_text
 from pyspark_lookup.opened import Projection, Slice
-from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
+from pyspark_lookup.options import LookupOptions, MetadataSource
 from pyspark_lookup.partial import PartialTables
 from pyspark_lookup.plain import text_of
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of
@@ -40,9 +36,10 @@ from pyspark_lookup.scan import PreparedScan, Scan, TableScan, all_columns, shar
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.snapshot.layers import Ranges, Snapshot
-from pyspark_lookup.snapshot.load import Layout, SnapshotLoader
+from pyspark_lookup.snapshot.load import Layout
 from pyspark_lookup.snapshot.reading import snapshot_batches
 from pyspark_lookup.snapshot.schedule import Start, in_thread
+from pyspark_lookup.snapshot.tables import FullTables
 from pyspark_lookup.stores import SETTLED_AFTER_S
 from pyspark_lookup.table import Table, TableVersion, select_partitions
 from pyspark_lookup.ufs import FileVersion
@@ -53,7 +50,6 @@ __all__ = ["ReadPlan", "ReadTask", "TableReader", "restless"]
 _log = logging.getLogger("pyspark_lookup.reader")
 _STARTS = 5  # a table that changes under this many reads in a row is an error
 _SECURED_AT_MOST = 15
-_SCHEMAS_AT_MOST = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +74,6 @@ class ReadTask:
     count: int
     pieces: tuple[Slice, ...] | None = None
     digest: str | None = None
-
-
-def _schemas_of(found: Any) -> tuple[pa.Schema, pa.Schema]:
-    data, partitions = map(schema_of_text, found)
-    return data, partitions
 
 
 def restless(table: Table, times: int) -> VersionGoneError:
@@ -110,12 +101,6 @@ class TableReader:
     ) -> None:
         self.metadata = metadata
         self.metrics = metrics
-        self._rng = rng
-        self._start = start
-        self._fulls: dict[tuple[object, ...], FullCache] = {}
-        self._fulls_lock = threading.Lock()
-        self._users: dict[FullCache, weakref.WeakSet[object]] = {}
-        self._schemas: dict[str, tuple[pa.Schema, pa.Schema]] = {}
         self._secured: set[str] = set()  # what this process brought here last
         self._disk = disk
         self._clock = clock
@@ -129,40 +114,15 @@ class TableReader:
             self._load_scan = Scan(blocks.read_only(), metrics, block_size)
         else:
             self._scan = self._load_scan = ProvidedScan(provided, metrics)
+        self._schemas = HostSchemas(self._scan, disk, metrics, keep=provided is None)
         own = provided.cache if provided is not None else None
+        trigger = provided.trigger if provided is not None else None
         self.partials = PartialTables(disk, metrics, clock, rng, start, own)
+        self._fulls = FullTables(self._load_scan, metadata, self.layout, disk, metrics, clock, rng, start, trigger)
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories) of a version; kept in this process and on this host by digest.
-
-        Those of a managed table are in its log.
-        """
-        if table.managed:
-            return schema_of_text(version.valid_log(table).schema), pa.schema([])
-        if self.provided is not None or not all(file.cacheable for file in version.files):
-            return self._scan.schema(table, version.files)
-        key = key_of(version.digest, table.format)
-        found = self._schemas.pop(key, None) or self._kept_schema(table, version, key)
-        self._schemas[key] = found  # the latest used last
-        if len(self._schemas) > _SCHEMAS_AT_MOST:
-            with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread did
-                del self._schemas[next(iter(self._schemas))]
-        return found
-
-    def _kept_schema(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
-        record: tuple[pa.Schema, pa.Schema] | None = None
-        if self._disk:
-            record = self._disk.get_record("schema", key, _schemas_of)
-        if record is not None:
-            return record
-        found = self._scan.schema(table, version.files)
-        if self._disk:
-            try:
-                texts = [base64.b64encode(schema.serialize()).decode() for schema in found]
-                self._disk.replace_record("schema", key, texts)
-            except OSError:
-                self.metrics.inc("cacheFailureCount")
-        return found
+        """(columns in the files, columns in the directories) of a version."""
+        return self._schemas.of(table, version)
 
     def _data_schema(self, table: Table, version: TableVersion) -> pa.Schema:
         return self.schema(table, version)[0]
@@ -179,31 +139,7 @@ class TableReader:
 
     def full(self, table: Table, options: LookupOptions) -> FullCache | None:
         """The full cache that the options ask for; None if they do not, or there is no cache directory."""
-        if options.cache is not CacheMode.FULL or self._disk is None:
-            return None
-        # Columns that a predicate needs are kept beside those that were chosen.
-        columns = None if options.columns is None else (options.columns, options.where)
-        kept = (table.id, options.keys, columns, options.partition, options.metadata_source.value)
-        with self._fulls_lock:
-            place = (kept, options.full_cache)
-            if place not in self._fulls:
-                key = key_of(*kept)
-                loader = SnapshotLoader(self._load_scan, self._disk, key, self._rng)
-                layout_of = functools.partial(self.layout, table, options)
-                self._fulls[place] = FullCache(
-                    key,
-                    table,
-                    options,
-                    layout_of,
-                    self.metadata,
-                    loader,
-                    self._disk,
-                    self.metrics,
-                    self._clock,
-                    self._start,
-                    self.provided.trigger if self.provided is not None else None,
-                )
-            return self._fulls[place]
+        return self._fulls.of(table, options)
 
     def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
         """What is kept of the rows of a version, in a snapshot or by key."""
@@ -504,25 +440,14 @@ class TableReader:
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
         """Keep the full cache's schedule and the provider's connection until `user` lets go of them, or is gone."""
         self._provided_users.add(user)
-        full = self.full(table, options)
-        if full is not None:
-            self._users.setdefault(full, weakref.WeakSet()).add(user)
+        self._fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
         """Close what `user` was the last one to hold; what is on disk stays."""
         self._provided_users.discard(user)
         if self.provided is not None and not self._provided_users:
             self.provided.close()
-        full = self.full(table, options)
-        users = self._users.get(full) if full is not None else None
-        if full is None or users is None:
-            return
-        users.discard(user)
-        if not users:
-            with self._fulls_lock:
-                del self._users[full]
-                self._fulls = {place: other for place, other in self._fulls.items() if other is not full}
-            full.close()
+        self._fulls.let_go(table, options, user)
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
         """Log once, from one process of the host, that a later execution reads an older plan's version."""

@@ -536,6 +536,28 @@ def test_more_text_than_32_bits_reach(
     check_keys(segment, [pa.array(texts)])
 
 
+@pytest.mark.parametrize(
+    ("keys", "changes"),
+    [
+        (["k"], [{"low": 1}, {"low": -1}, {"low": True}, {"low": 2**62}]),
+        (
+            ["text"],
+            [{"seed": [SEED.first + 2, SEED.second]}, {"seed": [SEED.first, SEED.second + 2]}, {"seed": [1, 1]}],
+        ),
+        (["k", "text"], [{"seed": [SEED.second, SEED.first]}]),
+    ],
+)
+def test_an_index_that_does_not_find_its_first_key(
+    workshop: Workshop, keys: list[str], changes: list[dict[str, Any]]
+) -> None:
+    """A footer with another first slot or seed would have keys lead to rows of others, or nowhere: it is none of ours."""
+    opened = workshop.made([numbered(range(100), text=[f"text {n}" for n in range(100)])], keys)
+    assert Segment(opened).rows == 100
+    for change in changes:
+        with pytest.raises(ValueError, match="found by their keys"):
+            Segment(dataclasses.replace(opened, meta={**opened.meta, **change}))
+
+
 # --- what is left when something fails -----------------------------------------------------------------------
 
 

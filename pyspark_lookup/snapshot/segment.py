@@ -70,7 +70,10 @@ class Segment:
                 if name.startswith("index.")
             }
             check_index(arrays, keyed, self.rows)
-            self._index = KeyIndex(arrays, [self._column(name)[0] for name in self.keys], int(np.int64(meta["low"])))
+            stored = [self._column(name)[0] for name in self.keys]
+            self._index = KeyIndex(arrays, stored, int(np.int64(meta["low"])))
+            if keyed:
+                self._check_first(Keys([column.slice(0, 1) for column in stored]))
 
     def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
         """Raise ValueError or KeyError unless every column is there; nobody looks at what is in them, which has a checksum."""
@@ -81,6 +84,12 @@ class Segment:
             check_column(f"c{number}", field.type if entries is None else CODES, self.rows, regions)
             if entries is not None:
                 check_column(f"d{number}", pa.string(), entries, regions)
+
+    def _check_first(self, key: Keys) -> None:
+        """Raise ValueError unless the first row is found by its key: else the seed or the first slot is not that of the build."""
+        found = self.probe(key, key.hashes(self.seed)).rows
+        if not len(found) or found[0] != 0:
+            raise ValueError("rows are found by their keys")
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
         """All rows of all keys; `hashes` under this segment's seed."""
