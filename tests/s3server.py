@@ -17,29 +17,31 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
 
 
-_puts = threading.Lock()
+_acting = threading.RLock()
 
 
 def application() -> DomainDispatcherApplication:
-    """moto, with an If-None-Match that holds.
+    """moto, which does one request after the other once it has read them.
 
-    moto looks whether there is an object and puts one in two steps, so two threads can both be told that theirs is the
-    first. S3 does it in one, and a table's log stands on that.
+    It takes steps that others see between: two threads that put by If-None-Match can both find no object and are both told
+    that theirs is the first, and a listing fails where an object is removed. S3 does each request at once, and a table's log
+    stands on that.
     """
-    S3Response.put_object = _one_by_one(S3Response.put_object)
+    for step in ("_key_response", "_bucket_response"):
+        setattr(S3Response, step, _one_by_one(getattr(S3Response, step)))
     return DomainDispatcherApplication(create_backend_app)
 
 
-def _one_by_one(put: Callable[[S3Response], Any]) -> Callable[[S3Response], Any]:
-    if hasattr(put, "__wrapped__"):
-        return put
+def _one_by_one(act: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(act, "__wrapped__"):
+        return act
 
-    @functools.wraps(put)
-    def put_object(self: S3Response) -> Any:
-        with _puts:
-            return put(self)
+    @functools.wraps(act)
+    def acting(*arguments: Any) -> Any:
+        with _acting:
+            return act(*arguments)
 
-    return put_object
+    return acting
 
 
 @dataclasses.dataclass(frozen=True)
