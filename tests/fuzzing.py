@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 MORE = int(os.environ.get("LOOKUPCACHE_FUZZ", "1"))
-"""So many times as many examples: 1 in CI, 100 for a night."""
+"""So many times as many examples: 1 in CI, 100 for a night. Where it is set, each run draws other ones."""
 ALLOWED = 2 * 2**30  # bytes beyond what a process has: a length that was believed would ask for more
 
 

@@ -1,6 +1,6 @@
 """Everything that is read from a disk or a store, damaged: the right answer, an error of ours, or a miss that is counted.
 
-Each test begins with bytes that the product itself has made. More examples: LOOKUPCACHE_FUZZ=100 pytest tests/test_fuzz.py.
+Each test begins with bytes that the product itself has made. More examples, and others: LOOKUPCACHE_FUZZ=100 pytest tests/test_fuzz.py.
 """
 
 from __future__ import annotations
