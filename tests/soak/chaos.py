@@ -120,7 +120,10 @@ class Clocks:
 
 
 class Chaos:
-    """Harm in an order that is drawn from a deck of each kind, again and again. `counts`: what was done how often."""
+    """Harm in an order that is drawn from a deck of each kind, again and again. `counts`: what was done how often.
+
+    `left`: the kinds that were not done yet, for there was nobody to do it to, or no time.
+    """
 
     def __init__(
         self,
@@ -140,7 +143,10 @@ class Chaos:
         self._order = order
         self._storm = storm
         self._kill_writer = kill_writer
-        self._deck: list[Callable[[], None]] = []
+        self._kinds: list[Callable[[], bool]] = [self.kill_executor, self.kill_worker, self.fill_disk, self.step_clock]
+        self._kinds += [self.restart, self.storm, self.kill_writer]
+        self.left = {kind.__name__ for kind in self._kinds}
+        self._deck: list[Callable[[], bool]] = []
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._now = self._next_at = 0.0
         self._calm_until = CALM_BATCHES
@@ -154,10 +160,11 @@ class Chaos:
         if now < self._next_at or written < self._calm_until:
             return
         if not self._deck:
-            self._deck = [self.kill_executor, self.kill_worker, self.fill_disk, self.step_clock, self.restart]
-            self._deck += [self.storm, self.kill_writer, self.kill_worker]
+            self._deck = [*self._kinds, self.kill_worker]
             self._rng.shuffle(self._deck)
-        self._deck.pop()()
+        harm = self._deck.pop()
+        if harm():
+            self.left.discard(harm.__name__)
         self._next_at = now + self._rng.uniform(2, 10)
         self._calm_until = written + CALM_BATCHES
 
@@ -170,41 +177,53 @@ class Chaos:
     def _later(self, least_s: float, most_s: float, undo: Callable[[], None]) -> None:
         self._undo.append((self._now + self._rng.uniform(least_s, most_s), undo))
 
-    def kill_executor(self) -> None:
-        with contextlib.suppress(LookupError, ProcessLookupError):
-            os.kill(self._cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
-            self.counts["executors killed"] += 1
+    # Each says whether it was done, or cannot be done here.
 
-    def kill_worker(self) -> None:
+    def kill_executor(self) -> bool:
+        try:
+            os.kill(self._cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
+        except (LookupError, ProcessLookupError):
+            return False
+        self.counts["executors killed"] += 1
+        return True
+
+    def kill_worker(self) -> bool:
         """A Python worker, or the daemon that forks them."""
         found = python_workers(self._cluster.workers[self._rng.randrange(2)].pid)
-        if found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._rng.choice(found), signal.SIGKILL)
-                self.counts["Python workers killed"] += 1
+        try:
+            os.kill(self._rng.choice(found), signal.SIGKILL)
+        except (LookupError, ProcessLookupError):
+            return False
+        self.counts["Python workers killed"] += 1
+        return True
 
-    def fill_disk(self) -> None:
+    def fill_disk(self) -> bool:
         self._disk.fill()
         self.counts[f"disk filled ({self._disk.how})"] += 1
         self._later(5, 15, self._disk.free)
+        return True
 
-    def step_clock(self) -> None:
+    def step_clock(self) -> bool:
         if self._clocks.missing:
-            return
+            return True
         number, seconds = self._rng.randrange(2), self._rng.choice(STEPS_S)
         self._clocks.step(number, seconds)
         self.counts[f"clock stepped {seconds:+d} s"] += 1
         self._later(8, 25, lambda: self._clocks.step(number, 0))
+        return True
 
-    def restart(self) -> None:
+    def restart(self) -> bool:
         self._order("restart")
         self.counts["stream restarted"] += 1
+        return True
 
-    def storm(self) -> None:
+    def storm(self) -> bool:
         self._storm(True)
         self.counts["storms of the store"] += 1
         self._later(2, 6, lambda: self._storm(False))
+        return True
 
-    def kill_writer(self) -> None:
+    def kill_writer(self) -> bool:
         self._kill_writer()
         self.counts["writers killed"] += 1
+        return True

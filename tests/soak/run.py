@@ -49,10 +49,10 @@ class Soak:
         proxy.set_faults(self._parts.endpoint, {**proxy.FAULTS, **(proxy.STORM if rages else {})})
 
     def run(self, seconds: float) -> None:
-        """Do harm for so long, then stop the stream. AssertionError if it hangs."""
-        until = time.monotonic() + seconds
+        """Do harm for so long, or twice as long until each kind is done, then stop the stream. AssertionError if it hangs."""
+        began = time.monotonic()
         sample_at = 0.0
-        while (now := time.monotonic()) < until:
+        while (now := time.monotonic()) < began + seconds or (self._chaos.left and now < began + 2 * seconds):
             time.sleep(0.1)
             self._parts.check_alive()
             self._follow()
@@ -99,6 +99,7 @@ class Soak:
         return {
             **findings.counts,
             "harm": {**self._chaos.counts, **self._parts.missing()},
+            "harm not done": sorted(self._chaos.left),
             "stream": {**stream, **{f"longest without being {what} (s)": round(s, 1) for what, s in silences.items()}},
             "requests": proxy.counts(self._parts.endpoint),
             "writes": writes,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,62 @@ from tests.soak.checker import Batch, Findings, batches_of, check_batches, check
 from tests.soak.directories import check_directory
 from tests.soak.notes import Following, Notes, notes_in
 from tests.soak.watch import Pulse, growth, quarters
+
+# --- the harm -------------------------------------------------------------------------------------------
+
+
+class Idle:
+    """A cluster without processes, and a disk and clocks that note what is done to them."""
+
+    how = "noted"
+    directory = Path()
+    missing = ""
+
+    def __init__(self) -> None:
+        self.workers = [SimpleNamespace(pid=-1)] * 2
+        self.noted: list[str] = []
+
+    def executor(self, number: int) -> int:
+        raise LookupError
+
+    def fill(self) -> None:
+        self.noted.append("filled")
+
+    def free(self) -> None:
+        self.noted.append("freed")
+
+    def close(self) -> None:
+        pass
+
+    def step(self, number: int, seconds: int) -> None:
+        self.noted.append("stepped" if seconds else "right again")
+
+
+def test_harm_waits_for_calm_and_all_of_it_is_done() -> None:
+    """One at a time, a few micro-batches apart; all kinds in turn but those that there is nobody to do to; taken back in the end."""
+    idle: Any = Idle()
+    harm = chaos.Chaos(
+        random.Random(1),
+        idle,
+        idle,
+        idle,
+        idle.noted.append,
+        lambda rages: idle.noted.append("storm" if rages else "calm"),
+        lambda: idle.noted.append("writer"),
+    )
+    assert len(harm.left) == 7
+    harm.tick(0.0, chaos.CALM_BATCHES - 1)
+    assert not harm.counts
+    for number in range(8):
+        before = harm.counts.total()
+        for now in (100.0 * number, 100.0 * number + 99):
+            harm.tick(now, chaos.CALM_BATCHES * (number + 1))
+        assert harm.counts.total() <= before + 1
+    assert harm.left == {"kill_executor", "kill_worker"}
+    harm.end()
+    done = ["calm", "filled", "freed", "restart", "right again", "stepped", "storm", "writer"]
+    assert sorted(idle.noted) == done
+
 
 # --- the checker ----------------------------------------------------------------------------------------
 

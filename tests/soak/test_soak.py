@@ -20,10 +20,11 @@ def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
     micro-batch has one version of each table, the one it says, none older than before, and each row came out once."""
     told = soak(tmp_path, SECONDS, SEED, HANG_S)
     assert told["wrong"] == []
-    # Half of what they are beside other tests, which take as much of the machine as they get.
+    # Half of what they are beside other tests, which take as much of the machine as they get. It goes on until each kind of
+    # harm was done, so it cannot be so slow that these are about the machine.
     assert told["batches"] >= 10
     assert told["publishes served"] >= 5
     assert told["epochs served"] >= 5
-    assert sum(count for count in told["harm"].values() if isinstance(count, int)) >= 8
+    assert told["harm not done"] == []
     assert all(told["requests"][fault] > 0 for fault in ("refused", "lost", "unanswered", "truncated"))
     assert sum(directory["counted"]["blockEvictedCount"] for directory in told["directories"].values()) > 0
