@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from tests.history.checker import check, notes_of, states
 from tests.s3server import S3Server
 
 WRITERS = 6
+ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50}
+"""How many notes of some kinds there are to be: a slow machine takes longer over them."""
 _CACHE = {
     "NONE": {},
     "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"},
@@ -90,18 +92,22 @@ def readers(work: Path) -> dict[str, dict[str, str]]:
 def run(
     place: Place, work: Path, seconds: float, seed: int, log: Callable[[str], None] = lambda text: None
 ) -> dict[str, int]:
-    """What a history of so many seconds came to. AssertionError if it cannot be, or a process failed."""
+    """What a history of so many seconds came to, three times as many if it takes that until there is `ENOUGH` in it.
+
+    AssertionError if it cannot be, or a process failed.
+    """
     rng = random.Random(seed)
     (work / "notes").mkdir(parents=True)
     (work / "graves").mkdir()
-    until_ns = time.monotonic_ns() + int(seconds * 1e9)
+    stop = work / "stop"
+    began = time.monotonic()
     base = {"lookup.keys": "id", "lookup.max-retries": "3", **place.storage}
     roles = {f"writer{n}": {**base, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
     roles |= {name: {**base, **options} for name, options in readers(work).items()}
 
     def start(name: str) -> subprocess.Popen[bytes]:
         given: dict[str, Any] = {"name": name, "path": place.path, "options": roles[name], "seed": rng.random()}
-        given |= {"role": "writer" if name.startswith("writer") else "reader", "until_ns": until_ns}
+        given |= {"role": "writer" if name.startswith("writer") else "reader", "stop": str(stop)}
         given["graves"] = str(work / "graves")
         given["notes"] = str(work / "notes" / f"{name}.jsonl")
         with open(work / f"{name}.err", "ab") as errors:
@@ -110,28 +116,27 @@ def run(
             )
 
     running = {"writer0": start("writer0")}
-    while not place_exists(work) and time.monotonic_ns() < until_ns:  # readers want a table
+    while not _counts(work)["acknowledged"] and time.monotonic() < began + 3 * seconds:  # readers want a table
         if running["writer0"].poll() is not None:
             running["writer0"] = start("writer0")
         time.sleep(0.05)
     running |= {name: start(name) for name in roles if name != "writer0"}
     kills = 0
     try:
-        while time.monotonic_ns() < until_ns:
+        while (now := time.monotonic()) < began + seconds or (now < began + 3 * seconds and not _is_enough(work)):
             time.sleep(rng.uniform(0.2, 2.0))
             name = rng.choice(sorted(running))
-            if time.monotonic_ns() < until_ns - 5_000_000_000:
-                running[name].send_signal(signal.SIGKILL)
-                running[name].wait()
-                kills += 1
-                running[name] = start(name)
+            running[name].send_signal(signal.SIGKILL)
+            running[name].wait()
+            kills += 1
+            running[name] = start(name)
+        stop.touch()
         for name, process in running.items():
             assert process.wait(timeout=120) == 0, f"{name}: {(work / f'{name}.err').read_text()[-3000:]}"
     finally:
         for process in running.values():
             process.kill()
             process.wait()
-    lines = [line for path in sorted((work / "notes").glob("*.jsonl")) for line in path.read_text().splitlines()]
 
     def read_file(path: str) -> bytes:
         grave = work / "graves" / path.rpartition("/")[2]
@@ -139,7 +144,7 @@ def run(
 
     found, tags = states(place.list_log(), read_file)
     told = check(
-        notes_of(lines),
+        _notes(work),
         found,
         tags,
         lambda who: "-UFS-" in who or who.startswith("writer"),
@@ -152,9 +157,17 @@ def run(
     return dict(told)
 
 
-def place_exists(work: Path) -> bool:
-    """Whether a first write was acknowledged."""
-    return any('"acknowledged"' in path.read_text() for path in (work / "notes").glob("*.jsonl"))
+def _notes(work: Path) -> Iterator[dict[str, Any]]:
+    return notes_of(line for path in sorted((work / "notes").glob("*.jsonl")) for line in path.read_text().splitlines())
+
+
+def _counts(work: Path) -> collections.Counter[str]:
+    return collections.Counter(note["kind"] for note in _notes(work))
+
+
+def _is_enough(work: Path) -> bool:
+    counts = _counts(work)
+    return all(counts[kind] >= least for kind, least in ENOUGH.items())
 
 
 def main() -> None:

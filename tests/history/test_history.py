@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.history.checker import State, check, states
-from tests.history.run import Place, local_place, run, s3_place
+from tests.history.run import ENOUGH, Place, local_place, run, s3_place
 from tests.s3server import S3Server
 
 SECONDS = 60.0
@@ -35,9 +35,7 @@ def test_every_read_is_of_some_prefix_of_the_log(place: Place, tmp_path: Path) -
     """Six writers and eight readers, killed and failing, in all cache modes: no row is lost, doubled, early or back again."""
     told = run(place, tmp_path / "work", SECONDS, SEED)
     assert told["kills"] >= 5
-    assert told["acknowledged"] >= 10
-    assert told["failed"] >= 1
-    assert told["scan"] + told["get"] >= 100
+    assert all(told[kind] >= least for kind, least in ENOUGH.items())
 
 
 # --- the checker ---------------------------------------------------------------------------------------

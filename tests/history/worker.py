@@ -52,10 +52,10 @@ def inject(rng: random.Random, graves: Path) -> None:
     Runtime._store = store  # type: ignore[method-assign]
 
 
-def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, until_ns: int) -> None:
+def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, stop: Path) -> None:
     """Appends, upserts, deletes, transactions, some overwrites, some that are given up, each read back at once; and upkeep."""
     number = 0
-    while time.monotonic_ns() < until_ns:
+    while not stop.exists():
         number += 1
         tag = f"{name}/{os.getpid()}/{number}"
         mode = rng.choices(["append", "upsert", "delete", "overwrite", "transaction", "upkeep"], [8, 6, 3, 1, 4, 2])[0]
@@ -142,9 +142,9 @@ def _broken(rows: pa.Table) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(SCHEMA, batches())
 
 
-def read(table: LookupTable, notes: Notes, rng: random.Random, until_ns: int) -> None:
+def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> None:
     """Scans and lookups, one after the other."""
-    while time.monotonic_ns() < until_ns:
+    while not stop.exists():
         if rng.random() < 0.5:
             _read_all(table, notes, "scan")
         else:
@@ -179,11 +179,11 @@ def main() -> None:
     inject(rng, Path(given["graves"]))
     runtime()
     notes = Notes(Path(given["notes"]), given["name"])
-    table = LookupTable(given["path"], given["options"])
+    table, stop = LookupTable(given["path"], given["options"]), Path(given["stop"])
     if given["role"] == "writer":
-        write(table, notes, rng, given["name"], given["until_ns"])
+        write(table, notes, rng, given["name"], stop)
     else:
-        read(table, notes, rng, given["until_ns"])
+        read(table, notes, rng, stop)
     table.close()
 
 
