@@ -61,6 +61,10 @@ class StoredSnapshots:
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
+    def expired(self, state: State) -> tuple[StoredVersion, ...]:
+        """The versions past their time."""
+        return state.expired(self._clock.wall_s(), self._retained_s)
+
     def opened(self, stored: StoredVersion | None) -> Snapshot | None:
         """A stored version, mapped; None if it is damaged or gone."""
         if stored is None:
@@ -153,7 +157,3 @@ class StoredSnapshots:
         left = tuple(name for name in names if not self._disk.remove_segment(self._key, name))
         if left != state.left:
             self.record(dataclasses.replace(state, left=left))
-
-    def expired(self, state: State) -> tuple[StoredVersion, ...]:
-        """The versions past their time."""
-        return state.expired(self._clock.wall_s(), self._retained_s)

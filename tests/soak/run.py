@@ -49,7 +49,7 @@ class Soak:
         proxy.set_faults(self._parts.endpoint, {**proxy.FAULTS, **(proxy.STORM if rages else {})})
 
     def run(self, seconds: float) -> None:
-        """Do harm for so long, or twice as long until each kind is done, then stop the stream. AssertionError if it hangs."""
+        """Do harm for so long, and until each kind is done, at most twice as long; then stop the stream. AssertionError if it hangs."""
         began = time.monotonic()
         sample_at = 0.0
         while (now := time.monotonic()) < began + seconds or (self._chaos.left and now < began + 2 * seconds):

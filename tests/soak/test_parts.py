@@ -76,9 +76,11 @@ def test_harm_waits_for_calm_and_all_of_it_is_done() -> None:
             harm.tick(now, chaos.CALM_BATCHES * (number + 1))
         assert harm.counts.total() <= before + 1
     assert harm.left == {"kill_executor", "kill_worker"}
-    harm.end()
     done = ["calm", "filled", "freed", "restart", "right again", "stepped", "storm", "writer"]
     assert sorted(idle.noted) == done
+    harm.fill_disk()
+    harm.end()
+    assert idle.noted[-2:] == ["filled", "freed"]
 
 
 # --- the checker ----------------------------------------------------------------------------------------
