@@ -112,6 +112,12 @@ class KeyedRows:
         assert found is not None  # parquet says
         return found
 
+    def read_back(self, definition: Definition, files: Sequence[DataFile]) -> int:
+        """How many rows these new files give to whoever reads all their columns."""
+        names = definition.schema.names
+        prepared = self._prepared(self._versions(files), definition.schema, names, None, keep=False)
+        return sum(batch.num_rows for batch in prepared.batches())
+
     def ordered(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
         """The rows that count in those files, in parts that follow each other in the order of the keys.
 

@@ -11,16 +11,27 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import DamagedFileError
-from pyspark_lookup.keys import Numbers
+from pyspark_lookup.keys import Numbers, one_array
 from pyspark_lookup.plain import UNREADABLE
 from pyspark_lookup.ufs import FileVersion
 
-__all__ = ["PATH", "ROW", "HiddenRows", "counted", "hidden_bytes", "place_fields", "places_of", "seen_rows"]
+__all__ = [
+    "PATH",
+    "ROW",
+    "HiddenRows",
+    "counted",
+    "distinct_places",
+    "hidden_bytes",
+    "place_fields",
+    "places_of",
+    "seen_rows",
+]
 
 PATH, ROW = "_lookup_file", "_lookup_row"
 """The columns that say where a row is: its file's path below the table, and its place in it (int64, from 0)."""
@@ -32,12 +43,26 @@ def place_fields() -> list[pa.Field]:
     return [pa.field(PATH, pa.string()), pa.field(ROW, pa.int64())]
 
 
+def distinct_places(rows: pa.Table) -> pa.Table:
+    """Those rows by `PATH` and `ROW`, each place once: two writes that overlapped may both have hidden it."""
+    ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
+    if ordered.num_rows < 2:
+        return ordered
+    differs = (
+        pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
+        for column in (one_array(ordered.column(name)) for name in (PATH, ROW))
+    )
+    first = pa.concat_arrays([pa.array([True]), pc.or_(*differs)])
+    return ordered.filter(first)
+
+
 def hidden_bytes(rows: pa.Table) -> bytes:
-    """The file that names those rows: their key columns, `PATH` and `ROW`."""
+    """The file that names those rows, as `distinct_places` gives them: their key columns, `PATH` and `ROW`."""
     sink = pa.BufferOutputStream()
-    ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")])
-    pq.write_table(ordered, sink, compression="zstd", compression_level=1, write_page_checksum=True)
-    return bytes(sink.getvalue().to_pybytes())
+    pq.write_table(rows, sink, compression="zstd", compression_level=1, write_page_checksum=True)
+    data = bytes(sink.getvalue().to_pybytes())
+    places_of("rows to be hidden", data)  # a file that cannot be read would make the table unreadable
+    return data
 
 
 def counted(hidden: Numbers | None, first: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Numbers]:
@@ -111,7 +136,10 @@ class HiddenRows:
 
 
 def places_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
-    """path -> places of the rows that such a file names, ascending. Raises DamagedFileError, which shows `url`."""
+    """path -> places of the rows that such a file names, ascending, each once. Raises DamagedFileError, which shows `url`.
+
+    A file may name a place twice: compactions of earlier releases wrote such files where two writes by key had overlapped.
+    """
     try:
         table = pq.read_table(pa.BufferReader(data), columns=[PATH, ROW], page_checksum_verification=True)
         table = table.combine_chunks()
@@ -122,8 +150,9 @@ def places_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
         starts = np.flatnonzero(np.concatenate([[len(rows) > 0], paths[1:] != paths[:-1]]))
         parts = np.split(rows, starts[1:]) if len(starts) else []
         places = {str(paths[start]): part for start, part in zip(starts, parts, strict=True)}
-        if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) <= 0).any() for part in parts):
+        if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) < 0).any() for part in parts):
             raise ValueError("the places of each file were expected together, in their order")
+        places = {path: np.unique(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         shown = redact("path", url)
         raise DamagedFileError(f"{shown} does not name the rows that an upsert or delete hides: {problem}") from problem

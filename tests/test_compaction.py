@@ -17,6 +17,7 @@ import pytest
 from pyspark_lookup.api import LookupTable
 from pyspark_lookup.bykey import KeyedRows
 from pyspark_lookup.errors import (
+    DamagedFileError,
     OptionError,
     UfsNotFoundError,
     UfsUnavailableError,
@@ -115,6 +116,83 @@ def test_deleting_all_leaves_no_file(site: Site) -> None:
     assert (site.committed(), table.scan().num_rows) == ([], 0)
     table.upsert(rows(3))
     assert ids_of(table.scan()) == [3]
+
+
+def overlapping(site: Site, monkeypatch: pytest.MonkeyPatch) -> LookupTable:
+    """A table with a large file, of which two upserts that overlapped hide the same row, folded beside that file."""
+    table = site.created(OFF)
+    table.write(wide(0, 2000))
+    find, others = KeyedRows.find, [of_ids(7, 9, "other")]
+
+    def found(rows: KeyedRows, *args: Any) -> pa.Table:
+        places = find(rows, *args)
+        if others:  # once the first has looked, the second comes and goes
+            site.table(OFF, host="b").upsert(others.pop())
+        return places
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyedRows, "find", found)
+        table.upsert(of_ids(7, 8, "last"))
+    monkeypatch.setattr(compaction, "_ALWAYS", 20_000)
+    table.compact()
+    assert len(site.committed()) == 2  # the large file stays, and what hides its rows with it
+    return table
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_overlapping_upserts_are_folded(site: Site, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Writes that overlapped hide one row of a file that stays outside the fold: it is hidden once, and all can be read."""
+    table = overlapping(site, monkeypatch)
+    names = {row["id"]: row["name"] for row in site.table(MODES[mode], host="late").scan().to_pylist()}
+    assert (len(names), names[7], names[8]) == (2000, "last", "other")
+    assert site.table(MODES[mode], host="b").get(7) == [{"id": 7, "name": "last"}]
+    table.upsert(of_ids(7, 8, "new"))
+    table.compact()
+    assert site.table(MODES[mode], host="c").get(7) == [{"id": 7, "name": "new"}]
+
+
+def test_a_place_named_twice_is_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of an earlier release, whose fold named a row twice, is read, written, and mended by the next compaction."""
+
+    def twice(rows: pa.Table) -> pa.Table:
+        return rows.sort_by([("_lookup_file", "ascending"), ("_lookup_row", "ascending")])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module, "distinct_places", twice)
+        table = overlapping(site, monkeypatch)
+    assert site.table(host="late").scan().num_rows == 2000
+    table.upsert(of_ids(7, 8, "new"))
+    monkeypatch.setattr(compaction, "_ALWAYS", 2**26)
+    table.compact()
+    assert len(site.committed()) == 1
+    assert (table.get(7), table.scan().num_rows) == ([{"id": 7, "name": "new"}], 2000)
+
+
+def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compaction reads its files before it commits: one that a store has damaged leaves the table as it was."""
+    table = site.created(OFF)
+    for low in (0, 100, 200):
+        table.write(of_ids(low, low + 100))
+    before = site.state().position
+
+    damaged: list[Path] = []
+
+    def damage(kind: str, subject: object) -> None:
+        for path in site.path.rglob("fold-*.parquet") if not damaged else ():
+            damaged.append(path)
+            with path.open("r+b") as file:
+                file.seek(40)
+                file.write(bytes(8))
+
+    for store in site.stores:
+        store.before = damage
+    with pytest.raises(DamagedFileError):
+        table.compact()
+    for store in site.stores:
+        store.before = lambda kind, subject: None
+    assert folds(site.state()) == []
+    assert site.state().needed() == site.state().needed(before)
+    assert ids_of(site.table(host="late").scan()) == list(range(300))
 
 
 def test_a_large_write_stays_as_it_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

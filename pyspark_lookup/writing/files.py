@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.errors import SchemaError, UfsError
-from pyspark_lookup.hidden import PATH, ROW, hidden_bytes
+from pyspark_lookup.hidden import PATH, ROW, distinct_places, hidden_bytes
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.notifications import DataFile, Definition
 from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
@@ -154,7 +154,8 @@ class DataFiles:
 
     def hide(self, rows: pa.Table) -> DataFile:
         """A file that names rows of others which do not count any more (see `hidden`)."""
-        return self._put_bytes(hidden_bytes(rows), f"{self._directory}/hidden", rows.num_rows)
+        places = distinct_places(rows)
+        return self._put_bytes(hidden_bytes(places), f"{self._directory}/hidden", places.num_rows)
 
     def _sorted(self, table: pa.Table) -> pa.Table:
         keys = self._definition.keys
