@@ -24,6 +24,7 @@ Every error is a `PysparkLookupError` and also the builtin a caller would guess:
         ├── UfsPermissionError (PermissionError)
         ├── UfsTimeoutError (TimeoutError)
         ├── UfsUnavailableError (ConnectionError)   transient: worth another attempt
+        │   └── PutUnknownError               whether a file was put is unknown
         ├── CommitUnknownError                whether a write was committed is unknown
         └── SourceChangedError                the file is not the version that was asked for
 
@@ -48,6 +49,7 @@ __all__ = [
     "OptionError",
     "OverlapError",
     "PredicateError",
+    "PutUnknownError",
     "PysparkLookupError",
     "ReloadFailedError",
     "SchemaError",
@@ -193,8 +195,12 @@ class UfsUnavailableError(UfsError, ConnectionError):
     """The store could not be reached or answered 5xx / slow down, in any attempt."""
 
 
+class PutUnknownError(UfsUnavailableError):
+    """An attempt to put a file had no answer, and what lies there could not be found out."""
+
+
 class CommitUnknownError(UfsError):
-    """The store did not say, in any attempt, whether it took an event of a managed table's log."""
+    """Whether a commit lies in a managed table's log is unknown: its rows may be there."""
 
 
 class SourceChangedError(UfsError):

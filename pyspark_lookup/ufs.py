@@ -7,6 +7,7 @@ Reads are pinned to a `FileVersion`: bytes of another version are never returned
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -14,7 +15,14 @@ from typing import TypeVar
 import tenacity
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsTimeoutError, UfsUnavailableError
+from pyspark_lookup.errors import (
+    PutUnknownError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+)
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.stores import FileVersion, Listing, Range, Store
 
@@ -23,6 +31,8 @@ __all__ = ["FileVersion", "Listing", "Range", "Ufs"]
 T = TypeVar("T")
 
 _CONCURRENT_GETS = 16
+_UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
+"""Errors after which a request may have been carried out all the same; they are worth another attempt."""
 _KIND_COUNTERS = {
     "head": "ufsHeadCount",
     "list": "ufsListCount",
@@ -51,7 +61,7 @@ class Ufs:
         self._retry = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(max_retries + 1),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
-            retry=tenacity.retry_if_exception_type((UfsUnavailableError, UfsTimeoutError)),
+            retry=tenacity.retry_if_exception_type(_UNANSWERED),
             before_sleep=lambda state: metrics.inc("ufsRetryCount"),
             sleep=sleep,
             reraise=True,
@@ -157,32 +167,52 @@ class Ufs:
         """Put `data` where there is no file yet; the file, if it is this call's that lies there now, else None.
 
         `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
-        lost is found by reading it back. Raises NotSupportedError for stores without an exclusive create, and a UfsError if the
-        outcome cannot be found out: the file may be there then.
+        lost, or that the store refuses after such a one, is found by reading it back. Raises NotSupportedError for stores without
+        an exclusive create, PutUnknownError if an attempt had no answer and what lies there cannot be found out either, and
+        another UfsError if the file was not put.
         """
         if not data:
             raise ValueError("an empty file says nothing of who put it there")
-        try:
-            put = self._retry(self._store.put_if_absent, path, data, self._count)
-        except (UfsUnavailableError, UfsTimeoutError):
-            # It may have got there: what lies there tells.
-            held = self._held(path, data)
-            if held is None:
+        unanswered = False
+
+        def attempt() -> FileVersion | None:
+            nonlocal unanswered
+            try:
+                put = self._store.put_if_absent(path, data, self._count)
+            except _UNANSWERED:
+                unanswered = True
                 raise
-            return held
-        if put is None:
-            return self._held(path, data)
-        self._metrics.inc("ufsPutBytes", len(data))
-        return put
+            if put is not None:
+                self._metrics.inc("ufsPutBytes", len(data))
+                return put
+            try:
+                return self._held(path, data)
+            except UfsNotFoundError:
+                shown = redact("path", path)
+                raise UfsUnavailableError(f"{shown}: the store says that it is there, and that it is not") from None
+
+        try:
+            return self._retry(attempt)
+        except UfsError as problem:
+            # A refusal may come after an attempt that has arrived: what lies there tells.
+            with contextlib.suppress(UfsError):
+                return self._held(path, data)
+            if unanswered:
+                raise PutUnknownError(f"whether {redact('path', path)} was put is unknown: {problem}") from problem
+            raise
 
     def _held(self, path: str, data: bytes) -> FileVersion | None:
-        """The file, if `data` is what it holds."""
-        try:
-            file = self.get_meta(path)
-            same = file.size == len(data) and self.read_ranges(file, [(0, file.size)])[0] == data
-        except (UfsNotFoundError, SourceChangedError):
+        """The file there, if it holds `data`, and None if it holds other bytes. Raises UfsNotFoundError without one."""
+        file = self.get_meta(path)
+        if file.size != len(data):
             return None
-        return file if same else None
+        held = self.read_ranges(file, [(0, file.size)])[0]
+        if held == data:
+            return file
+        again = self.read_ranges(file, [(0, file.size)])[0]
+        if again not in (held, data):
+            raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrive damaged")
+        return file if again == data else None
 
     def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
         offset, length = part

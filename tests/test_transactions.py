@@ -25,6 +25,8 @@ from pyspark_lookup.errors import (
     SchemaError,
     UfsError,
     UfsNotFoundError,
+    UfsPermissionError,
+    UfsTimeoutError,
     UfsUnavailableError,
     WriteConflictError,
 )
@@ -277,13 +279,95 @@ def test_a_store_that_fails(site: Site) -> None:
             t.write(rows(2))
         t.write(rows(3))
     assert ids_of(table.scan()) == [1, 3]
-    with pytest.raises(UfsError, match="given up"), table.transaction() as t:
-        t.write(rows(4))
-        with failing(site, lambda kind, path: kind == "put" and "/log/" in path), pytest.raises(CommitUnknownError):
-            t.write(rows(5))
-        t.write(rows(6))
+    t = table.transaction()
+    t.write(rows(4))
+    with failing(site, lambda kind, path: kind == "put" and "/log/" in path), pytest.raises(UfsUnavailableError):
+        t.write(rows(5))
+    for goes_on in (lambda: t.write(rows(6)), t.commit):
+        with pytest.raises(UfsUnavailableError, match="given up"):
+            goes_on()
     assert (ids_of(table.scan()), kinds(site.path)[-1]) == ([1, 3], "abort")
     assert site.files() == site.committed()
+
+
+@pytest.mark.parametrize("step", ["write", "upsert"])
+@pytest.mark.parametrize("refusal", [UfsPermissionError, UfsNotFoundError, UfsUnavailableError])
+def test_a_lost_answer_that_is_refused_later(site: Site, step: str, refusal: type[UfsError]) -> None:
+    """A write's event arrives, its answer is lost, and the store refuses from then on: the transaction is given up, and the
+    table stays as it was, whatever its caller does next."""
+    table = site.created({"lookup.max-retries": "2"})
+    table.write(rows(1))
+    position = table.describe()["position"]
+    with pytest.raises(UfsUnavailableError, match="nothing of it will be committed"), table.transaction() as t:
+        t.write(rows(2))
+        lose_answer_of(site, "_lookup/log/", refusal)
+        with pytest.raises(UfsUnavailableError, match="given up"):
+            getattr(t, step)(rows(1, 3, name="new"))
+        restore(site)
+        with pytest.raises(UfsUnavailableError, match="given up"):
+            getattr(t, step)(rows(1, 3, name="new"))
+    assert table.scan() == site.table(host="late").scan() == rows(1)
+    table.upsert(rows(1, 3, name="new"))
+    assert ids_of(site.table(host="later").scan()) == [1, 3]
+    assert site.table({"lookup.version": str(position)}, host="past").scan() == rows(1)
+
+
+@pytest.mark.parametrize("refusal", [UfsPermissionError, UfsNotFoundError, UfsUnavailableError])
+def test_a_commit_whose_answer_is_lost(site: Site, refusal: type[UfsError]) -> None:
+    """A commit that landed is acknowledged where the log can be asked, and unknown where it cannot: never a failure."""
+    table = site.created({"lookup.max-retries": "2"})
+    for lasting in (False, True):
+        with table.transaction() as t:
+            t.write(rows(1))
+            lose_answer_of(site, "_lookup/log/", refusal, lasting)
+            if lasting:
+                with pytest.raises(CommitUnknownError):
+                    t.commit()
+            else:
+                t.commit()
+        restore(site)
+    assert ids_of(site.table(host="late").scan()) == [1, 1]
+
+
+def test_an_overwrite_inside_that_fails(site: Site) -> None:
+    """Rows that do not fit in place of what the transaction has written: refused, and what it has written still counts."""
+    table = site.created()
+    table.write(rows(1))
+    with table.transaction() as t:
+        t.write(rows(2))
+        with pytest.raises(SchemaError):
+            t.write(pa.table({"id": ["one"]}), "overwrite")
+        t.write(rows(3))
+        assert ids_of(t.scan()) == [1, 2, 3]
+    assert ids_of(table.scan()) == [1, 2, 3]
+
+
+def lose_answer_of(site: Site, part: str, refusal: type[UfsError], lasting: bool = True) -> None:
+    """Have the next put below `part` arrive unanswered, and let the store refuse what follows: everything, or one more put."""
+    refused: list[str] = []
+
+    def lost() -> None:
+        for store in site.stores:
+            store.before, store.after = refuse, lambda: None
+        raise UfsTimeoutError("lost")
+
+    def refuse(kind: str, subject: object) -> None:
+        if lasting or (kind == "put" and not refused):
+            refused.append(kind)
+            raise refusal("refused")
+
+    def watch(kind: str, subject: object) -> None:
+        if kind == "put" and part in str(subject):
+            for store in site.stores:
+                store.after = lost
+
+    for store in site.stores:
+        store.before = watch
+
+
+def restore(site: Site) -> None:
+    for store in site.stores:
+        store.before, store.after = lambda kind, subject: None, lambda: None
 
 
 def test_one_that_dies(tmp_path: Path) -> None:

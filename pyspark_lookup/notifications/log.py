@@ -22,10 +22,11 @@ from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import (
     CommitUnknownError,
     DamagedFileError,
+    PutUnknownError,
     SourceChangedError,
     UfsError,
     UfsNotFoundError,
-    UfsPermissionError,
+    UfsUnavailableError,
 )
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications.events import Event, event_bytes, event_of, sealed
@@ -42,6 +43,7 @@ _CHECKPOINT_EVERY = 50
 _CHECKPOINTS_KEPT = 3
 _TAIL_AT_MOST = 100  # events in the host's record beside a state
 _RACES = 1000  # positions lost in a row: others are putting events faster than one can be put here
+_IN_VAIN = 8  # times that one position is lost to an event that the store does not show
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,7 @@ class NotificationLog:
             if file == last:
                 return file
             # A copied table's files are others, with the same in them.
-            event = event_of(self._read(file), state.position, redact("path", file.url))
+            event = self._event(file, self._read(file))
         except (UfsNotFoundError, SourceChangedError):
             return None
         return file if event.nonce == state.nonce else None
@@ -140,20 +142,35 @@ class NotificationLog:
     def _events_after(self, position: int, table_id: str | None) -> list[tuple[FileVersion, Event]]:
         """All events after a position, with their files, which one LIST names. `table_id` None: the first event says it."""
         listed = self._ufs.list_files(self._directory("log"), after=self._name(position))
-        files = [file for file in listed if file.url.endswith(".json")]
-        found = self._parsed(
-            [file for n, file in enumerate(files, position + 1) if file.url.endswith("/" + self._name(n))]
-        )
-        beyond = files[len(found) :]
-        if beyond:
+        files = {file.url.rsplit("/", 1)[-1]: file for file in listed if file.url.endswith(".json")}
+        following: list[FileVersion] = []
+        while files:
+            name = self._name(position + len(following) + 1)
+            file = files.pop(name, None) or self._missed(name)
+            if file is None:
+                break
+            following.append(file)
+        found = self._parsed(following)
+        if files:
+            beyond = min(files)
             own = table_id or (found[0][1].table_id if found else None)
             # A writer that was slow puts one into the table that took its own's place, and takes it back.
-            if own is None or any(event.table_id == own for _, event in self._parsed(beyond)):
+            if own is None or any(event.table_id == own for _, event in self._parsed(list(files.values()))):
                 raise DamagedFileError(
-                    f"{redact('path', self.url)}: the log has no event {position + len(found) + 1} but "
-                    f"{beyond[0].url.rsplit('/', 1)[-1]}: restore it, or drop the table"
+                    f"{redact('path', self.url)}: the log has no event {position + len(found) + 1} but {beyond}: "
+                    "restore it, or drop the table"
                 )
         return found
+
+    def _missed(self, name: str) -> FileVersion | None:
+        """The file of an event that a listing did not name, though it named a later one; None if it is not there.
+
+        A local directory that is listed while somebody adds to it may show the later of two new files only.
+        """
+        try:
+            return self._ufs.get_meta(f"{self._directory('log')}/{name}")
+        except UfsNotFoundError:
+            return None
 
     def _parsed(self, files: Sequence[FileVersion]) -> list[tuple[FileVersion, Event]]:
         texts = self._ufs.read_many([(file.as_immutable(), [(0, file.size)]) for file in files])
@@ -163,7 +180,10 @@ class NotificationLog:
         name = file.url.rsplit("/", 1)[-1].removesuffix(".json")
         if not name.isdecimal():
             raise DamagedFileError(f"{redact('path', file.url)} is no event of a table's log")
-        return event_of(text, int(name), redact("path", file.url))
+        try:
+            return event_of(text, int(name), redact("path", file.url))
+        except DamagedFileError:  # on its way here, perhaps
+            return event_of(self._read(file), int(name), redact("path", file.url))
 
     def _read_all(self) -> TableState | None:
         """The state from the newest checkpoint and the events after it."""
@@ -292,6 +312,7 @@ class NotificationLog:
         what `make` raises is raised. `after`: the state as an append returned it just now, which need not be asked for. Raises CommitUnknownError if the store does not say whether the event was put,
         UfsNotFoundError if the table is gone.
         """
+        lost_at, in_vain = 0, 0
         for _ in range(_RACES):
             state, after = after or self.latest(), None
             if state is None:
@@ -300,23 +321,35 @@ class NotificationLog:
             if event is None:
                 return state
             file = self._put(event)
-            if file is not None and self._has_followed(state, event):
+            if file is None:
+                # A store may not show the event that took the place: it is asked again, with pauses.
+                in_vain = in_vain + 1 if event.position == lost_at else 0
+                lost_at = event.position
+                if in_vain >= _IN_VAIN:
+                    break
+                if in_vain:
+                    self._clock.sleep(min(0.05 * 2**in_vain, 5.0) * self._rng.uniform(0.5, 1))
+            elif self._has_followed(state, event):
                 state = state.advanced([event])
                 self._keep(state, [event], file)
                 if event.position % _CHECKPOINT_EVERY == 0:
                     self._put_checkpoint(state)
                 return state
-        raise UfsError(f"{redact('path', self.url)}: {_RACES} other writers were first: try again later")
+        shown = redact("path", self.url)
+        if in_vain >= _IN_VAIN:
+            raise UfsUnavailableError(
+                f"{shown}: the store says that event {lost_at} of the log is there, and does not show it: try again later"
+            )
+        raise UfsUnavailableError(f"{shown}: {_RACES} other writers were first: try again later")
 
     def _put(self, event: Event) -> FileVersion | None:
+        """Put an event; None if another one has its position. Raises CommitUnknownError if that cannot be found out."""
         try:
             return self._ufs.put_if_absent(self._path(event.position), event_bytes(event))
-        except (UfsPermissionError, UfsNotFoundError):
-            raise
-        except UfsError as problem:
+        except PutUnknownError as problem:
             raise self._unknown(event, problem) from problem
 
-    def _unknown(self, event: Event, problem: UfsError) -> CommitUnknownError:
+    def _unknown(self, event: Event, problem: Exception) -> CommitUnknownError:
         return CommitUnknownError(
             f"whether event {event.position} ({event.kind}) of {redact('path', self.url)} was put is unknown: {problem}. "
             f"Its nonce is {event.nonce}; look for it in the log before writing again"
@@ -330,14 +363,20 @@ class NotificationLog:
         with self._lock:
             last = self._known.last if self._known is not None and self._known.state is state else None
         try:
-            if self._is_same(state, last) is not None:
+            # Others may have seen the event, and put theirs after it: no single answer makes it go.
+            if self._is_same(state, last) is not None or self._has_begun(state):
                 return True
             self._ufs.delete(self._path(event.position))
-        except UfsError as problem:
+        except (UfsError, DamagedFileError) as problem:
             raise self._unknown(event, problem) from problem
         with self._lock:
             self._known = None
         return False
+
+    def _has_begun(self, state: TableState) -> bool:
+        """Whether the log still begins with the event that created this table."""
+        first = self._ufs.list_files(self._directory("log"), after="", at_most=1)
+        return any(event.table_id == state.table_id and event.position == 1 for _, event in self._parsed(first))
 
     def _put_checkpoint(self, state: TableState) -> None:
         """Put a checkpoint; without it reading the log for the first time takes longer, no more."""

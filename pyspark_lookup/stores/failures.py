@@ -19,7 +19,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.stores.model import Store
 
-__all__ = ["our_error", "read_error", "translated"]
+__all__ = ["http_status", "our_error", "read_error", "translated"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
         return error
     url = redact("path", url)
     chain = [error, error.__cause__ or error]
-    status = next((s for e in chain if (s := _http_status(e)) is not None), None)
+    status = http_status(error)
     names = {base.__name__ for e in chain for base in type(e).__mro__}
     # fsspec's web client says FileNotFoundError for every failure; its cause says which.
     missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
@@ -65,17 +65,30 @@ def our_error(error: BaseException, url: str) -> BaseException:
 def read_error(error: Exception, url: str) -> BaseException:
     """As `our_error`, of a read: a file that is gone, or ends before the range, is another version."""
     ours = our_error(error, url)
-    if isinstance(ours, UfsNotFoundError) or _http_status(error.__cause__ or error) == 416:
+    if isinstance(ours, UfsNotFoundError) or http_status(error) == 416:
         return SourceChangedError(f"{redact('path', url)} was replaced or removed")
     return ours
 
 
-_LOST = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError", "IncompleteReadError"}
+_LOST = {
+    "ConnectionError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "FlexibleChecksumError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "ResponseParserError",
+}
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted"}
 
 
-def _http_status(error: BaseException) -> int | None:
-    """The HTTP status of a botocore ClientError or an aiohttp ClientResponseError."""
+def http_status(error: BaseException) -> int | None:
+    """The HTTP status that an error, or its cause, is about: botocore's ClientError, aiohttp's ClientResponseError."""
+    chain = (error, error.__cause__ or error)
+    return next((status for one in chain if (status := _status(one)) is not None), None)
+
+
+def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return cast("int | None", response.get("ResponseMetadata", {}).get("HTTPStatusCode"))

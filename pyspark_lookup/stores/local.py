@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from fsspec.implementations.local import make_path_posix
 
-from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError
+from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.stores.failures import our_error, read_error, translated
 from pyspark_lookup.stores.model import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
 
@@ -175,7 +175,10 @@ class LocalStore:
 
     @translated
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all."""
+        """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all.
+
+        Raises UfsUnavailableError if the file is there, but may not be after a crash.
+        """
         local = self._path(path)
         directory = os.path.dirname(local)
         count("put")
@@ -190,8 +193,13 @@ class LocalStore:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-        self._sync(directory)
-        return self._version(local, os.stat(local))
+        try:
+            self._sync(directory)
+            return self._version(local, os.stat(local))
+        except OSError as error:
+            raise UfsUnavailableError(
+                f"{path} was put, but the disk does not say that it will stay: {error}"
+            ) from error
 
     def _write(self, temporary: str, directory: str, data: bytes) -> None:
         while True:

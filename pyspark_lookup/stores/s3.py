@@ -10,8 +10,16 @@ from typing import Any, cast
 
 import fsspec
 
-from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, cause_of
-from pyspark_lookup.stores.failures import our_error, read_error, translated
+from pyspark_lookup.conf import redact
+from pyspark_lookup.errors import (
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+    cause_of,
+)
+from pyspark_lookup.stores.failures import http_status, our_error, read_error, translated
 from pyspark_lookup.stores.model import LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
 
 __all__ = ["S3Store"]
@@ -49,23 +57,34 @@ class S3Store:
             raise UfsNotFoundError(f"{path} is a bucket, not a file")
         count("head")
         found = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
-        return self._version(bucket, key, found["ContentLength"], found)
+        return self._version(bucket, key, found.get("ContentLength"), found)
 
     @staticmethod
-    def _version(bucket: str, key: str, size: int, found: Mapping[str, Any]) -> FileVersion:
-        etag, modified = found.get("ETag"), found.get("LastModified")
-        identity = "etag:" + etag.strip('"') if etag else ""
-        return FileVersion(f"s3://{bucket}/{key}", size, identity, modified.timestamp() if modified else None)
+    def _version(bucket: str, key: str, size: int | None, found: Mapping[str, Any]) -> FileVersion:
+        url, etag, modified = f"s3://{bucket}/{key}", found.get("ETag"), found.get("LastModified")
+        if size is None or not etag:
+            raise UfsUnavailableError(
+                f"{redact('path', url)}: an answer without a size or an ETag is not of an S3 store"
+            )
+        return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
 
     def _pages(self, bucket: str, prefix: str, count: Count) -> Iterator[dict[str, Any]]:
         token: dict[str, str] = {}
         while True:
             count("list")
-            page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **token)
+            page = self._page(bucket, prefix, **token)
             yield page
-            if not page.get("IsTruncated"):
+            if not page["IsTruncated"]:
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _page(self, bucket: str, prefix: str, **more: Any) -> dict[str, Any]:
+        """One page of a listing."""
+        page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        # Of a body that is empty, or a gateway's page, the client makes a listing of nothing.
+        if "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page):
+            raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
+        return page
 
     def _listing(self, bucket: str, directory: str, objects: list[dict[str, Any]]) -> Listing:
         url = f"s3://{bucket}/{directory}".rstrip("/")
@@ -128,7 +147,11 @@ class S3Store:
                 "get_object", Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}", **match
             )
             async with reply["Body"] as body:
-                return cast(bytes, await body.read())
+                data = cast(bytes, await body.read())
+            # A gateway may not know If-Match: then its answer says which version these bytes are of.
+            if etag and reply.get("ETag", "").strip('"') != etag:
+                raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
+            return data
 
         def read(offset: int, length: int) -> bytes:
             try:
@@ -147,9 +170,9 @@ class S3Store:
         while True:
             count("list")
             wanted = {"MaxKeys": min(at_most - len(found), 1000)} if at_most is not None else {}
-            page = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=directory, **token, **wanted)
+            page = self._page(bucket, directory, **token, **wanted)
             found += [self._version(bucket, o["Key"], o["Size"], o) for o in page.get("Contents", [])]
-            if not page.get("IsTruncated") or len(found) == at_most:
+            if not page["IsTruncated"] or len(found) == at_most:
                 return tuple(found)
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
@@ -167,7 +190,8 @@ class S3Store:
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         """Put an object where there is none, by If-None-Match; None if there is one.
 
-        Raises UfsUnavailableError where another writer is at it in the same moment (409).
+        Raises UfsUnavailableError where another writer is at it in the same moment (409), and where the answer leaves open
+        whether it was put.
         """
         bucket, key = self._bucket_key(path)
         count("put")
@@ -177,6 +201,8 @@ class S3Store:
             ours = our_error(error, path)
             if isinstance(ours, SourceChangedError):  # 412
                 return None
+            if http_status(error) is None and isinstance(ours, UfsError) and not isinstance(ours, UfsTimeoutError):
+                ours = UfsUnavailableError(str(ours))  # no answer that could be understood
             raise ours from cause_of(error)
         return self._version(bucket, key, len(data), found)
 

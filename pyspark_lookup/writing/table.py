@@ -21,10 +21,12 @@ from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import (
     CommitUnknownError,
+    DamagedFileError,
     NotATableError,
     OptionError,
     UfsError,
     UfsNotFoundError,
+    UfsUnavailableError,
     WriteConflictError,
 )
 from pyspark_lookup.keys import cast_keys, check_key_types
@@ -120,7 +122,7 @@ class TableWriter:
                 found[:] = [state.high_watermark + 1]
                 return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
 
-            state = self._log.append(allocate, after=known)
+            state = self._append(allocate, after=known)
             write_id = found[0]
             name = _directory(write_id)
         return Job(
@@ -131,7 +133,10 @@ class TableWriter:
         self._check_empty()
         definition = defined(schema, self._options.keys or (), self._url)
         table_id = f"{self._rng.getrandbits(128):032x}"
-        made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
+        try:
+            made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
+        except CommitUnknownError as problem:
+            raise self._nothing_written(problem) from problem
         state = made or self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
@@ -189,30 +194,55 @@ class TableWriter:
         """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
 
         `effect`: if it is not that of the job's mode. What would change nothing is not committed. Raises
-        WriteConflictError, NonUniqueKeyError or SchemaError if it cannot be (the write is aborted then), CommitUnknownError
-        if the store does not say.
+        WriteConflictError, NonUniqueKeyError or SchemaError if it cannot be, another UfsError if the store fails (the write is
+        aborted then, if that can be), CommitUnknownError if the store does not say whether it is committed.
         """
         if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
             self.abort(job, files, "no rows")
             return self._log.latest()
-        job = self._allocated(job, batch)
+        state, job = self._allocated(job, batch)
         if job.write_id is None:
-            self.remove(job, files)
+            self._remove(job, files, state)
             return None
         try:
             state = self._commit(job, job.write_id, files, batch, effect or self.effect(job, files))
-        except CommitUnknownError:
-            raise
-        except Exception:  # no commit was put: an open write would be waited for until its timeout
-            with contextlib.suppress(UfsError):
-                self.abort(job, files)
-            raise
+        except Exception as problem:
+            state = self._ended(job, files, problem)
         if not state.writes[job.write_id].committed:
             self.abort(job, files, "no rows")
             return self._log.latest()
         self._committed(state.table_id, state.position)
         self._tidy(job, state)
         return state
+
+    def _ended(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
+        """The state with a job committed whose commit seemed to fail; otherwise raises what says how it ended.
+
+        An abort in the log decides it: nothing of the write can be put behind that.
+        """
+        write_id, state = job.write_id, None
+        try:
+            state = self.abort(job, files)
+        except (UfsError, DamagedFileError):
+            raise problem from problem.__cause__
+        if state is not None and write_id is not None and state.table_id == job.table_id:
+            if state.writes[write_id].committed:
+                return state
+            if isinstance(problem, CommitUnknownError):
+                raise self._nothing_written(problem) from problem
+        raise problem from problem.__cause__
+
+    def _nothing_written(self, problem: CommitUnknownError) -> UfsUnavailableError:
+        return UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__ or problem}")
+
+    def _append(
+        self, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
+    ) -> TableState:
+        """Put an event by which nobody sees a row: where it is unknown whether it was put, nothing was written."""
+        try:
+            return self._log.append(make, after)
+        except CommitUnknownError as problem:
+            raise self._nothing_written(problem) from problem
 
     def _commit(
         self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
@@ -231,7 +261,7 @@ class TableWriter:
             hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
             write = state.writes[write_id]
             if files or hidden or (effect.replaces and not write.replaces):
-                state = after = self._log.append(self._writes(job, write_id, effect, files, hidden), after=after)
+                state = after = self._append(self._writes(job, write_id, effect, files, hidden), after=after)
             files = ()
             if job.mode in _OF_ROWS and not state.writes[write_id].does_something:
                 return state
@@ -265,10 +295,10 @@ class TableWriter:
 
         return commit
 
-    def _allocated(self, job: Job, batch: Batch | None) -> Job:
-        """The job with a write id; without, if its batch is committed already."""
+    def _allocated(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
+        """The job with a write id; without, if its batch is committed already, as the state says."""
         if job.write_id is not None:
-            return job
+            return None, job
         found: list[int] = []
 
         def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
@@ -279,8 +309,8 @@ class TableWriter:
             found.append(state.high_watermark + 1)
             return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], job.mode)
 
-        self._log.append(allocate)
-        return dataclasses.replace(job, write_id=found[0] if found else None)
+        state = self._append(allocate)
+        return state, dataclasses.replace(job, write_id=found[0] if found else None)
 
     def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
         """The table's definition if the job is committed next. Raises what makes that impossible."""
@@ -298,16 +328,18 @@ class TableWriter:
         if state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
 
-    def abort(self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None) -> None:
+    def abort(
+        self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
+    ) -> TableState | None:
         """See to it that no row of the job is ever seen, and remove its files; nothing if it is committed.
 
-        Raises a UfsError if the store cannot be asked; the write stays open then, and its files where they are.
+        The table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write stays
+        open then, and its files where they are.
         """
-        if batch is not None:
-            now = self._log.latest()
-            if now is not None and now.is_committed(batch):
-                _log.warning("batch %d of query %s is committed: not aborted", batch.id, batch.query)
-                return
+        state = self._log.latest() if batch is not None or job.write_id is None else None
+        if batch is not None and state is not None and state.is_committed(batch):
+            _log.warning("batch %d of query %s is committed: not aborted", batch.id, batch.query)
+            return state
         if job.write_id is not None:
             write_id = job.write_id
 
@@ -320,27 +352,33 @@ class TableWriter:
             try:
                 state = self._log.append(abort)
             except UfsNotFoundError:
-                return
-            if state.table_id != job.table_id or state.writes[write_id].committed:
+                return None
+            if state.table_id != job.table_id:
+                return state
+            if state.writes[write_id].committed:
                 # Its commit lies in the log, though its answer was lost.
                 _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
-                return
-        self.remove(job, files)
+                return state
+        self._remove(job, files, state)
+        return state
 
-    def remove(self, job: Job, files: Iterable[DataFile]) -> None:
+    def _remove(self, job: Job, files: Iterable[DataFile], state: TableState | None) -> None:
         """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
-        state = None
-        with contextlib.suppress(UfsError):
-            state = self._log.latest()
         if state is not None:
-            named = _named(state, job)
-            self._files(job).remove(file for file in files if file.path not in named)
+            self.discard(job, files, state)
             self._tidy(job, state)
+
+    def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
+        """Remove those of a job's files that no write of the log names."""
+        if state.table_id != job.table_id:
+            return  # another table may use a directory of that name
+        named = _named(state, job)
+        self._files(job).remove(file for file in files if file.path not in named)
 
     def _tidy(self, job: Job, state: TableState) -> None:
         """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
         if state.table_id != job.table_id:
-            return  # another table may use a directory of that name
+            return
         with contextlib.suppress(UfsError):
             named = _named(state, job)
             with contextlib.suppress(UfsNotFoundError):
@@ -417,10 +455,6 @@ class TableWriter:
         hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
         if job.write_id is not None and (files or hidden):
             self._log.append(self._writes(job, job.write_id, Plain(), files, hidden))
-
-    def discard(self, job: Job, files: Iterable[DataFile]) -> None:
-        """Remove files of a job that were not put in the log."""
-        self._files(job).remove(files)
 
     # --- a task's side ----------------------------------------------------------------------------
 

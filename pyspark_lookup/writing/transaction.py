@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 
 import pyarrow as pa
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import CommitUnknownError, UfsError, WriteConflictError
+from pyspark_lookup.errors import CommitUnknownError, UfsError, UfsUnavailableError, WriteConflictError
 from pyspark_lookup.notifications import DataFile, NotificationLog, TableState, WriteMode, text_of_schema
 from pyspark_lookup.table import Table, TableVersion, managed_version
 from pyspark_lookup.writeids import ValidWriteIdList
@@ -43,7 +44,7 @@ class OpenWrites:
         self._keyed: ByKey | None = None
         self._new: NewKeys | None = None
         self._count = 0
-        self._unknown: CommitUnknownError | None = None
+        self._lost: str | None = None  # why it is unknown what of it the log names
 
     # --- what it sees -----------------------------------------------------------------------------
 
@@ -73,17 +74,30 @@ class OpenWrites:
 
     def write(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
         """Write rows, which the transaction sees from now on. Raises as `TableWriter.begin` and `commit` do."""
-        if mode is WriteMode.OVERWRITE and self._job is not None:
-            self.abort("the transaction has overwritten it")
+        if mode is not WriteMode.OVERWRITE or self._job is None:
+            self._add(schema, batches, mode)
+            return
+        before = self._job, self._keyed, self._new
+        self._job = None
+        try:
+            self._add(schema, batches, mode)
+        except Exception:
+            self.abort("the transaction could not overwrite it")
+            self._job, self._keyed, self._new = before  # these writes still count
+            raise
+        with contextlib.suppress(UfsError):  # who is not committed is not seen, aborted or not
+            self._writer.abort(before[0], (), "the transaction has overwritten it")
+
+    def _add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
         job = self._begun(schema, mode)
         self._count += 1
         files = self._writer.write(job, batches, f"part-{self._count:05d}")
         try:
             self._put(job, files, mode)
-        except CommitUnknownError:
-            raise  # the log may name them
-        except BaseException:
-            self._writer.discard(job, files)
+        except Exception:
+            state = self._log.known()
+            if self._lost is None and state is not None:
+                self._writer.discard(job, files, state)
             raise
 
     def delete(self, keys: pa.Table) -> None:
@@ -94,6 +108,7 @@ class OpenWrites:
             self._hide(job, [], asked)
 
     def _begun(self, schema: pa.Schema, mode: WriteMode) -> Job:
+        self._check_whole()
         if self._job is None:
             self._job = self._writer.begin(schema, mode, first=True)
             if self._base is None:
@@ -131,11 +146,25 @@ class OpenWrites:
         self._keyed.add(keys, [file for file in seen if not file.url.startswith(own)])
 
     def _log_put(self, job: Job, files: list[DataFile], rows: pa.Table | None) -> None:
+        # If this does not end by saying so, the log may name the files, or come to do so: they stay, and nothing is committed.
+        self._lost = "one of its writes was interrupted"
         try:
             self._writer.put(job, files, rows)
         except CommitUnknownError as problem:
-            self._unknown = problem
+            self._lost = str(problem.__cause__ or problem)
+            self._check_whole(problem)
+        except Exception:
+            self._lost = None
             raise
+        self._lost = None
+
+    def _check_whole(self, cause: Exception | None = None) -> None:
+        """Raise UfsUnavailableError if it is unknown whether one of the writes is in the log."""
+        if self._lost is not None:
+            raise UfsUnavailableError(
+                f"the transaction on {redact('path', self._log.url)} is given up, and nothing of it will be committed: "
+                f"{self._lost}; begin another one"
+            ) from cause
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -143,9 +172,9 @@ class OpenWrites:
         """Make all of it visible at once; None if that changes nothing. Raises as `TableWriter.commit` does."""
         if self._job is None or self._keyed is None or self._new is None:
             return None
-        if self._unknown is not None:
+        if self._lost is not None:
             self.abort("what it has written is unknown")
-            raise UfsError(f"the transaction was given up, because of one of its writes: {self._unknown}")
+            self._check_whole()
         job, write_id, self._job = self._job, self._write_id, None
         effect = Both((self._keyed, self._new) if self._unique else (self._keyed,))
         state = self._writer.commit(job, (), effect=effect)
@@ -156,7 +185,8 @@ class OpenWrites:
         """See to it that nothing of it is ever seen."""
         if self._job is not None:
             job, self._job = self._job, None
-            self._writer.abort(job, (), reason)
+            with contextlib.suppress(UfsError):  # without its commit nothing of it is seen, aborted or not
+                self._writer.abort(job, (), reason)
 
     @property
     def _write_id(self) -> int:
