@@ -25,15 +25,17 @@ from pyspark_lookup.ufs import FileVersion
 __all__ = ["KeyedRows"]
 
 _AT_ONCE = 1_000_000  # rows that are compared with the keys in one go
-_PART_BYTES = 32 * 1024 * 1024  # as they lie in files, of rows that are put in order together
 
 
 class KeyedRows:
-    """Rows of one managed table by their keys, wherever they are."""
+    """Rows of one managed table by their keys, wherever they are. `merge_bytes`: of files, as they lie there, whose rows are put
+    in order together.
+    """
 
-    def __init__(self, reader: TableReader, table: Table) -> None:
+    def __init__(self, reader: TableReader, table: Table, merge_bytes: int = 32 * 1024 * 1024) -> None:
         self._reader = reader
         self._table = table
+        self._merge_bytes = merge_bytes
 
     def keys_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
         """The key columns of all rows that count of these files; of new ones all do."""
@@ -125,7 +127,7 @@ class KeyedRows:
         """
         names = definition.schema.names
         if not definition.keys:
-            for group in _groups(files):
+            for group in _groups(files, self._merge_bytes):
                 yield self._prepared(group, definition.schema, names, None, keep=False).batches()
             return
         for wanted in self._ranges(definition, list(files), definition.keys, None):
@@ -137,7 +139,7 @@ class KeyedRows:
         """Predicates of which each row fulfils one, by the values of the first of the key columns, or of more if need be."""
         name = keys[0]
         units = self._unit_bounds(files, definition.schema, name, within)
-        cuts = _cuts(definition.schema.field(name), units)
+        cuts = _cuts(definition.schema.field(name), units, self._merge_bytes)
         for low, high in zip([None, *cuts], [*cuts, None], strict=True):
             # Nulls are in the first range, NaN in the last, as in Spark's order.
             parts = [] if within is None else [within]
@@ -148,7 +150,7 @@ class KeyedRows:
                 parts.append(below if low is not None else Or((IsNull(name), below)))
             wanted = None if not parts else parts[0] if len(parts) == 1 else And(tuple(parts))
             size = sum(bytes_ for stats, bytes_ in units if _overlaps(stats, low, high))
-            if size > 2 * _PART_BYTES and len(keys) > 1:
+            if size > 2 * self._merge_bytes and len(keys) > 1:
                 yield from self._ranges(definition, files, keys[1:], wanted)
             else:
                 yield wanted
@@ -203,11 +205,11 @@ class KeyedRows:
         )
 
 
-def _groups(files: Sequence[FileVersion]) -> Iterator[list[FileVersion]]:
+def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVersion]]:
     """The files in their order, some at a time."""
     group: list[FileVersion] = []
     for file in files:
-        if group and sum(other.size for other in group) + file.size > _PART_BYTES:
+        if group and sum(other.size for other in group) + file.size > at_most:
             yield group
             group = []
         group.append(file)
@@ -215,8 +217,8 @@ def _groups(files: Sequence[FileVersion]) -> Iterator[list[FileVersion]]:
         yield group
 
 
-def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]]) -> list[Any]:
-    """Values between which about as many bytes lie as are put in order together; ascending, none twice."""
+def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]], part: int) -> list[Any]:
+    """Values between which about `part` bytes lie; ascending, none twice."""
     kind = field.type
     ordered = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
     if not any(test(kind) for test in ordered):
@@ -225,7 +227,7 @@ def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]]) -> l
     cuts: list[Any] = []
     size = 0
     for low, bytes_ in sorted(known, key=lambda unit: unit[0]):
-        if size >= _PART_BYTES and (not cuts or low > cuts[-1]):
+        if size >= part and (not cuts or low > cuts[-1]):
             cuts.append(low)
             size = 0
         size += bytes_

@@ -32,7 +32,7 @@ from pyspark_lookup.reader import TableReader
 from pyspark_lookup.stores import Store, open_store
 from pyspark_lookup.table import Kind, Table, is_glob
 from pyspark_lookup.ufs import Ufs
-from pyspark_lookup.writing import Compactor, OpenWrites, TableWriter, Vacuumed, vacuum
+from pyspark_lookup.writing import Compactor, OpenWrites, TableWriter, Vacuumed, WriteSizes, vacuum
 
 __all__ = ["Engine", "Runtime", "runtime"]
 
@@ -51,8 +51,10 @@ class Engine:
         publisher: Publisher,
         clock: HostClock,
         rng: random.Random,
+        sizes: WriteSizes,
     ) -> None:
         self.reader = reader
+        self.sizes = sizes
         self.disk = disk
         self._ufs = ufs
         self._clock = clock
@@ -83,12 +85,14 @@ class Engine:
             )
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
-        return TableWriter(self._ufs, log, self.disk, self._clock, self._rng, options, table, rows, raise_floor)
+        parts = (self._ufs, log, self.disk, self._clock, self._rng, options, table, rows)
+        return TableWriter(*parts, raise_floor, self.sizes)
 
     def compactor(self, options: LookupOptions) -> Compactor:
         """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""
         writer = self.writer(options)
-        return Compactor(writer, *self._managed(options, self._ufs.url_of(options.path)), options.write_compact_after)
+        parts = self._managed(options, self._ufs.url_of(options.path))
+        return Compactor(writer, *parts, options.write_compact_after, self.sizes)
 
     def open_writes(self, options: LookupOptions) -> OpenWrites:
         """The writes of a transaction that begins now. Raises OptionError for a glob, UfsError if the store fails."""
@@ -108,16 +112,17 @@ class Engine:
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
         table = self.reader.metadata.table_of(options, Kind.MANAGED)
-        return self.reader.metadata.log(url), table, KeyedRows(self.reader, table)
+        return self.reader.metadata.log(url), table, KeyedRows(self.reader, table, self.sizes.merge_bytes)
 
 
 class Runtime:
     """Stores, cache directories and engines of one process, each opened once, when first needed."""
 
-    def __init__(self, clock: HostClock, rng: random.Random) -> None:
+    def __init__(self, clock: HostClock, rng: random.Random, sizes: WriteSizes | None = None) -> None:
         self.pid = os.getpid()
         self.clock = clock
         self._rng = rng
+        self._sizes = sizes or WriteSizes()
         self._lock = threading.RLock()  # a provider's factory may ask for a table
         self._stores: dict[str, Store] = {}
         self._disks: dict[str, Disk | None] = {}
@@ -196,7 +201,7 @@ class Runtime:
         reader = TableReader(
             metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng, provided=provided
         )
-        return Engine(reader, ufs, disk, known, self.clock, self._rng)
+        return Engine(reader, ufs, disk, known, self.clock, self._rng, self._sizes)
 
     def _store(self, options: LookupOptions) -> Store:
         protocol = options.path.split("://", 1)[0] if "://" in options.path else "file"

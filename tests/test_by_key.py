@@ -19,7 +19,7 @@ from pyspark_lookup.errors import NonUniqueKeyError, OptionError, SchemaError, V
 from pyspark_lookup.notifications import DataFile, WriteMode
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.runtime import runtime
-from pyspark_lookup.writing import Job, compaction
+from pyspark_lookup.writing import Job, WriteSizes
 from tests.test_writing import Site, ids_of, put, rows, site
 
 __all__ = ["site"]
@@ -70,21 +70,32 @@ class Open:
     rows: list[Row]
 
 
-class Model:
-    """A table beside a list of rows with their write ids, which is what it should hold."""
+def shrunk(fold_bytes: int) -> WriteSizes:
+    """Sizes that a test's tables cross."""
+    merged = {"merge_bytes": 3000, "fold_bytes": fold_bytes, "unasked_fold_bytes": fold_bytes}
+    return WriteSizes(file_bytes=4000, row_group_rows=(2, 4), row_group_bytes=1, small_file_bytes=2000, **merged)
 
-    def __init__(self, home: Path, mode: dict[str, str]) -> None:
+
+class Model:
+    """A table beside a list of rows with their write ids, which is what it should hold.
+
+    Its sizes are such that a write may have several files, a file several row groups, and that a fold of writes of less than
+    `small` bytes leaves the first one outside.
+    """
+
+    def __init__(self, home: Path, mode: dict[str, str], small: int) -> None:
         self.path, self.mode = str(home / "t"), mode
         self.own = {"lookup.cache.dir": str(home / "cache"), "lookup.write.compact-after": "0"}
         self.table = LookupTable(self.path, {**self.own, "lookup.keys": "id,part"})
+        options = LookupOptions.parse({**self.own, "path": self.path})
+        self.engine = runtime().engine(options)
+        self.engine.sizes = shrunk(small)
         # Some rows that nobody touches, so that the first write is much larger than the others.
         filler = random.Random(0)
         large = [(100 + n, f"{filler.getrandbits(2048):x}", 0) for n in range(40)]
         first: list[Row] = [*((id_, part, 0) for id_, part in ALL_KEYS), *large]
         self.table.write(table_of(first))
         self.reader = LookupTable(self.path, {**self.own, **mode})
-        options = LookupOptions.parse({**self.own, "path": self.path})
-        self.engine = runtime().engine(options)
         self.writer = self.engine.writer(options)
         self.compactor = self.engine.compactor(options)
         self.state: list[tuple[Row, int]] = [(row, 1) for row in first]
@@ -199,16 +210,14 @@ def test_any_sequence_is_as_the_model(
 
     `small`: in bytes, what a compaction folds whatever else there is.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "_ALWAYS", small)
-        model = Model(tmp_path_factory.mktemp("by-key"), MODES[mode])
-        for step, write, beside, look in history:
-            model.take(step, write, beside)
-            if look:  # a reader that has not seen a version goes on from an older one
-                model.check()
-        model.check()
-        model.check_past()
-        model.close()
+    model = Model(tmp_path_factory.mktemp("by-key"), MODES[mode], small)
+    for step, write, beside, look in history:
+        model.take(step, write, beside)
+        if look:  # a reader that has not seen a version goes on from an older one
+            model.check()
+    model.check()
+    model.check_past()
+    model.close()
 
 
 def last_event(site: Site) -> str:

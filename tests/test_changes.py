@@ -24,7 +24,6 @@ from pyspark_lookup.notifications import TableState, WriteMode
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.table import Kind
 from pyspark_lookup.where import parse_where
-from pyspark_lookup.writing import compaction
 from tests.test_by_key import SCHEMA, Model, steps
 from tests.test_compaction import OFF
 from tests.test_writing import Site, rows, site
@@ -72,45 +71,43 @@ def test_changes_played_back_are_the_versions(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], small: int
 ) -> None:
     """Random histories without vacuums: from any version on the changes lead to every later one; both images of an update have its key."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "_ALWAYS", small)
-        model = Model(tmp_path_factory.mktemp("changes"), {})
-        model.note()
-        for step, write, beside, _ in history:
-            if step != "vacuum":
-                model.take(step, write, beside)
-        options = LookupOptions.parse({**model.own, "path": model.path})
-        reader = model.engine.reader
-        table = reader.metadata.table_of(options, Kind.MANAGED)
-        state = reader.metadata.log_of(options)
-        assert state is not None
-        columns = change_columns(SCHEMA)
-        begin = min(model.versions)
-        now = collections.Counter(model.versions[begin])
-        whole = changed_rows(reader, snapshot_of(table, state, begin), columns, None)
-        snapshot = [row for batch in whole for row in batch.to_pylist()]
-        assert collections.Counter(tuple(row[name] for name in SCHEMA.names) for row in snapshot) == now
-        for change in state.changes:
-            if change.position <= begin:
-                continue
-            tasks = changes_between(table, state, change.position - 1, change.position, False)
-            found = [row for batch in changed_rows(reader, list(tasks), columns, None) for row in batch.to_pylist()]
-            assert {row[LOG_POSITION] for row in found} <= {change.position}
-            assert len(found) <= cost(state, change)[0]
-            now = played(now, [tuple(row[name] for name in [*SCHEMA.names, CHANGE_TYPE]) for row in found])
-            if change.position in model.versions:
-                assert now == collections.Counter(model.versions[change.position])
-            images = [{(row["id"], row["part"]) for row in found if row[CHANGE_TYPE] == kind} for kind in ("update_preimage", "update_postimage")]  # fmt: skip
-            assert images[0] == images[1]
-        every = changes_between(table, state, begin, state.position, False)
-        found = [row for batch in changed_rows(reader, list(every), columns, None) for row in batch.to_pylist()]
-        begun = collections.Counter(model.versions[begin])
-        for row in found:  # those of all commits together: what is left is what is there
-            begun[tuple(row[name] for name in SCHEMA.names)] += (
-                1 if row[CHANGE_TYPE] in ("insert", "update_postimage") else -1
-            )
-        assert +begun == now
-        model.close()
+    model = Model(tmp_path_factory.mktemp("changes"), {}, small)
+    model.note()
+    for step, write, beside, _ in history:
+        if step != "vacuum":
+            model.take(step, write, beside)
+    options = LookupOptions.parse({**model.own, "path": model.path})
+    reader = model.engine.reader
+    table = reader.metadata.table_of(options, Kind.MANAGED)
+    state = reader.metadata.log_of(options)
+    assert state is not None
+    columns = change_columns(SCHEMA)
+    begin = min(model.versions)
+    now = collections.Counter(model.versions[begin])
+    whole = changed_rows(reader, snapshot_of(table, state, begin), columns, None)
+    snapshot = [row for batch in whole for row in batch.to_pylist()]
+    assert collections.Counter(tuple(row[name] for name in SCHEMA.names) for row in snapshot) == now
+    for change in state.changes:
+        if change.position <= begin:
+            continue
+        tasks = changes_between(table, state, change.position - 1, change.position, False)
+        found = [row for batch in changed_rows(reader, list(tasks), columns, None) for row in batch.to_pylist()]
+        assert {row[LOG_POSITION] for row in found} <= {change.position}
+        assert len(found) <= cost(state, change)[0]
+        now = played(now, [tuple(row[name] for name in [*SCHEMA.names, CHANGE_TYPE]) for row in found])
+        if change.position in model.versions:
+            assert now == collections.Counter(model.versions[change.position])
+        images = [{(row["id"], row["part"]) for row in found if row[CHANGE_TYPE] == kind} for kind in ("update_preimage", "update_postimage")]  # fmt: skip
+        assert images[0] == images[1]
+    every = changes_between(table, state, begin, state.position, False)
+    found = [row for batch in changed_rows(reader, list(every), columns, None) for row in batch.to_pylist()]
+    begun = collections.Counter(model.versions[begin])
+    for row in found:  # those of all commits together: what is left is what is there
+        begun[tuple(row[name] for name in SCHEMA.names)] += (
+            1 if row[CHANGE_TYPE] in ("insert", "update_postimage") else -1
+        )
+    assert +begun == now
+    model.close()
 
 
 def test_kinds_of_changes(site: Site) -> None:

@@ -26,7 +26,6 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.notifications import TableState, WriteMode
 from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.writing import compaction
 from pyspark_lookup.writing import files as files_module
 from tests.test_by_key import MODES
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
@@ -133,7 +132,7 @@ def overlapping(site: Site, monkeypatch: pytest.MonkeyPatch) -> LookupTable:
     with monkeypatch.context() as patch:
         patch.setattr(KeyedRows, "find", found)
         table.upsert(of_ids(7, 8, "last"))
-    monkeypatch.setattr(compaction, "_ALWAYS", 20_000)
+    site.resize(fold_bytes=20_000)
     table.compact()
     assert len(site.committed()) == 2  # the large file stays, and what hides its rows with it
     return table
@@ -162,13 +161,13 @@ def test_a_place_named_twice_is_read(site: Site, monkeypatch: pytest.MonkeyPatch
         table = overlapping(site, monkeypatch)
     assert site.table(host="late").scan().num_rows == 2000
     table.upsert(of_ids(7, 8, "new"))
-    monkeypatch.setattr(compaction, "_ALWAYS", 2**26)
+    site.resize(fold_bytes=2**26)
     table.compact()
     assert len(site.committed()) == 1
     assert (table.get(7), table.scan().num_rows) == ([{"id": 7, "name": "new"}], 2000)
 
 
-def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
     """A compaction reads its files before it commits: one that a store has damaged leaves the table as it was."""
     table = site.created(OFF)
     for low in (0, 100, 200):
@@ -195,9 +194,9 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site, monkeypat
     assert ids_of(site.table(host="late").scan()) == list(range(300))
 
 
-def test_a_large_write_stays_as_it_is(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_write_stays_as_it_is(site: Site) -> None:
     """What is much larger than the small writes is not written again; the rows that they hide in it stay hidden."""
-    monkeypatch.setattr(compaction, "_ALWAYS", 20_000)
+    site.resize(fold_bytes=20_000)
     table = site.created(OFF)
     table.write(wide(0, 2000))
     base = site.committed()
@@ -216,12 +215,9 @@ def test_a_large_write_stays_as_it_is(site: Site, monkeypatch: pytest.MonkeyPatc
         assert reader.get(1999) == []
 
 
-def test_rows_are_folded_in_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_folded_in_parts(site: Site) -> None:
     """More than fits in memory is put in order part by part: no two files have keys between each other's."""
-    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 20_000)
-    monkeypatch.setattr(files_module, "_FILE_BYTES", 30_000)
-    monkeypatch.setattr(files_module, "_GROUP_ROWS", (10, 20))
-    monkeypatch.setattr(files_module, "_GROUP_BYTES", 1000)
+    site.resize(merge_bytes=20_000, file_bytes=30_000, row_group_rows=(10, 20), row_group_bytes=1000)
     table = site.created(OFF)
     table.write(wide(0, 500))
     table.write(wide(250, 750))
@@ -239,12 +235,10 @@ def test_rows_are_folded_in_parts(site: Site, monkeypatch: pytest.MonkeyPatch) -
     assert table.scan().sort_by(order) == before.sort_by(order)
 
 
-def test_two_key_columns_are_cut_by_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_key_columns_are_cut_by_both(site: Site) -> None:
     """Where the first key column has few values, rows are cut by the second; nulls and NaN are in some part."""
-    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 2000)
-    monkeypatch.setattr(files_module, "_GROUP_ROWS", (10, 20))
-    monkeypatch.setattr(files_module, "_GROUP_BYTES", 100)
-    table = LookupTable(str(tmp_path / "t"), {**OFF, "lookup.keys": "kind,id", "lookup.cache.dir": str(tmp_path / "c")})
+    site.resize(merge_bytes=2000, row_group_rows=(10, 20), row_group_bytes=100)
+    table = site.table({**OFF, "lookup.keys": "kind,id"})
     draw = random.Random(1)
     kinds = [draw.choice(["a", "b", None]) for _ in range(2000)]
     table.write(pa.table({"kind": kinds, "id": [draw.choice([None, *range(500)]) for _ in kinds], "v": range(2000)}))
@@ -254,11 +248,10 @@ def test_two_key_columns_are_cut_by_both(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(table.scan().column("v").to_pylist()) == list(range(2001))
 
 
-def test_floats_are_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_floats_are_one_part(site: Site) -> None:
     """Keys with NaN, infinities and both zeros survive a compaction."""
-    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 100)
-    monkeypatch.setattr(files_module, "_GROUP_ROWS", (2, 2))
-    table = LookupTable(str(tmp_path / "t"), {**OFF, "lookup.keys": "k", "lookup.cache.dir": str(tmp_path / "c")})
+    site.resize(merge_bytes=100, row_group_rows=(2, 2))
+    table = site.table({**OFF, "lookup.keys": "k"})
     values = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, None, 1.5, 2.5]
     table.write(pa.table({"k": values, "v": range(8)}))
     table.write(pa.table({"k": values, "v": range(8, 16)}))
@@ -391,19 +384,19 @@ def test_columns_added_before(site: Site) -> None:
     assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7]
 
 
-def test_keys_that_were_changed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_were_changed(site: Site) -> None:
     """Upserts by other key columns than now are folded with all that they hide; alone they are refused by name."""
     table = site.created(OFF)
     table.write(wide(0, 500))
     table.upsert(rows(1, name="new"))
     table.upsert(rows(2, name="new"))
     table.alter(keys=["name"])
-    with monkeypatch.context() as patch:
-        patch.setattr(compaction, "_ALWAYS", 20_000)
-        with pytest.raises(WriteConflictError, match=r"key columns have changed.*give it its former keys and compact"):
-            table.compact()
-        table.alter(keys=["id"])
+    site.resize(fold_bytes=20_000)
+    with pytest.raises(WriteConflictError, match=r"key columns have changed.*give it its former keys and compact"):
         table.compact()
+    table.alter(keys=["id"])
+    table.compact()
+    site.resize(fold_bytes=2**26)
     assert ids_of(table.scan()) == list(range(500))
     table.alter(keys=["name"])
     table.compact()
@@ -451,9 +444,9 @@ def test_commits_compact(site: Site, caplog: pytest.LogCaptureFixture, monkeypat
     assert ids_of(table.scan()) == [*range(1, 25), *range(30, 40)]
 
 
-def test_what_is_large_is_not_compacted_unasked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_large_is_not_compacted_unasked(site: Site) -> None:
     """A commit folds what is small only; a person who asks gets more."""
-    monkeypatch.setattr(compaction, "_ALWAYS_UNASKED", 20_000)
+    site.resize(unasked_fold_bytes=20_000)
     table = site.created({"lookup.write.compact-after": "3"})
     table.write(wide(0, 2000))
     for id_ in range(9):
@@ -476,9 +469,9 @@ def test_somebody_is_at_it(site: Site) -> None:
     assert folds(site.state()) != []
 
 
-def test_full_keeps_its_base(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_keeps_its_base(site: Site) -> None:
     """A full cache reads what was folded, and not the large file beside it."""
-    monkeypatch.setattr(compaction, "_ALWAYS", 20_000)
+    site.resize(fold_bytes=20_000)
     table = site.created(OFF)
     table.write(wide(0, 5000))
     for number in range(4):
@@ -492,7 +485,7 @@ def test_full_keeps_its_base(site: Site, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [reader.get(number)[0]["name"] for number in range(4)] == ["new"] * 4
 
 
-def test_partial_keeps_its_keys(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_keeps_its_keys(site: Site) -> None:
     """Keys that are cached stay so over a compaction, also of deltas that came after they were; changed ones do not."""
     table = site.created(OFF)
     table.write(wide(0, 2000))
@@ -502,8 +495,8 @@ def test_partial_keeps_its_keys(site: Site, monkeypatch: pytest.MonkeyPatch) -> 
     table.upsert(rows(7, 8, name="new"))
     reader.get_many(asked)
     table.upsert(rows(100, 101, name="new"))
-    for small in (20_000, compaction._ALWAYS):  # the small writes, then all of it
-        monkeypatch.setattr(compaction, "_ALWAYS", small)
+    for small in (20_000, 2**26):  # the small writes, then all of it
+        site.resize(fold_bytes=small)
         table.compact()
         misses = reader.metrics()["missCount"]
         found = reader.get_many(asked)

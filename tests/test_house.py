@@ -76,6 +76,7 @@ RANKS = {
     "writing.effects": 14,
     "writing.files": 14,
     "writing.heartbeat": 14,
+    "writing.sizes": 13,
     "writing.vacuum": 14,
     "writing.table": 15,
     "writing.compaction": 16,

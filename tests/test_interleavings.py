@@ -98,9 +98,7 @@ def test_a_column_that_is_added_as_it_begins(site: Site, monkeypatch: pytest.Mon
 
 def test_a_part_that_is_larger_than_its_files_say(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are small in files and large in memory are put in order some at a time."""
-    monkeypatch.setattr("pyspark_lookup.bykey._PART_BYTES", 32 * 1024)
-    monkeypatch.setattr(files_module, "_FILE_BYTES", 128 * 1024)
-    monkeypatch.setattr(files_module, "_PART_BYTES", 512 * 1024)
+    site.resize(merge_bytes=32 * 1024, file_bytes=128 * 1024)
     table = site.created(OFF)
     for low in (0, 20_000):
         table.write(of_ids(low, low + 20_000, "the same long text in each row " * 10))

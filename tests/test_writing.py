@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 import time
@@ -21,7 +22,6 @@ from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.runtime import Runtime
 from pyspark_lookup.stores import open_store
 from pyspark_lookup.writing import Job, TableWriter
-from pyspark_lookup.writing import files as files_module
 from tests.fakes import FakeClock
 from tests.test_notifications import Watched
 
@@ -62,6 +62,12 @@ class Site:
         monkeypatch.setattr(runtime_module, "open_store", opened)
         self.runtime = Runtime(self.clock.host(), random.Random())
         monkeypatch.setattr(api, "runtime", lambda: self.runtime)
+
+    def resize(self, **sizes: Any) -> None:
+        """Have all that is opened here, now and later, write and compact by these `WriteSizes`."""
+        self.runtime._sizes = dataclasses.replace(self.runtime._sizes, **sizes)
+        for engine in self.runtime._engines.values():
+            engine.sizes = self.runtime._sizes
 
     def options(self, host: str, more: dict[str, str]) -> dict[str, str]:
         own = {"path": str(self.path), "lookup.cache.dir": str(self._cache / host), "lookup.max-retries": "0"}
@@ -180,7 +186,7 @@ def test_columns_can_be_added(site: Site) -> None:
 
 def test_files_are_sorted_and_groups_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a file are sorted by key, and no row group is too large for a point read; large writes make several files."""
-    monkeypatch.setattr(files_module, "_FILE_BYTES", 4 * 2**20)
+    site.resize(file_bytes=4 * 2**20)
     order = list(range(300_000))
     random.Random(1).shuffle(order)
     table = site.created()
@@ -256,7 +262,7 @@ def test_overwrites(site: Site) -> None:
 
 def test_rows_that_end_in_an_error(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that fail on their way are not visible, whatever was written of them is removed, and the write is over."""
-    monkeypatch.setattr(files_module, "_FILE_BYTES", 1)
+    site.resize(file_bytes=1)
     table = site.created()
 
     def some() -> Iterator[pa.RecordBatch]:

@@ -21,6 +21,7 @@ from pyspark_lookup.notifications import NotificationLog, TableState, TableWrite
 from pyspark_lookup.table import Table, managed_version
 from pyspark_lookup.ufs import FileVersion
 from pyspark_lookup.writing.effects import Folding, RowsByKey
+from pyspark_lookup.writing.sizes import WriteSizes
 from pyspark_lookup.writing.table import TableWriter
 
 __all__ = ["Compactor", "chosen"]
@@ -28,14 +29,10 @@ __all__ = ["Compactor", "chosen"]
 _log = logging.getLogger("pyspark_lookup.writing")
 
 _ATTEMPTS = 5
-_SMALL = 8 * 1024 * 1024  # files below it, on the average, are too many
-_ALWAYS = 64 * 1024 * 1024  # a write of fewer bytes is folded when somebody asks for it
-_ALWAYS_UNASKED = 4 * 1024 * 1024
-_UNASKED_AT_MOST = 256 * 1024 * 1024  # bytes of one write, on the machine of whoever commits
 _HIDDEN_SHARE = 0.2
 
 
-def chosen(state: TableState, asked: bool) -> list[TableWrite]:
+def chosen(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrite]:
     """The writes that are worth folding, by size; none if that would gain nothing.
 
     From the smallest on each is taken that is small, or at most twice as large as those before it together: so a row
@@ -43,11 +40,11 @@ def chosen(state: TableState, asked: bool) -> list[TableWrite]:
     """
     with_rows = {write.id for write in state.seen()}
     sizes = {write.id: write.bytes for write in state.needed()}
-    needed = [write for write in state.needed() if asked or sizes[write.id] <= _UNASKED_AT_MOST]
+    needed = [write for write in state.needed() if asked or sizes[write.id] <= bounds.unasked_write_bytes]
     sizes.update((id_, 0) for id_ in sizes.keys() - with_rows)
     rows = sum(write.rows for write in needed if write.id in with_rows)
     hidden = sum(file.rows for write in needed for file in write.hidden)
-    always = _ALWAYS if asked else _ALWAYS_UNASKED
+    always = bounds.fold_bytes if asked else bounds.unasked_fold_bytes
     if asked and hidden > _HIDDEN_SHARE * rows:
         return needed
     found: list[TableWrite] = []
@@ -57,19 +54,24 @@ def chosen(state: TableState, asked: bool) -> list[TableWrite]:
             break
         found.append(write)
         size += sizes[write.id]
-    crowded = len(found) == 1 and len(found[0].files) > 1 and found[0].bytes < _SMALL * len(found[0].files)
+    crowded = (
+        len(found) == 1 and len(found[0].files) > 1 and found[0].bytes < bounds.small_file_bytes * len(found[0].files)
+    )
     return found if len(found) > 1 or (asked and crowded and found[0].mode is not WriteMode.COMPACT) else []
 
 
 class Compactor:
     """Compactions of the managed table at `log.url`. `after`: how many writes that are worth it call for one unasked; 0: none do."""
 
-    def __init__(self, writer: TableWriter, log: NotificationLog, table: Table, rows: RowsByKey, after: int) -> None:
+    def __init__(
+        self, writer: TableWriter, log: NotificationLog, table: Table, rows: RowsByKey, after: int, sizes: WriteSizes
+    ) -> None:
         self._writer = writer
         self._log = log
         self._table = table
         self._rows = rows
         self._after = after
+        self._sizes = sizes
         self._url = redact("path", log.url)
 
     def compact(self) -> TableState:
@@ -84,7 +86,7 @@ class Compactor:
         state = self._log.known()
         if not self._after or state is None or self._is_under_way(state):
             return
-        if len(chosen(state, asked=False)) < self._after:
+        if len(chosen(state, False, self._sizes)) < self._after:
             return
         try:
             self._compact(asked=False)
@@ -102,7 +104,7 @@ class Compactor:
             state = self._log.latest()
             if state is None:
                 raise UfsNotFoundError(f"{self._url} is no managed table")
-            if not chosen(state, asked):
+            if not chosen(state, asked, self._sizes):
                 return state
             try:
                 return self._folded(state, asked)
@@ -120,7 +122,7 @@ class Compactor:
                 raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
             # A list of writes to be replaced knows those that began before it.
-            folded = [write for write in chosen(since, asked) if write.id < write_id]
+            folded = [write for write in chosen(since, asked, self._sizes) if write.id < write_id]
             if not folded:
                 self._writer.abort(job, (), "others have folded what was there to fold")
                 return self._log.latest() or since

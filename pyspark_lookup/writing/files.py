@@ -15,13 +15,11 @@ from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.notifications import DataFile, Definition
 from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
 from pyspark_lookup.ufs import Ufs
+from pyspark_lookup.writing.sizes import WriteSizes
 
 __all__ = ["DataFiles", "conformed", "defined", "matched"]
 
-_FILE_BYTES = 128 * 1024 * 1024  # of rows in memory; sorted as a whole
-_PART_BYTES = 4 * _FILE_BYTES
-_GROUP_BYTES = 1024 * 1024
-_GROUP_ROWS = (1024, 128 * 1024)
+_AT_ONCE = 4  # files of rows that come in order are sorted together
 
 
 def defined(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
@@ -91,33 +89,37 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _slices(table: pa.Table) -> Iterator[pa.Table]:
-    """The table in slices of the size of a file."""
-    rows = max(table.num_rows * _FILE_BYTES // max(table.nbytes, 1), 1)
+def _slices(table: pa.Table, size: int) -> Iterator[pa.Table]:
+    """The table in slices of so many bytes."""
+    rows = max(table.num_rows * size // max(table.nbytes, 1), 1)
     return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
 class DataFiles:
     """Writes rows to new files of one directory of a table. `directory` is relative to `url`, the table's."""
 
-    def __init__(self, ufs: Ufs, url: str, directory: str, definition: Definition, rng: random.Random) -> None:
+    def __init__(
+        self, ufs: Ufs, url: str, directory: str, definition: Definition, rng: random.Random, sizes: WriteSizes
+    ) -> None:
         self._ufs = ufs
         self._url = url
         self._directory = directory
         self._definition = definition
         self._rng = rng
+        self._sizes = sizes
 
     def write(self, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
         """The files that hold the rows, whole in the store; none without rows. What was put before an error is removed."""
-        return self._put_all((self._sorted(table) for table in self._tables(batches, _FILE_BYTES)), prefix)
+        return self._put_all((self._sorted(table) for table in self._tables(batches, self._sizes.file_bytes)), prefix)
 
     def write_ordered(self, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
         """The files of rows that come in parts in the order of the keys: no two of them have keys between each other's."""
         if not self._definition.keys:
             return self.write(itertools.chain.from_iterable(parts), prefix)
         # A part is one table, unless it is much larger than its files let expect.
-        sorted_parts = (self._sorted(table) for part in parts for table in self._tables(part, _PART_BYTES))
-        return self._put_all(itertools.chain.from_iterable(map(_slices, sorted_parts)), prefix)
+        size = self._sizes.file_bytes
+        sorted_parts = (self._sorted(table) for part in parts for table in self._tables(part, _AT_ONCE * size))
+        return self._put_all((piece for table in sorted_parts for piece in _slices(table, size)), prefix)
 
     def _put_all(self, tables: Iterable[pa.Table], prefix: str) -> list[DataFile]:
         files: list[DataFile] = []
@@ -142,7 +144,7 @@ class DataFiles:
         held: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
-            rows = max(batch.num_rows * _FILE_BYTES // max(batch.nbytes, 1), 1)
+            rows = max(batch.num_rows * self._sizes.file_bytes // max(batch.nbytes, 1), 1)
             for start in range(0, batch.num_rows, rows):  # a table of somebody's may be one batch
                 held.append(conformed(batch.slice(start, rows), schema, self._url))
                 size += held[-1].nbytes
@@ -162,8 +164,8 @@ class DataFiles:
         return table.sort_by([(name, "ascending") for name in keys]) if keys else table
 
     def _put(self, table: pa.Table, path: str) -> DataFile:
-        least, most = _GROUP_ROWS
-        group = min(max(_GROUP_BYTES * table.num_rows // max(table.nbytes, 1), least), most)
+        least, most = self._sizes.row_group_rows
+        group = min(max(self._sizes.row_group_bytes * table.num_rows // max(table.nbytes, 1), least), most)
         sink = pa.BufferOutputStream()
         pq.write_table(
             table, sink, row_group_size=group, compression="zstd", compression_level=1, write_page_checksum=True

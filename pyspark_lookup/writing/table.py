@@ -53,6 +53,7 @@ from pyspark_lookup.ufs import FileVersion, Ufs
 from pyspark_lookup.writing.effects import ByKey, Effect, NewKeys, Plain, RowsByKey
 from pyspark_lookup.writing.files import DataFiles, defined, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
+from pyspark_lookup.writing.sizes import WriteSizes
 
 __all__ = ["Job", "TableWriter"]
 
@@ -89,6 +90,7 @@ class TableWriter:
         table: Table,
         rows: RowsByKey,
         committed: Callable[[str, int], None],
+        sizes: WriteSizes,
     ) -> None:
         self._ufs = ufs
         self._log = log
@@ -98,6 +100,7 @@ class TableWriter:
         self._table = table
         self._rows = rows
         self._committed = committed
+        self._sizes = sizes
         self._hearts = Heartbeats(ufs, disk, clock, rng, log.url, options.write_timeout_s)
         self._url = redact("path", log.url)
 
@@ -467,7 +470,7 @@ class TableWriter:
         return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
 
     def _files(self, job: Job) -> DataFiles:
-        return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng)
+        return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng, self._sizes)
 
     def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:

@@ -27,6 +27,16 @@ from tests.s3server import S3Server
 WRITERS = 6
 ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50}
 """How many notes of some kinds there are to be: a slow machine takes longer over them."""
+SIZES = {
+    "file_bytes": 1200,
+    "row_group_rows": (4, 8),
+    "row_group_bytes": 1,
+    "merge_bytes": 3000,
+    "fold_bytes": 3000,
+    "unasked_fold_bytes": 3000,
+    "small_file_bytes": 1500,
+}
+"""`WriteSizes` that its tables cross: writes of several files and row groups, folds that leave files outside."""
 _CACHE = {
     "NONE": {},
     "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"},
@@ -108,7 +118,7 @@ def run(
     def start(name: str) -> subprocess.Popen[bytes]:
         given: dict[str, Any] = {"name": name, "path": place.path, "options": roles[name], "seed": rng.random()}
         given |= {"role": "writer" if name.startswith("writer") else "reader", "stop": str(stop)}
-        given["graves"] = str(work / "graves")
+        given |= {"graves": str(work / "graves"), "sizes": SIZES}
         given["notes"] = str(work / "notes" / f"{name}.jsonl")
         with open(work / f"{name}.err", "ab") as errors:
             return subprocess.Popen(

@@ -17,10 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError, WriteConflictError
+from pyspark_lookup import runtime as runtime_module
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError
 from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.runtime import Runtime, runtime
+from pyspark_lookup.runtime import Runtime
 from pyspark_lookup.stores import Store
+from pyspark_lookup.writing import WriteSizes
 from tests.history.chaos import ChaoticStore
 from tests.history.checker import own_rows
 
@@ -78,11 +81,8 @@ def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, stop:
             notes.add("failed", tag=tag, error="given up")
         except CommitUnknownError as problem:
             notes.add("unknown", tag=tag, error=str(problem))
-        except WriteConflictError as problem:
-            notes.add("failed", tag=tag, error=f"WriteConflictError {problem}")
         except PysparkLookupError as problem:
-            # The commit may have been made before what failed; the abort found that out, or could not ask.
-            notes.add("unknown", tag=tag, error=f"{type(problem).__name__} {problem}")
+            notes.add("failed", tag=tag, error=f"{type(problem).__name__} {problem}")
         else:
             notes.add("acknowledged", tag=tag, mode=mode, keys=keys, position=position)
             _read_all(table, notes, "own", position=position)
@@ -120,10 +120,10 @@ def transact(table: LookupTable, notes: Notes, rng: random.Random, tag: str) -> 
                 raise GivenUpError
     except GivenUpError:
         notes.add("failed", tag=tag, error="given up", steps=steps)
-    except WriteConflictError as problem:
-        notes.add("failed", tag=tag, error=f"WriteConflictError {problem}", steps=steps)
+    except CommitUnknownError as problem:
+        notes.add("unknown", tag=tag, error=str(problem))
     except PysparkLookupError as problem:
-        notes.add("unknown", tag=tag, error=f"{type(problem).__name__} {problem}")
+        notes.add("failed", tag=tag, error=f"{type(problem).__name__} {problem}", steps=steps)
     else:
         if t.position is not None:
             notes.add("acknowledged", tag=tag, mode="transaction", steps=steps, position=t.position)
@@ -177,7 +177,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     rng = random.Random(f"{given['seed']} {os.getpid()}")
     inject(rng, Path(given["graves"]))
-    runtime()
+    runtime_module._current = Runtime(HostClock(), rng, WriteSizes(**given["sizes"]))
     notes = Notes(Path(given["notes"]), given["name"])
     table, stop = LookupTable(given["path"], given["options"]), Path(given["stop"])
     if given["role"] == "writer":

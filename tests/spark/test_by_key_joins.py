@@ -24,7 +24,7 @@ KINDS = ["append", "append", "upsert", "upsert", "delete", "overwrite"]
 def test_joins_are_as_the_model(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     """A random history of all kinds of writes and upkeep: after each step a left join finds for every key what the model has."""
     draw = random.Random(f"joins {mode}")
-    model = Model(tmp_path, MODES[mode])
+    model = Model(tmp_path, MODES[mode], draw.choice([0, 4000, 2**26]))
     asked = spark.createDataFrame([*ALL_KEYS, (None, "a"), (99, "b")], "id long, part string")
     options = {**model.own, **MODES[mode]}
     for _ in range(14):
