@@ -87,8 +87,8 @@ class HostVersions:
         }
         disk.replace_record("table", table.id, value)
         floor = self.floor(table.url) if version.log is not None else None
-        if floor is not None and version.log is not None and floor[0] != version.log.table_id:
-            disk.remove_record("floor", self._floor_key(table.url))  # of a table that was dropped
+        if floor is not None and not self._is_in_log(table.url, floor):
+            disk.remove_record("floor", self._floor_key(table.url))
         if record is None or record["digest"] != version.digest:
             row = {
                 "digest": version.digest,
@@ -113,6 +113,11 @@ class HostVersions:
     def floor(self, url: str) -> tuple[str, int] | None:
         """(table id, log position) of the newest commit that this host has made to the table at `url`."""
         return self._disk.get_record("floor", self._floor_key(url), _commit_of) if self._disk is not None else None
+
+    def _is_in_log(self, url: str, commit: tuple[str, int]) -> bool:
+        """Whether the log, as this host knows it now, has a commit: not if the table was dropped, or restored from a copy."""
+        state = self._log(url).known(commit[1])
+        return state is not None and (state.table_id, state.position >= commit[1]) == (commit[0], True)
 
     def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
         """The options of a read that is planned here, for hosts that do not know what this one has committed."""

@@ -83,6 +83,7 @@ COUNTERS: Mapping[str, str] = {
     "announcedCount": "versions told to the tasks of joins and SQL functions",
     "metadataCacheCount": "versions answered by this host (lookup.metadata.source=CACHE)",
     "keptVersionCount": "unreadable states of a table in CACHE mode: the last version was kept",
+    "batchSkippedCount": "micro-batches that were not written: their query had committed them, or a later one",
     "versionGoneCount": "versions that vanished before they were read",
     "getBlocksAndLocationsCount": "files the block cache was asked about (Alluxio)",
     "fileLoadedCount": "... whose path it did not know",

@@ -86,7 +86,7 @@ class Engine:
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
         parts = (self._ufs, log, self.disk, self._clock, self._rng, options, table, rows)
-        return TableWriter(*parts, raise_floor, self.sizes)
+        return TableWriter(*parts, raise_floor, self.sizes, self.reader.metrics)
 
     def compactor(self, options: LookupOptions) -> Compactor:
         """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pyspark_lookup.api import LookupTable
 from pyspark_lookup.bykey import KeyedRows
 from pyspark_lookup.errors import (
     DamagedFileError,
+    NotATableError,
     OptionError,
     UfsNotFoundError,
     UfsUnavailableError,
@@ -568,6 +570,25 @@ def test_vacuum_removes_orphans(site: Site) -> None:
     assert sign.exists()
     writer.commit(job, files)
     assert ids_of(table.scan()) == [1, 5]
+
+
+def test_vacuum_leaves_what_is_not_its_own(site: Site) -> None:
+    """A stream's checkpoint in the table's directory, notes, and another table there, which cannot be made any more, stay."""
+    table = site.created()
+    table.write(rows(1))
+    inner = site.path / "inner"
+    others = [site.path / "_checkpoint/offsets/0", site.path / "notes.txt", inner / "write-1/part.parquet"]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    with pytest.raises(NotATableError, match="lies in the managed table"):
+        site.table({"path": f"{site.path}/a/b"}).write(rows(2))
+    shutil.rmtree(inner)
+    shutil.copytree(site.path, inner, ignore=shutil.ignore_patterns("inner"))  # as it could be before
+    aged(site, 30)
+    assert table.vacuum()["files"] == 0
+    assert all(path.exists() for path in others[:2])
+    assert ids_of(site.table({"path": str(inner)}, host="late").scan()) == [1]
 
 
 def test_what_vacuum_refuses(site: Site) -> None:

@@ -16,10 +16,14 @@ from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.table import TableVersion
 from tests.fakes import make_host
 from tests.test_announcing import Process
+from tests.test_writing import INTERVAL, SCHEMA, TRIGGER, Site, site
+
+__all__ = ["site"]
 
 FULL = {"lookup.cache": "FULL"}
 PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
 MODES = {"none": {}, "partial": PARTIAL, "full": FULL}
+SOURCES = {"none": INTERVAL, "partial": INTERVAL, "full": TRIGGER}
 
 
 def rows(ids: range | list[int], version: int = 1) -> pa.Table:
@@ -99,6 +103,97 @@ def test_a_host_never_goes_back(dim: Dim, tmp_path: Path) -> None:
     last = host.metadata.host.last(table)
     assert last is not None
     assert last["digest"] == new.digest
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("source", ["UFS", "CACHE"])
+def test_a_restored_table_is_the_restored_one(site: Site, tmp_path: Path, mode: str, source: str) -> None:
+    """A table that goes on from a copy gives its own rows, though other rows had the same write ids and positions here."""
+    more = {**MODES[mode], **(SOURCES[mode] if source == "CACHE" else {})}
+    backup = tmp_path / "backup"
+    table = site.created({"lookup.write.compact-after": "0"})
+    table.write(written(1, "both"))
+    shutil.copytree(site.path, backup)
+    for number in (2, 3):
+        table.write(written(number, "first"))
+    held = site.table(more)
+    assert names(held) == {1: "both", 2: "first", 3: "first"}
+    for commits in (0, 1, 2, 4):  # fewer, as many and more than there were
+        shutil.rmtree(site.path)
+        shutil.copytree(backup, site.path)
+        for number in range(2, 2 + commits):
+            table.upsert(written(number, f"{commits}"))
+        site.clock.tick(61)
+        expected = {1: "both", **dict.fromkeys(range(2, 2 + commits), f"{commits}")}
+        for reader in (held, site.table(more)):
+            if source == "CACHE" and mode == "full":
+                reader.reload()
+            assert names(reader) == expected
+        site.restart()
+        assert names(site.table(more)) == names(site.table(more, host=f"late-{commits}")) == expected
+
+
+def test_two_copies_that_change_places(site: Site, tmp_path: Path) -> None:
+    """Two live copies of a table, moved to each other's place: readers see the one that is there, by scan and by key."""
+    other = tmp_path / "other"
+    table = site.created()
+    table.write(written(1, "both"))
+    shutil.copytree(site.path, other)
+    table.write(written(2, "one"))
+    site.table({"path": str(other)}).write(written(2, "two"))
+    readers = [site.table(mode) for mode in MODES.values()]
+    for number in range(4):
+        expected = {1: "both", 2: ("one", "two")[number % 2]}
+        assert [names(reader) for reader in readers] == [expected] * len(readers)
+        site.path.rename(tmp_path / "between")
+        other.rename(site.path)
+        (tmp_path / "between").rename(other)
+
+
+def test_a_list_of_write_ids_keeps_its_definition(site: Site) -> None:
+    """What a list lets through has the columns and keys it had, whatever the table is altered to; so has its digest."""
+    table = site.created()
+    table.write(written(1, "a"))
+    wider, keyed = pa.schema([("more", pa.int64())]), ["name"]
+    before = [str(table.valid_write_ids)]
+    for change in ({"columns": wider}, {"keys": keyed}):
+        table.alter(**change)
+        before.append(str(table.valid_write_ids))
+    pinned = [site.table({"lookup.valid-write-ids": text}) for text in before]
+    found = [(reader.schema.names, reader.keys, reader.version) for reader in pinned]
+    assert [found[:2] for found in found] == [
+        (["id", "name"], ("id",)),
+        (["id", "name", "more"], ("id",)),
+        (["id", "name", "more"], ("name",)),
+    ]
+    assert found[-1][2] == table.version
+    table.write(pa.table({"id": [2], "name": ["b"], "more": [3]}))
+    table.alter(keys=["id"])
+    later = [site.table({"lookup.valid-write-ids": text}, host="late") for text in before]
+    assert [(reader.schema.names, reader.keys, reader.version) for reader in later] == found
+    assert [reader.scan().num_rows for reader in later] == [1, 1, 1]
+    assert later[2].get("a") == [{"id": 1, "name": "a", "more": None}]
+
+
+def test_keys_that_are_named_twice(site: Site) -> None:
+    """A key column in two spellings is refused, and nothing is committed."""
+    table = site.created()
+    position = table.describe()["position"]
+    with pytest.raises(SchemaError, match="named twice"):
+        table.alter(keys=["id", "ID"])
+    assert table.describe()["position"] == position
+
+
+def written(number: int, name: str) -> pa.Table:
+    return pa.table({"id": [number], "name": [name]}, SCHEMA)
+
+
+def names(table: LookupTable) -> dict[int, str]:
+    """The table's rows, found alike by a scan and by key."""
+    found = {row["id"]: row["name"] for row in table.scan().to_pylist()}
+    by_key = {key: [row["name"] for row in table.get(key)] for key in (*found, 99)}
+    assert by_key == {**{key: [name] for key, name in found.items()}, 99: []}
+    return found
 
 
 def test_planned_tasks_of_a_removed_file_fail(dim: Dim) -> None:

@@ -81,6 +81,10 @@ class Site:
         self.table({"lookup.keys": "id"}).write(rows())
         return self.table(more)
 
+    def restart(self) -> None:
+        """Have what is opened from now on be of another process."""
+        self.runtime = Runtime(self.clock.host(), random.Random())
+
     def writer(self, more: dict[str, str] | None = None, host: str = "a", boot: str = "boot-1") -> TableWriter:
         options = LookupOptions.parse(self.options(host, more or {}))
         runtime = self.runtime if boot == "boot-1" else Runtime(self.clock.host(boot), random.Random())
@@ -348,7 +352,7 @@ def test_files_of_other_attempts(site: Site) -> None:
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
-def test_a_batch_is_committed_once(site: Site, host: str) -> None:
+def test_a_batch_is_committed_once(site: Site, host: str, caplog: pytest.LogCaptureFixture) -> None:
     """A streaming query's batch that begins again, as after a lost acknowledgement, adds nothing and takes nothing away."""
     site.created()
     for attempt, where in enumerate(("a", host, host)):
@@ -360,7 +364,10 @@ def test_a_batch_is_committed_once(site: Site, host: str) -> None:
         assert site.files() == site.committed()
     writer = site.writer()
     job = writer.begin(SCHEMA, APPEND, "query-6")
-    assert writer.commit(job, put(writer, job, 6), Batch("query", 6)) is None
+    with caplog.at_level("WARNING"):
+        assert writer.commit(job, put(writer, job, 6), Batch("query", 6)) is None
+    assert "batch 6 of query query is not written" in caplog.text
+    assert site.table().metrics()["batchSkippedCount"] == (3 if host == "a" else 1)
     job = writer.begin(SCHEMA, APPEND, "query-8")
     assert writer.commit(job, put(writer, job, 8), Batch("query", 8)) is not None
     assert ids_of(site.table().scan()) == [1, 2, 8]

@@ -53,14 +53,16 @@ _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
 class WriteMode(enum.Enum):
-    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, or
-    is the same rows as some writes in other files."""
+    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, is
+    the same rows as some writes in other files, or changes the table's definition only (as in HIVE-21637 that takes a write id,
+    so that a list of write ids says which definition it goes with)."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
     UPSERT = "upsert"
     DELETE = "delete"
     COMPACT = "compact"
+    ALTER = "alter"
 
     @property
     def by_key(self) -> bool:
@@ -160,7 +162,7 @@ class Abort(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Alter(Event):
-    """The table's definition is another one from here on."""
+    """The table's definition is another one from here on: how tables were altered before that took a write id."""
 
     kind = "alter"
     definition: Definition

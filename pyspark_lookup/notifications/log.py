@@ -400,5 +400,10 @@ class NotificationLog:
     def _name(self, position: int) -> str:
         return f"{position:0{_DIGITS}d}.json"
 
+    @staticmethod
+    def first_event(url: str) -> str:
+        """The file that a managed table at `url` begins with."""
+        return f"{url}/{LOG_DIRECTORY}/log/{1:0{_DIGITS}d}.json"
+
     def _path(self, position: int) -> str:
         return f"{self._directory('log')}/{self._name(position)}"

@@ -45,9 +45,8 @@ class Standing:
         }
         valid = [write for id_, write in self._writes.items() if id_ not in invalid]
         unseen = (self._writes[id_] for id_ in invalid if id_ in self._writes)
-        changing = (
-            write for write in unseen if write.committed and (write.hidden or write.mode is not WriteMode.APPEND)
-        )
+        adding = (WriteMode.APPEND, WriteMode.ALTER)
+        changing = (write for write in unseen if write.committed and (write.hidden or write.mode not in adding))
         limit = min((self.end(write) for write in changing), default=self._position + 1)
         folding = [write for write in valid if write.replaces]
         replaced, usable = set[int](), set[int]()

@@ -244,7 +244,9 @@ class TableState:
         return self._version(write_ids, at, self.changes[last].position)
 
     def version_of(self, write_ids: ValidWriteIdList, own: int | None = None) -> LogVersion:
-        """The version that a list lets through, in the table's present columns. `own`: an open write that it may let through.
+        """The version that a list lets through, with the columns and keys that the table had after the last of these writes.
+
+        `own`: an open write that it may let through, in the table's present columns.
 
         Raises ValueError for a list of another table, or one that is ahead of the log (a write's files are not usable before
         its commit), and VersionGoneError if it lets through a write that was aborted.
@@ -266,9 +268,11 @@ class TableState:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
         self._check_marks(write_ids, own)
-        standing = self._standing(write_ids)
-        ends = (standing.end(write) for write in standing.seen)
-        return self._version(write_ids, self.position, max([self._definitions[-1][0], *ends]))
+        valid = self._standing(write_ids).valid
+        ends = max((write.ended_at for write in valid if write.ended_at is not None), default=1)
+        if own is not None:
+            return self._version(write_ids, self.position, self.position)
+        return self._version(write_ids, ends, ends)
 
     def _check_marks(self, write_ids: ValidWriteIdList, own: int | None) -> None:
         """Raise VersionGoneError if a list lets through what hides rows in the files of a compaction that it does not see.
@@ -296,9 +300,10 @@ class TableState:
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
                     "later version, or vacuum what is older only"
                 )
+        # Write ids are not enough: two copies of a table that went on apart have given the same ones to other writes.
         seen, hiding = (",".join(write.label for write in writes) for writes in (standing.seen, standing.hiding))
-        digest = key_of("log", self.table_id, str(defined_at), seen, hiding)
         schema = text_of_schema(definition.schema)
+        digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, seen, hiding)
         folds = tuple(standing.folds())
         return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema, folds)
 

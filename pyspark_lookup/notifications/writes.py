@@ -48,8 +48,13 @@ class TableWrite:
 
     @property
     def label(self) -> str:
-        """What a version that it is in is known by: an open one, which its transaction sees, goes on changing."""
-        return str(self.id) if self.ended_at is not None else f"{self.id}+{len(self.files)}+{len(self.hidden)}"
+        """What a version that it is in is known by: its id, and its files, whose names nobody else has drawn.
+
+        An open one, which its transaction sees, goes on changing.
+        """
+        names = self.names
+        first, last = (names[0], names[-1]) if names else ("", "")
+        return f"{self.id}+{len(self.files)}+{len(self.hidden)}+{first}+{last}"
 
     @property
     def names(self) -> tuple[str, ...]:

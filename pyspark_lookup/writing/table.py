@@ -24,16 +24,18 @@ from pyspark_lookup.errors import (
     DamagedFileError,
     NotATableError,
     OptionError,
+    SchemaError,
     UfsError,
     UfsNotFoundError,
+    UfsPermissionError,
     UfsUnavailableError,
     WriteConflictError,
 )
 from pyspark_lookup.keys import cast_keys, check_key_types
+from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import (
     Abort,
     Allocate,
-    Alter,
     Batch,
     Commit,
     Create,
@@ -91,6 +93,7 @@ class TableWriter:
         rows: RowsByKey,
         committed: Callable[[str, int], None],
         sizes: WriteSizes,
+        metrics: CacheMetricGroup,
     ) -> None:
         self._ufs = ufs
         self._log = log
@@ -101,6 +104,7 @@ class TableWriter:
         self._rows = rows
         self._committed = committed
         self._sizes = sizes
+        self._metrics = metrics
         self._hearts = Heartbeats(ufs, disk, clock, rng, log.url, options.write_timeout_s)
         self._url = redact("path", log.url)
 
@@ -134,6 +138,7 @@ class TableWriter:
 
     def _create(self, schema: pa.Schema) -> TableState:
         self._check_empty()
+        self._check_above()
         definition = defined(schema, self._options.keys or (), self._url)
         table_id = f"{self._rng.getrandbits(128):032x}"
         try:
@@ -146,7 +151,7 @@ class TableWriter:
         return state
 
     def _check_empty(self) -> None:
-        """Raise NotATableError for a place where somebody else's files are."""
+        """Raise NotATableError for a place where somebody else's files are, or that lies in another managed table."""
         try:
             found = self._ufs.get_status(self._log.url)
         except UfsNotFoundError:
@@ -155,6 +160,19 @@ class TableWriter:
             raise NotATableError(
                 f"{self._url} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
                 "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
+            )
+
+    def _check_above(self) -> None:
+        """Raise NotATableError for a place below a managed table: who drops that one, or copies it, means its own files."""
+        above = self._log.url.rpartition("/")[0]
+        while "/" in above.split("://", 1)[-1]:
+            try:
+                self._ufs.get_meta(NotificationLog.first_event(above))
+            except (UfsNotFoundError, UfsPermissionError):
+                above = above.rpartition("/")[0]
+                continue
+            raise NotATableError(
+                f"{self._url} lies in the managed table {redact('path', above)}: write to another place"
             )
 
     def _definition(self, state: TableState, schema: pa.Schema, by_key: bool) -> Definition:
@@ -205,6 +223,15 @@ class TableWriter:
             return self._log.latest()
         state, job = self._allocated(job, batch)
         if job.write_id is None:
+            assert batch is not None
+            self._metrics.inc("batchSkippedCount")
+            _log.warning(
+                "batch %d of query %s is not written to %s: that query has committed it, or a later one. A restart from an old "
+                "checkpoint gives old ids to new rows; give it a new checkpoint directory to write those",
+                batch.id,
+                batch.query,
+                self._url,
+            )
             self._remove(job, files, state)
             return None
         try:
@@ -423,21 +450,43 @@ class TableWriter:
     def alter(
         self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
     ) -> TableState:
-        """Put an event that changes the table's definition; the state with it.
+        """Commit another definition of the table; the state with it.
 
         `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the
-        table has otherwise, or keys that it does not have, UfsNotFoundError if there is no table.
+        table has otherwise, or keys that it does not have or names twice, UfsNotFoundError if there is no table.
         """
 
-        def alter(state: TableState, nonce: str, at_s: float) -> Event | None:
-            own = state.definition
+        def altered(own: Definition) -> Definition:
             changed = own if columns is None else matched(own, columns, True, self._url)
             named = own.keys if keys is None else tuple(resolve_names(keys, changed.schema, "lookup.keys"))
+            if len(set(named)) < len(named):
+                raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
             check_key_types([changed.schema.field(name) for name in named])
-            definition = Definition(changed.schema, named, {**own.properties, **(properties or {})})
-            return None if definition == own else Alter(state.position + 1, state.table_id, nonce, at_s, definition)
+            return Definition(changed.schema, named, {**own.properties, **(properties or {})})
 
-        state = self._log.append(alter)
+        found: list[int] = []
+
+        def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
+            found.clear()
+            if altered(state.definition) == state.definition:
+                return None
+            found.append(state.high_watermark + 1)
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], WriteMode.ALTER)
+
+        state = self._append(allocate)
+        if not found:
+            return state
+        job = Job(state.table_id, found[0], WriteMode.ALTER, _directory(found[0]), state.definition, 0.0)
+
+        def commit(state: TableState, nonce: str, at_s: float) -> Event:
+            self._check_same(state, job)
+            state.check_open(found[0])
+            return Commit(state.position + 1, state.table_id, nonce, at_s, found[0], altered(state.definition))
+
+        try:
+            state = self._log.append(commit, after=state)
+        except Exception as problem:
+            state = self._ended(job, (), problem)
         self._committed(state.table_id, state.position)
         return state
 

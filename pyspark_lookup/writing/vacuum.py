@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import OptionError, UfsError, UfsNotFoundError
@@ -19,6 +20,10 @@ __all__ = ["RETAINED_S", "Vacuumed", "vacuum"]
 
 RETAINED_S = 7 * 86400.0
 """What is kept at least, unless somebody insists: longer than a query or a stream's micro-batch runs."""
+
+
+_OF_WRITES = re.compile(r"(write-\d{20}|stream-[^/]+/\d{12}-[^/]+)/[^/]+$")
+"""Where a write's files lie below the table: see `Job.directory`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +97,10 @@ def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
 
 
 def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
-    """Remove the files that the log does not name, and what has been lying there for long enough; the data files of it."""
+    """Remove the files that the log does not name, and what has been lying there for long enough; the data files of it.
+
+    Only where writes put files: what somebody else has put beside them, as a stream's checkpoint, is not ours.
+    """
     named = {file.path for write in state.writes.values() for file in (*write.files, *write.hidden)}
     opened = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
     signs = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
@@ -102,6 +110,8 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
         if path in named or path.startswith(opened) or _put_at_s(file) > until_s:
             continue
         internal = path.startswith(f"{LOG_DIRECTORY}/")
+        if not internal and not _OF_WRITES.match(path):
+            continue
         # Of the log itself nothing is removed but signs of life, and what died before it got its name.
         beside = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-"))
         if internal and not (beside or path.rpartition("/")[2].startswith(".")):

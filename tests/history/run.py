@@ -112,7 +112,8 @@ def run(
     stop = work / "stop"
     began = time.monotonic()
     base = {"lookup.keys": "id", "lookup.max-retries": "3", **place.storage}
-    roles = {f"writer{n}": {**base, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
+    writing = {**base, "lookup.write.compact-after": "3"}
+    roles = {f"writer{n}": {**writing, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
     roles |= {name: {**base, **options} for name, options in readers(work).items()}
 
     def start(name: str) -> subprocess.Popen[bytes]:

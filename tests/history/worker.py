@@ -69,6 +69,8 @@ def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, stop:
             transact(table, notes, rng, tag)
             continue
         count = rng.randrange(1, 40)
+        if mode == "overwrite" or number == 1:  # so much that compactions of what follows leave it where it is
+            count, tag = rng.randrange(KEYS // 2, KEYS), f"{tag}/{'large' * 40}"
         keys = [rng.randrange(KEYS) for _ in range(count)] if mode == "append" else rng.sample(range(KEYS), count)
         rows = pa.table({"id": keys, "tag": [tag] * count, "n": range(count)}, SCHEMA)
         give_up = rng.random() < 0.1 and mode != "delete"
