@@ -137,7 +137,7 @@ def told_version(
     version = metadata.version_of(table, told.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
-            version = metadata.find(table, options, told.digest, told.newest)
+            version = metadata.find(table, told.digest, told.newest)
     if version is None:
         version = _replacement(reader, table, options, told.digest, execution)
     return metadata.table_of(options, told.kind, version), version

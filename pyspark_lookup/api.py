@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pyspark_lookup import planner
 from pyspark_lookup.conf import conf_file_options, redact
-from pyspark_lookup.errors import NotSupportedError, OptionError
+from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
 from pyspark_lookup.notifications import WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.parsing import parse_duration_s
@@ -242,7 +242,15 @@ class LookupTable:
         Raises what the load raises; the snapshots there are stay.
         """
         full = self._full()
-        return full.version_of(full.reload()).digest
+        try:
+            snapshot = full.reload()
+        except UfsNotFoundError:
+            self._find(runtime().engine(self._options), self._options)  # it may be another kind of table by now
+            if self._full() is full:
+                raise
+            full = self._full()
+            snapshot = full.reload()
+        return full.version_of(snapshot).digest
 
     def warm(self) -> str:
         """Make sure that this host has a snapshot of the current version, and say which; one metadata call.
@@ -379,6 +387,8 @@ class LookupTable:
     def _find(self, engine: Engine, options: LookupOptions) -> Found:
         found = planner.find(engine.reader, options, self._held[0] if self._held is not None else None)
         if options is self._options:
+            if self._held is not None and self._held[0].id != found.table.id:
+                engine.reader.let_go(*self._held, self)  # the path is another kind of table by now
             self._held = found.table, planner.completed(options, found)
             engine.reader.hold(*self._held, self)
         return found

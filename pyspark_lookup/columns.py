@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.errors import NotSupportedError
 from pyspark_lookup.keys import Numbers, bits_of, offsets_and_data
@@ -30,6 +31,7 @@ __all__ = [
     "is_bytes",
     "list_offsets",
     "read_column",
+    "without_hidden_values",
 ]
 
 _Append = Callable[[str, Any], None]
@@ -207,6 +209,22 @@ def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int
     if last < 0:
         raise ValueError("there are no fewer values than none")
     return last
+
+
+def without_hidden_values(array: pa.Array) -> pa.Array:
+    """The same values, nulls having neither bytes nor elements: what `take` makes of them, so that sizes do not depend on it.
+
+    Arrow lets the slot of a null be of any length, and a fixed-size binary null has its full length.
+    """
+    return pc.take(array, pa.array(np.arange(len(array)))) if _has_hidden_values(array) else array
+
+
+def _has_hidden_values(array: pa.Array) -> bool:
+    if array.null_count and (is_bytes(array.type) or has_offsets(array.type)):
+        offsets = offsets_and_data(array)[0] if is_bytes(array.type) else list_offsets(array)
+        if np.diff(offsets)[bits_of(array.is_null())].any():
+            return True
+    return any(map(_has_hidden_values, child_arrays(array)))
 
 
 def is_bytes(kind: pa.DataType) -> bool:

@@ -50,6 +50,10 @@ class HostVersions:
         """What was learned last: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
         return self._disk.get_record("table", table.id, _last_of) if self._disk else None
 
+    def forget(self, table: Table) -> None:
+        """Know no last version any more."""
+        self.attempt(lambda disk: disk.remove_record("table", table.id))
+
     def learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
         """Record a resolution that began at `started_s`. What is known already and newer is returned in its place.
 
@@ -57,8 +61,8 @@ class HostVersions:
         """
         if self._disk is None:
             return version
-        # Of logs the newest position stays, whoever writes last.
-        with self.locked("learned", table.id) if version.log is not None else contextlib.nullcontext():
+        # One that is slow between reading the record and writing it would take the host back.
+        with self.locked("learned", table.id):
             record = self.last(table)
             if record and self._is_newer(record, version, started_s):
                 newer = self.files(table, record["digest"])

@@ -22,6 +22,7 @@ from pyspark_lookup.errors import (
     OptionError,
     TableBusyError,
     TableEmptyError,
+    UfsError,
     UfsNotFoundError,
     VersionGoneError,
 )
@@ -42,7 +43,6 @@ from pyspark_lookup.table import (
     is_glob,
     kind_of,
     managed_version,
-    select_partitions,
 )
 from pyspark_lookup.ufs import FileVersion, Listing, Ufs
 
@@ -255,11 +255,10 @@ class Metadata:
         """The version of that digest, if this host has its files on record. No store call."""
         return self.host.files(table, digest)
 
-    def find(self, table: Table, options: LookupOptions, digest: str, newest: float) -> TableVersion | None:
+    def find(self, table: Table, digest: str, newest: float) -> TableVersion | None:
         """The version of that digest, from one listing if this host does not know it; None if the store has moved on.
 
-        `newest`: its `TableVersion.newest`. A table to which only files were added since is found by that. A full
-        cache in CACHE mode knows the files of `lookup.partition` only.
+        `newest`: its `TableVersion.newest`. A table to which only files were added since is found by that.
         """
         known = self.host.files(table, digest)
         if known is not None:
@@ -277,11 +276,6 @@ class Metadata:
             if not table.managed:
                 older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest)
                 states.append(TableVersion(table.id, older))
-            if options.partition is not None:
-                for state in states[:]:
-                    with contextlib.suppress(OptionError):  # there may have been none yet
-                        chosen = select_partitions(table, state.files, options)
-                        states.append(TableVersion(table.id, chosen))
             found = next((state for state in states if state.digest == digest), None)
             if found is not None:
                 version = found
@@ -362,6 +356,16 @@ class Metadata:
                 _log, logging.WARNING, "fallback", table=redact("path", table.url), reason=reason, instead=instead
             )
             return kept
+
+    def forget_kind(self, table: Table) -> bool:
+        """Forget that the path is such a table, if something else is there by now; whether there is."""
+        try:
+            if not self._is_another_kind(table):
+                return False
+        except UfsError:
+            return False
+        self.host.forget(table)
+        return True
 
     def _is_another_kind(self, table: Table) -> bool:
         """Whether something is there where a table is not found any more, as it was known: a file, or a directory."""

@@ -69,7 +69,7 @@ def completed(options: LookupOptions, found: Found) -> LookupOptions:
 
 def _served(reader: TableReader, options: LookupOptions, table: Table) -> TableVersion | None:
     """The version that a full cache in CACHE mode answers from, which may be older than the last one known."""
-    if options.metadata_source is not MetadataSource.CACHE or options.partition is not None:
+    if options.metadata_source is not MetadataSource.CACHE:
         return None
     full = reader.full(table, options)
     latest = full.latest() if full is not None else None

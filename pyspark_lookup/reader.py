@@ -208,12 +208,9 @@ class TableReader:
         full = self.full(table, options)
         if full is None:
             return None
-        chosen = version
-        if options.partition is not None:
-            chosen = version.of_files(select_partitions(table, version.files, options))
         if options.metadata_source is MetadataSource.CACHE:
-            return full.find(chosen)
-        return full.build(chosen, options.build_wait_s if wait_s is None else wait_s)
+            return full.find(version)
+        return full.build(version, options.build_wait_s if wait_s is None else wait_s)
 
     def _snapshot(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
         if self.full(plan.table, plan.options) is None:

@@ -23,6 +23,7 @@ from pyspark_lookup.errors import NotSupportedError, OptionError
 __all__ = [
     "Blackout",
     "CacheReloadTrigger",
+    "DueTrigger",
     "LastReload",
     "PeriodicCacheReloadTrigger",
     "ScheduleMode",
@@ -102,7 +103,7 @@ class CacheReloadTrigger(abc.ABC):
         """Ask for no more reloads; one that runs ends by itself."""
 
 
-class _DueTrigger(CacheReloadTrigger):
+class DueTrigger(CacheReloadTrigger):
     """A trigger that reloads when `next_due_s` says so, and once for all that was missed."""
 
     _waits = True  # for a reload to end before the next one is planned
@@ -167,7 +168,7 @@ class _DueTrigger(CacheReloadTrigger):
         self._plan(context, last, due_s(last, now_s))
 
 
-class PeriodicCacheReloadTrigger(_DueTrigger):
+class PeriodicCacheReloadTrigger(DueTrigger):
     """Reloads every `interval_s` seconds, counted from the end of the last reload or on a grid.
 
     FIXED_DELAY: `interval_s` after the last reload has ended, well or not. FIXED_RATE: at the first
@@ -209,7 +210,7 @@ class PeriodicCacheReloadTrigger(_DueTrigger):
         return next((point for point in points if point > after_s), math.nextafter(after_s, math.inf))
 
 
-class TimedCacheReloadTrigger(_DueTrigger):
+class TimedCacheReloadTrigger(DueTrigger):
     """Reloads at once, at the next `reload_time` (now, if it is just that), then every `interval_days` calendar days.
 
     The time is local to `zone` (None: the system's) unless it has an offset itself. Where clocks are put

@@ -15,7 +15,16 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.errors import SchemaError
 
-__all__ = ["cast_column", "check_readable", "merge_schemas", "resolve_names", "spark_schema", "spark_type", "widens"]
+__all__ = [
+    "cast_column",
+    "check_readable",
+    "is_source",
+    "merge_schemas",
+    "resolve_names",
+    "spark_schema",
+    "spark_type",
+    "widens",
+]
 
 _UNSIGNED = {
     pa.uint8(): pa.int16(),
@@ -130,6 +139,14 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
             widens(a.type, b.type) for a, b in zip(narrow, wide, strict=True)
         )
     return False
+
+
+def is_source(held: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether values that were decoded with the types of `held` are those that decoding with `wanted` would give.
+
+    Of the columns that both have each type has to widen to the other's; what was text for want of a value is none.
+    """
+    return all(widens(held.field(f.name).type, f.type) for f in wanted if f.name in held.names)
 
 
 @dataclasses.dataclass

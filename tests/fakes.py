@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from pyspark_lookup.reader import TableReader
 from pyspark_lookup.snapshot.schedule import Start, in_thread
 from pyspark_lookup.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
 from pyspark_lookup.ufs import Ufs
+
+_hosts = itertools.count(7)  # two processes of a host draw different names
 
 
 def wait_until_settled(path: Path) -> None:
@@ -167,5 +170,5 @@ def make_host(
     blocks = BlockCache(ufs, disk, metrics, wait_s)
     host = clock.host(boot)
     metadata = Metadata(ufs, blocks, disk, metrics, host, random.Random())
-    reader = TableReader(metadata, blocks, disk, metrics, host, block_size, random.Random(7), start)
+    reader = TableReader(metadata, blocks, disk, metrics, host, block_size, random.Random(next(_hosts)), start)
     return Host(store, ufs, disk, blocks, metadata, reader, metrics, clock)

@@ -450,7 +450,7 @@ def test_max_staleness_bounds_what_is_served(directory: Path, cache_dir: Path) -
 
 
 def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(directory: Path, cache_dir: Path) -> None:
-    """A new worker does not reload a fresh snapshot, and one that comes late reloads beside its first query."""
+    """A new worker does not reload a fresh snapshot; the first query that comes late waits for a reload, if nobody else makes it."""
     first = Table(directory, cache_dir, CACHE)
     first.get(0)
     first.end()
@@ -462,11 +462,44 @@ def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(di
     fresh.end()
     first.host.clock.tick(3600)
     late = Table(directory, cache_dir, CACHE, first.host.clock)
-    assert late.versions(0) == [1]
+    assert late.versions(0) == [2]
     late.full.schedule.run_due()
     late.later.loads()
-    assert late.versions(0) == [2]
     assert late.metric("loadCount") == 1
+    publish(directory, 0, 3)
+    late.host.clock.tick(3600)
+    other = Table(directory, cache_dir, CACHE, first.host.clock)
+    assert other.versions(0) == [2]  # `late` is there to reload it
+
+
+def test_a_process_that_lives_for_one_query(directory: Path, cache_dir: Path) -> None:
+    """Each query in a process of its own: answers are at most an interval old, also where the last process died reloading,
+    and a store that fails is asked once in an interval."""
+    first = Table(directory, cache_dir, CACHE)
+    first.get(0)
+    first.end()
+    clock = first.host.clock
+    for version in range(2, 6):
+        publish(directory, 0, version)
+        clock.tick(58)
+        one = Table(directory, cache_dir, CACHE, clock)
+        assert one.versions(0) == [version - 1]
+        one.end()
+        clock.tick(2)
+        two = Table(directory, cache_dir, CACHE, clock)
+        assert two.versions(0) == [version]
+        two.end()
+
+    def fail(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("no answer")
+
+    clock.tick(61)
+    for failures in (1, 0):
+        broken = Table(directory, cache_dir, CACHE, clock)
+        broken.host.store.before = fail
+        assert broken.versions(0) == [5]
+        assert (broken.metric("numLoadFailures"), broken.metric("staleServedCount")) == (failures, 1)
+        broken.end()
 
 
 def test_one_process_of_the_host_holds_the_schedule(directory: Path, cache_dir: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.columns import ColumnSizes, ColumnWriter
+from pyspark_lookup.columns import ColumnSizes, ColumnWriter, without_hidden_values
 from pyspark_lookup.disk import SegmentWriter
 from pyspark_lookup.index import IndexBuilder, order_rows
 from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices, offsets_and_data
@@ -73,6 +73,7 @@ class SegmentBuilder:
         """
         if not batch.num_rows:
             return
+        batch = pa.RecordBatch.from_arrays(list(map(without_hidden_values, batch.columns)), schema=batch.schema)
         self._in_order &= int(positions[0]) > self._last_position and bool((positions[1:] > positions[:-1]).all())
         self._last_position = int(positions[-1])
         self.rows += batch.num_rows

@@ -21,7 +21,7 @@ from pyspark_lookup import progress
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk
-from pyspark_lookup.errors import ReloadFailedError, SourceChangedError, UfsError, VersionGoneError
+from pyspark_lookup.errors import ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.hostmetrics import Reload, remember_reload
 from pyspark_lookup.logs import log_event
 from pyspark_lookup.metadata import Metadata
@@ -103,7 +103,7 @@ class FullCache:
         if self._reloads:
             self.schedule.ensure()
         found = self.find(version)
-        if found is not None or not all(file.cacheable for file in version.files) or self._gave_up():
+        if found is not None or not all(file.cacheable for file in self._chosen(version).files) or self._gave_up():
             return found
         done = self._jobs.ask(version)
         try:
@@ -124,7 +124,10 @@ class FullCache:
         None if the cache directory cannot hold it. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
-        state, snapshot = self._stored.seen(lambda state: state.latest)
+        state, snapshot = self._seen()
+        if state.gone:
+            self.schedule.ensure()
+            raise UfsNotFoundError(f"{self._url} is no such table any more: plan the query again; {state.error}")
         if snapshot is None:
             snapshot = self._first()
         elif self._options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
@@ -141,9 +144,25 @@ class FullCache:
         return None if snapshot is None else (self.version_of(snapshot), snapshot)
 
     def latest(self) -> TableVersion | None:
-        """The version of the latest snapshot, however old; None without one. No store call."""
-        _, snapshot = self._stored.seen(lambda state: state.latest)
-        return None if snapshot is None else self.version_of(snapshot)
+        """The version of the latest snapshot; None without one. No store call, unless a reload is due that nobody else begins."""
+        state, snapshot = self._seen()
+        return None if snapshot is None or state.gone else self.version_of(snapshot)
+
+    def _seen(self) -> tuple[State, Snapshot | None]:
+        """What this host has last, not older than its schedule says.
+
+        Where processes live for one query only, none of them is there when a reload comes due: the next one makes it.
+        """
+        state, snapshot = self._stored.seen(lambda state: state.latest)
+        if snapshot is None or not self._reloads or not self.schedule.is_neglected():
+            return state, snapshot
+        with self._stored.locked():
+            if self._stored.state().finished_at_s == state.finished_at_s:  # nobody has by hand
+                with contextlib.suppress(
+                    Exception
+                ):  # said and counted where it happened; what there is goes on serving
+                    self._load(None, None)
+        return self._stored.seen(lambda state: state.latest)
 
     def version_of(self, snapshot: Snapshot) -> TableVersion:
         """The version that a snapshot holds."""
@@ -239,15 +258,19 @@ class FullCache:
             kept, seconds = len(state.versions), self._clock.steady_s() - timer_s
             log_event(_log, level, "reload-failed", table=self._url, seconds=seconds, kept=kept, error=repr(problem))
             self._remember_reload(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
+            gone = isinstance(problem, UfsNotFoundError) and self._metadata.forget_kind(self._table)
+            failures, finished_s = state.failures + 1, self._clock.wall_s()
             failed = dataclasses.replace(
-                state, finished_at_s=self._clock.wall_s(), failures=state.failures + 1, error=str(problem)[:500]
+                state, finished_at_s=finished_s, failures=failures, error=str(problem)[:500], gone=gone
             )
             with contextlib.suppress(OSError):
                 self._stored.record(failed)
             raise
         seconds, failures = self._clock.steady_s() - timer_s, state.failures
         now_s = self._clock.wall_s()
-        if version is None or state.latest is None or state.latest.digest != stored.digest:
+        held = state.latest
+        # One whose layers were damaged has the digest of that which takes its place.
+        if version is None or held is None or (held.digest, held.layers) != (stored.digest, stored.layers):
             state = state.with_version(stored, now_s)
         state = dataclasses.replace(
             state,
@@ -257,6 +280,7 @@ class FullCache:
             boot=self._clock.boot,
             failures=0,
             error="",
+            gone=False,
         )
         self._stored.write(state)
         self._metrics.inc("loadCount")
@@ -286,39 +310,47 @@ class FullCache:
         given = version
         for _ in range(_STARTS):
             version = given if given is not None else self._resolved()
+            chosen = self._chosen(version)
             known = state.find(version.digest)
             unchanged = self._stored.opened(known)
-            if unchanged is not None and known is not None and all(file.cacheable for file in version.files):
+            if unchanged is not None and known is not None and all(file.cacheable for file in chosen.files):
                 return unchanged, known
             last = self._stored.opened(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
             try:
+                # The types of columns are those of the whole version, whatever is kept of it.
                 layout = self._layout_of(version)
-                layers = self._loader.load(self._table, version, layout, last, stored, report)
+                layers = self._loader.load(self._table, chosen, layout, last, stored, report)
             except SourceChangedError:
                 if given is not None:
                     raise
                 continue
             self._metrics.inc("snapshotBuildCount")
-            return self._stored.add(version, layers)
+            return self._stored.add(version, chosen, layers)
         raise VersionGoneError(
             f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
         )
 
     def _resolved(self) -> TableVersion:
         """The store's current version, with its files old enough to be told from their next state."""
-        version = self._metadata.settled(self._table, self._metadata.ask(self._table))
+        return self._metadata.settled(self._table, self._metadata.ask(self._table))
+
+    def _chosen(self, version: TableVersion) -> TableVersion:
+        """What `lookup.partition` leaves of a version."""
+        if self._options.partition is None:
+            return version
         return version.of_files(select_partitions(self._table, version.files, self._options))
 
     def _fold(self, state: State, latest: Snapshot) -> None:
         """One base in place of the latest version's layers; nothing is fetched."""
         assert state.latest is not None
         version = self.version_of(latest)
-        if not all(file.cacheable for file in version.files):
+        chosen = self._chosen(version)
+        if not all(file.cacheable for file in chosen.files):
             return
         layout = self._layout_of(version)
-        layers = self._loader.load(self._table, version, layout, latest, state.latest.layers, _no_progress, fold=True)
-        _, stored = self._stored.add(version, layers)
+        layers = self._loader.load(self._table, chosen, layout, latest, state.latest.layers, _no_progress, fold=True)
+        _, stored = self._stored.add(version, chosen, layers)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self._metrics.inc("snapshotFoldCount")
 

@@ -26,7 +26,7 @@ from pyspark_lookup.index import SkewedError
 from pyspark_lookup.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.opened import Projection, Slice
 from pyspark_lookup.scan import PreparedScan, TableScan
-from pyspark_lookup.schema import cast_column
+from pyspark_lookup.schema import cast_column, is_source
 from pyspark_lookup.snapshot.build import ROW_BITS, SegmentBuilder
 from pyspark_lookup.snapshot.layers import Layer, Snapshot, hidden_rows
 from pyspark_lookup.snapshot.segment import Segment, open_rows
@@ -130,7 +130,7 @@ class SnapshotLoader:
         `fold`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, or OSError if the directory cannot be written.
         """
-        held = _Held(last, version, self._scan.hidden(table, version.files))
+        held = _Held(last, version, layout.columns, self._scan.hidden(table, version.files))
         fetched = [file for file in version.files if file not in held.places]
         if last is not None and not fold and self._is_small(version, held, fetched, last, layout):
             with contextlib.suppress(SkewedError):  # a base may have another seed
@@ -295,10 +295,14 @@ def _rounds(files: Sequence[FileVersion], splittable: bool) -> Iterator[list[Sli
 class _Held:
     """Which files of a version lie in the latest layers: `places` (layer, place in it), `ranks` of each layer's files.
 
-    `hidden`: the rows of files that do not count in the version, by URL; `marks`: the files that say so.
+    A layer whose `columns` had types that do not widen to those of now holds none of them: its values are not what the files
+    say any more (partitions that were numbers, and are text now that one is no number). `hidden`: the rows of files that do
+    not count in the version, by URL; `marks`: the files that say so.
     """
 
-    def __init__(self, last: Snapshot | None, version: TableVersion, hidden: Mapping[str, Numbers]) -> None:
+    def __init__(
+        self, last: Snapshot | None, version: TableVersion, columns: pa.Schema, hidden: Mapping[str, Numbers]
+    ) -> None:
         self.hidden = hidden
         self.marks = [mark.url for mark in version.hidden]
         self._layers = last.layers if last is not None else ()
@@ -306,6 +310,8 @@ class _Held:
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
         self.gone_bytes = 0
         current = {file: rank for rank, file in enumerate(version.files) if file.cacheable}
+        if last is not None and not is_source(last.schema, columns):
+            current = {}
         for number, layer in enumerate(self._layers):
             # Rows that were left out of it may count in a version that is older.
             whole = _whole(layer.segment, self.marks, hidden)

@@ -22,6 +22,7 @@ from pyspark_lookup.options import LookupOptions, ReloadStrategy
 from pyspark_lookup.reload import (
     Blackout,
     CacheReloadTrigger,
+    DueTrigger,
     LastReload,
     PeriodicCacheReloadTrigger,
     TimedCacheReloadTrigger,
@@ -108,7 +109,7 @@ class Schedule:
         self._lease: Lock | None = None
         self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
-        self._running = self._closed = self._broken = False
+        self._running = self._closed = self._broken = self._opened = False
 
     def ensure(self) -> None:
         """Take part in the schedule from now on; the first call starts the loop."""
@@ -118,16 +119,40 @@ class Schedule:
             self._running = True
         self._start(f"lookupcache-schedule-{self._name[:8]}", self._loop)
 
-    def run_due(self) -> float:
-        """Run what is due, if this process holds the schedule or can take it; seconds until there may be more."""
+    def is_neglected(self) -> bool:
+        """Whether a reload is due and no process of the host is there to begin it.
+
+        A process whose own loop runs, or is closed, leaves it to that. Custom triggers do not say what is due.
+        """
+        with self._mutex:
+            if self._running or self._closed or self._broken or not self._take():
+                return False
+            try:
+                if self._trigger is None:
+                    self._make_trigger()
+                now_s = self._clock.wall_s()
+                if not isinstance(self._trigger, DueTrigger):
+                    return False
+                if self._blackout is not None and self._blackout.postponed_s(now_s) > now_s:
+                    return False
+                return self._trigger.next_due_s(self._last(), now_s) <= now_s
+            finally:
+                self._release()  # whoever stays takes it
+
+    def _take(self) -> bool:
+        """Hold the schedule, if nobody else does."""
         if self._lease is None:
             try:
                 self._lease = self._disk.acquire("reload", f"{self._name}-schedule", 0.0)
             except OSError:
-                return _POLL_S
-        if self._lease is None or self._broken:
+                return False
+        return self._lease is not None
+
+    def run_due(self) -> float:
+        """Run what is due, if this process holds the schedule or can take it; seconds until there may be more."""
+        if not self._take() or self._broken:
             return _POLL_S
-        if self._trigger is None:
+        if not self._opened:
             self._open()
         if self._clock_set_back():
             # Their time is further away now than it was meant to be, by however much: they plan anew.
@@ -143,9 +168,18 @@ class Schedule:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
         return min(max(next_s - self._clock.wall_s(), 0.0), _POLL_S)
 
-    def _open(self) -> None:
+    def _make_trigger(self) -> None:
         try:
             self._trigger = self._make()
+        except Exception:
+            self._broken = True
+            _log.exception("reload trigger of %s cannot be made", self._name)
+
+    def _open(self) -> None:
+        self._opened = True
+        if self._trigger is None:
+            self._make_trigger()
+        try:
             if self._trigger is not None:
                 self._trigger.open(_Context(self))
         except Exception:

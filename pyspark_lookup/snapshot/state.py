@@ -8,13 +8,18 @@ from typing import Any
 from pyspark_lookup.notifications import LogVersion
 from pyspark_lookup.plain import count_of, counts_of, name_of, number_of, text_of
 from pyspark_lookup.snapshot.load import StoredLayer
+from pyspark_lookup.ufs import FileVersion
 
 __all__ = ["State", "StoredVersion"]
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredVersion:
-    """A version as layers on disk. `superseded_at_s`: since when a newer one is the latest (None: it is)."""
+    """A version as layers on disk. `superseded_at_s`: since when a newer one is the latest (None: it is).
+
+    `beside`: its files that `lookup.partition` leaves out. They are part of what the version is, and of what types its columns
+    have, though no layer has their rows.
+    """
 
     digest: str
     layers: tuple[StoredLayer, ...]
@@ -23,6 +28,7 @@ class StoredVersion:
     superseded_at_s: float | None = None
     log: LogVersion | None = None
     marks: tuple[tuple[str, int], ...] = ()  # (URL, size) of the files that say which rows do not count
+    beside: tuple[FileVersion, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +37,8 @@ class State:
 
     `started_at_s`, `finished_at_s`: of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
     clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
-    `failures`: attempts that failed since. `left`: segments that could not be removed, being in use.
+    `failures`: attempts that failed since. `gone`: the path holds another kind of table by now. `left`: segments that could not
+    be removed, being in use.
     """
 
     versions: tuple[StoredVersion, ...] = ()
@@ -43,6 +50,7 @@ class State:
     boot: str = ""
     failures: int = 0
     error: str = ""
+    gone: bool = False
     left: tuple[str, ...] = ()
 
     @property
@@ -82,6 +90,7 @@ class State:
         record = dataclasses.asdict(self)
         for row, version in zip(record["versions"], self.versions, strict=True):
             row["log"] = None if version.log is None else version.log.plain()
+            row["beside"] = [file.plain() for file in version.beside]
         return record
 
     @classmethod
@@ -95,6 +104,7 @@ class State:
             boot=text_of(record["boot"]),
             failures=count_of(record["failures"]),
             error=text_of(record["error"]),
+            gone=record["gone"] is True,
             left=left,
             **times,
         )
@@ -119,6 +129,7 @@ def _version_of(row: Any) -> StoredVersion:
         _time_of(row["superseded_at_s"]),
         None if row["log"] is None else LogVersion.of_plain(row["log"]),
         tuple((text_of(url), count_of(size)) for url, size in row["marks"]),
+        tuple(map(FileVersion.of_plain, row["beside"])),
     )
 
 

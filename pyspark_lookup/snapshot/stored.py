@@ -98,6 +98,7 @@ class StoredSnapshots:
             for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
             if rank >= 0
         ]
+        files += stored.beside
         return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)), stored.log)
 
     def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
@@ -128,14 +129,21 @@ class StoredSnapshots:
         finally:
             lock.release()
 
-    def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        """A version as those layers, which are on disk, mapped. Raises OSError if they cannot be."""
+    def add(
+        self, version: TableVersion, chosen: TableVersion, layers: tuple[StoredLayer, ...]
+    ) -> tuple[Snapshot, StoredVersion]:
+        """A version as those layers, which have the rows of the `chosen` files and are on disk, mapped.
+
+        Raises OSError if they cannot be.
+        """
         snapshot = open_layers(self._disk, self._key, layers)
         if snapshot is None:
             url = redact("path", self._table.url)
             raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
         marks = tuple((mark.url, mark.size) for mark in version.hidden)
-        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, None, version.log, marks)
+        kept = {file.url for file in chosen.files}
+        beside = tuple(file for file in version.files if file.url not in kept)
+        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, None, version.log, marks, beside)
         self._remember(stored, snapshot)
         return snapshot, stored
 

@@ -16,6 +16,8 @@ from pyspark_lookup.stores.model import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, F
 
 __all__ = ["LocalStore"]
 
+_WALKS = 5  # of a directory whose name stands for another one after each
+
 
 class LocalStore:
     """Files of this machine (or mounted on it), identified by (mtime_ns, ctime_ns, inode)."""
@@ -60,29 +62,43 @@ class LocalStore:
     @translated
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
+        for _ in range(_WALKS):
+            # A link that is set to another directory meanwhile must not lead into that one half-way.
+            real = os.path.realpath(root)
+            before = os.stat(real)
+            found = self._walked(root, real, count)
+            with contextlib.suppress(FileNotFoundError):
+                after = os.stat(root)
+                if (after.st_dev, after.st_ino) == (before.st_dev, before.st_ino):
+                    return found
+        raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
+
+    def _walked(self, root: str, real: str, count: Count) -> Listing:
+        """What lies below the directory `real`, by the names that it has below `root`."""
         files: list[FileVersion] = []
         directories: set[str] = set()
-        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [(root, frozenset())]
+        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [(real, frozenset())]
         while pending:
             directory, above = pending.pop()
             count("list")
             try:
                 status, entries = os.stat(directory), list(os.scandir(directory))
             except FileNotFoundError:
-                if directory == root:
+                if directory == real:
                     raise
                 continue  # removed since it was listed
             here = (status.st_dev, status.st_ino)
             if here in above:
                 continue  # a link to a directory that it lies in
             for entry in entries:
+                named = root.rstrip("/") + entry.path[len(real.rstrip("/")) :]
                 try:
                     if entry.is_dir():
-                        directories.add(os.path.relpath(entry.path, root))
+                        directories.add(os.path.relpath(entry.path, real))
                         if is_entered(entry.name):
                             pending.append((entry.path, above | {here}))
                     elif stat.S_ISREG((status := entry.stat()).st_mode):
-                        files.append(self._version(entry.path, status))
+                        files.append(self._version(named, status))
                 except OSError as error:
                     if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
                         raise
