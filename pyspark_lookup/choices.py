@@ -10,6 +10,7 @@ __all__ = [
     "FilterPushdown",
     "KeyedWrite",
     "MetadataSource",
+    "OnBusy",
     "OnError",
     "OnReloadFailure",
     "OnVersionGone",
@@ -49,6 +50,13 @@ class OnVersionGone(enum.Enum):
     """`lookup.on-version-gone`: what a larger scan does when its version vanished."""
 
     NEWER = "NEWER"
+    FAIL = "FAIL"
+
+
+class OnBusy(enum.Enum):
+    """`lookup.on-busy`: what is read while a job writes the table's files."""
+
+    KEEP = "KEEP"
     FAIL = "FAIL"
 
 

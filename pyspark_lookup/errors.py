@@ -132,7 +132,9 @@ class TableEmptyError(NotATableError):
 
 
 class TableBusyError(NotATableError):
-    """A job is writing the directory, or has not marked it complete."""
+    """A job is writing the directory, or has not marked it complete. `files`: what a listing shows of it."""
+
+    files: tuple[Any, ...] = ()
 
 
 class NonUniqueKeyError(PysparkLookupError, ValueError):

@@ -31,16 +31,18 @@ from pyspark_lookup.hostversions import HostVersions
 from pyspark_lookup.logs import log_event
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import NotificationLog, TableState
-from pyspark_lookup.options import CacheMode, FileFormatName, LookupOptions, MetadataSource
+from pyspark_lookup.options import CacheMode, FileFormatName, LookupOptions, MetadataSource, OnBusy
 from pyspark_lookup.plain import name_of
 from pyspark_lookup.sinklog import committed_by_sink
 from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
 from pyspark_lookup.table import (
+    Busy,
     Kind,
     Table,
     TableVersion,
     data_files,
     is_glob,
+    job_directories,
     kind_of,
     managed_version,
 )
@@ -50,8 +52,8 @@ __all__ = ["Execution", "Metadata", "Resolution"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 _SETTLE_POLLS = 20
-_CONFIRM_S = 0.2
-_LOCK_WAIT_S = 30.0
+_CONFIRM_S = 1.0
+_BUSY_POLL_S = 0.5
 _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
 
 
@@ -88,6 +90,8 @@ class Metadata:
         self._disk = disk
         self._metrics = metrics
         self._served: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._lacking: str | None = None
         self._clock = clock
         self._rng = rng
         self._logs: dict[str, NotificationLog] = {}
@@ -111,15 +115,18 @@ class Metadata:
                 return self.table_of(options, kind, version), version
             kind = None
         if kind is None:
-            status = self._ufs.get_status(url)
-            kind = kind_of(status)
+            try:
+                status = self._ufs.get_status(url)
+                kind = kind_of(status)
+            except UfsNotFoundError:
+                kind = self._vanished_kind(url, options)
+                if kind is None:
+                    raise
         probe = self.table_of(options, kind)
         if probe.managed:
             return probe, self._cached(probe, options) or self._ask(probe, started_s)
-        if status is None or self._unsettled_s(probe, status) > 0 or self._shrank(probe, self._version(probe, status)):
-            version = self._cached(probe, options) or self._ask(probe, started_s)
-        else:
-            version = self._learned(probe, self._version(probe, status), started_s)
+        cached = self._cached(probe, options) if status is None else None
+        version = cached or self._ask(probe, started_s, status)
         return self.table_of(options, kind, version), version
 
     def table_of(self, options: LookupOptions, kind: Kind, version: TableVersion | None = None) -> Table:
@@ -137,7 +144,13 @@ class Metadata:
             form = format_of([file.url for file in version.files])
         url = self._ufs.url_of(options.path)
         pinned = options.pinned
-        return Table(url, self._ufs.scope, kind, form, options.success_file, options.settle_s, pinned)
+        busy = Busy(options.on_busy is OnBusy.KEEP, options.busy_wait_s, options.busy_timeout_s)
+        return Table(url, self._ufs.scope, kind, form, options.success_file, options.settle_s, pinned, busy=busy)
+
+    def _vanished_kind(self, url: str, options: LookupOptions) -> Kind | None:
+        """DIRECTORY, if that is what was here lately: an overwrite may have removed it, and not begun to write."""
+        probe = self.table_of(options, Kind.DIRECTORY) if not is_glob(url) and options.pinned is None else None
+        return Kind.DIRECTORY if probe is not None and self._was_here_lately(probe) else None
 
     def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
         """What the path was when this host last learned of it, for CACHE mode to answer or to keep; a log is asked itself."""
@@ -233,14 +246,14 @@ class Metadata:
             recorded = self._recorded(table, key)
             if recorded is not None and recorded.digest != gone:
                 return recorded  # another task noticed first
-            version = self._replacement(table, settled)
+            version = self._replacement(table, gone, settled)
             self.host.remember(table, version)
             self.host.attempt(lambda disk: disk.replace_record("execution", key, version.digest))
             return version
-        return self._replacement(table, settled)
+        return self._replacement(table, gone, settled)
 
-    def _replacement(self, table: Table, settled: bool) -> TableVersion:
-        version = self._ask(table, self._clock.steady_s())
+    def _replacement(self, table: Table, gone: str, settled: bool) -> TableVersion:
+        version = self._ask(table, self._clock.steady_s(), gone=gone)
         return self.settled(table, version) if settled else version
 
     def _recorded(self, table: Table, key: str) -> TableVersion | None:
@@ -342,11 +355,11 @@ class Metadata:
         return self.host.files(table, record["digest"])
 
     def _refreshed(self, table: Table) -> TableVersion:
+        record = self.host.last(table)
+        kept = self.host.files(table, record["digest"]) if record else None
         try:
-            return self._ask(table, self._clock.steady_s())
+            return self._ask(table, self._clock.steady_s(), patient=kept is None)
         except (NotATableError, UfsNotFoundError) as problem:
-            record = self.host.last(table)
-            kept = self.host.files(table, record["digest"]) if record else None
             if kept is None or (isinstance(problem, UfsNotFoundError) and self._is_another_kind(table)):
                 raise
             self._metrics.inc("keptVersionCount")
@@ -375,22 +388,107 @@ class Metadata:
 
     # --- the store --------------------------------------------------------------------------------
 
-    def _ask(self, table: Table, started_s: float) -> TableVersion:
-        """The store's current version, once it is quiet: one call (more only while it settles, and of a log)."""
+    def _ask(
+        self,
+        table: Table,
+        started_s: float,
+        status: FileVersion | Listing | None = None,
+        gone: str | None = None,
+        patient: bool = True,
+    ) -> TableVersion:
+        """The store's current version, once it is quiet: one call (more only while it settles or a job writes, and of a log).
+
+        `status`: what the store has just said. `gone`: the digest of a version that cannot be read any more. `patient`: wait for
+        a job, up to `lookup.busy-wait`.
+        """
         if table.managed:
             return self._learned(table, self._at_log(table), started_s)
+        until_s: float | None = None
+        while True:
+            try:
+                return self._learned(table, self._listed(table, started_s, status), started_s)
+            except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
+                kept = self._kept(table, problem, gone)
+                if kept is not None:
+                    return kept
+                now_s = self._clock.steady_s()
+                until_s = now_s + table.busy.wait_s if until_s is None else until_s
+                if not patient or not self._is_worth_waiting(table, problem) or now_s >= until_s:
+                    raise
+            self._clock.sleep(min(_BUSY_POLL_S, until_s - now_s))
+            started_s, status = self._clock.steady_s(), None
+
+    def _listed(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
+        """What the store lists, once it is quiet. Raises what says that it is no version."""
         for _ in range(_SETTLE_POLLS):
-            status = self._get_status(table)
+            status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
             if wait_s <= 0:
                 version = self._version(table, status)
-                if self._shrank(table, version):
-                    version = self._confirmed(table, version)
-                return self._learned(table, version, started_s)
+                return self._confirmed(table, version) if self._shrank(table, version, started_s) else version
             self._clock.sleep(wait_s)
+            status = None
         raise TableBusyError(
             f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
         )
+
+    # --- jobs that write the files ------------------------------------------------------------------
+
+    def _kept(self, table: Table, problem: Exception, gone: str | None) -> TableVersion | None:
+        """While a job writes, the last version that this host knows: what the job has written is nobody's yet.
+
+        None if there is no job, or no such version. Its files may be gone; what reads them finds that out.
+        """
+        if not isinstance(problem, TableBusyError) or not table.busy.keep:
+            return None
+        record = self.host.last(table)
+        kept = self.host.files(table, record["digest"]) if record is not None else None
+        if kept is None or kept.digest == gone:
+            return None
+        self._lacking = kept.digest if set(kept.files).difference(problem.files) else None
+        self._metrics.inc("busyServedCount")
+        self._tell_once(table, str(problem), f"going on with version {kept.digest}")
+        return kept
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return version.digest == self._lacking
+
+    def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
+        """Whether a job may end soon, or begin: one that overwrites removes files before anything tells of it."""
+        if not table.busy.keep or table.kind is Kind.FILE:
+            return False
+        if isinstance(problem, TableBusyError):
+            return True
+        return self._was_here_lately(table) and not self._is_another_kind(table)
+
+    def _was_here_lately(self, table: Table) -> bool:
+        record = self.host.last(table)
+        return (
+            record is not None
+            and record["boot"] == self._clock.boot
+            and self._clock.steady_s() - record["started_s"] <= table.busy.timeout_s
+        )
+
+    def _dead_jobs(self, table: Table, listing: Listing) -> list[str]:
+        """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
+        dead = []
+        for directory in job_directories(table.url, table.kind, listing):
+            try:
+                changed_s, now_s = self._ufs.last_change_s(f"{listing.url}/{directory}")
+            except UfsNotFoundError:
+                continue  # its job has just ended: the listing is older than that
+            if changed_s is not None and now_s - changed_s >= table.busy.timeout_s:
+                dead.append(directory)
+                reason = f"{listing.url}/{directory} is of a job that died {now_s - changed_s:.0f} s ago or more"
+                self._tell_once(table, reason, "reading the files as if it were not there; remove it")
+        return dead
+
+    def _tell_once(self, table: Table, reason: str, instead: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            shown = redact("path", table.url)
+            log_event(_log, logging.WARNING, "busy", table=shown, reason=redact("path", reason), instead=instead)
 
     def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
         self._metrics.inc("resolutionCount")
@@ -420,16 +518,21 @@ class Metadata:
             raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
         return managed_version(table, state)
 
-    def _shrank(self, table: Table, version: TableVersion) -> bool:
-        """Whether files are gone since the last known version and none came: removal, or a job that has just begun."""
+    def _shrank(self, table: Table, version: TableVersion, started_s: float) -> bool:
+        """Whether files are gone since the last known version and none came: removal, or a job that has just begun.
+
+        What another process has learned since this listing was asked for says nothing of it.
+        """
         record = self.host.last(table)
         if table.kind is Kind.FILE or record is None or record["digest"] == version.digest:
+            return False
+        if record["boot"] == self._clock.boot and record["started_s"] > started_s:
             return False
         last = self.host.files(table, record["digest"])
         return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
 
     def _confirmed(self, table: Table, version: TableVersion) -> TableVersion:
-        """A version that two listings in a row agree on.
+        """A version after which no more files went.
 
         A job that overwrites a directory removes its files one by one before anything tells of the
         job. Such a listing is half a table, and its blocks may all be cached here.
@@ -437,10 +540,10 @@ class Metadata:
         for _ in range(_SETTLE_POLLS):
             self._clock.sleep(_CONFIRM_S)
             again = self._version(table, self._get_status(table))
-            if again == version:
-                return version
+            if {file.url for file in version.files} <= {file.url for file in again.files}:
+                return again
             version = again
-        raise TableBusyError(f"{table.url} keeps changing: {_SETTLE_POLLS} listings in a row differ")
+        raise TableBusyError(f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row have fewer")
 
     def _get_status(self, table: Table) -> FileVersion | Listing:
         if table.kind is Kind.FILE:
@@ -458,7 +561,11 @@ class Metadata:
     def _version(self, table: Table, status: FileVersion | Listing) -> TableVersion:
         if isinstance(status, FileVersion):
             return TableVersion(table.id, (status,))
-        files = data_files(table.url, table.kind, status, table.success_file)
+        try:
+            files = data_files(table.url, table.kind, status, table.success_file, self._dead_jobs(table, status))
+        except TableBusyError as problem:
+            problem.files = status.files
+            raise
         if "_spark_metadata" in status.directories:
             files = committed_by_sink(self._blocks, status, files)
             if not files:

@@ -82,6 +82,7 @@ COUNTERS: Mapping[str, str] = {
     "resolvedBytes": "bytes of the files of the versions resolved: what reading the table anew each time would have cost",
     "announcedCount": "versions told to the tasks of joins and SQL functions",
     "metadataCacheCount": "versions answered by this host (lookup.metadata.source=CACHE)",
+    "busyServedCount": "times that the last version known was current because a job was writing the files (lookup.on-busy=KEEP)",
     "keptVersionCount": "unreadable states of a table in CACHE mode: the last version was kept",
     "batchSkippedCount": "micro-batches that were not written: their query had committed them, or a later one",
     "versionGoneCount": "versions that vanished before they were read",

@@ -25,6 +25,7 @@ from pyspark_lookup.choices import (
     FilterPushdown,
     KeyedWrite,
     MetadataSource,
+    OnBusy,
     OnError,
     OnReloadFailure,
     OnVersionGone,
@@ -66,6 +67,7 @@ __all__ = [
     "MetadataSource",
     "OnError",
     "OnReloadFailure",
+    "OnBusy",
     "OnVersionGone",
     "Overlap",
     "ReloadStrategy",
@@ -153,6 +155,9 @@ class LookupOptions:
     metrics_tasks: int = _option("lookup.metrics.tasks", "integer", parse_positive_count, 32, "With lookup.view=metrics: tasks that look for hosts to answer; best several times as many as executors.", "32")  # fmt: skip
     success_file: bool = _option("lookup.success-file", "boolean", parse_boolean, False, "Refuse a directory without `_SUCCESS`.", "false")  # fmt: skip
     settle_s: float | None = _option("lookup.settle", "duration", parse_duration_s, None, "Wait until the newest file is at least this old.")  # fmt: skip
+    on_busy: OnBusy = _option("lookup.on-busy", "KEEP, FAIL", choice_of(OnBusy), OnBusy.KEEP, "While a job writes the files (`_temporary`): go on with the last version this host knows, or fail.")  # fmt: skip
+    busy_wait_s: float = _option("lookup.busy-wait", "duration", parse_duration_s, 30.0, "How long a query waits for such a job where this host knows no version, or lacks bytes of it that the job has removed.", "30 s")  # fmt: skip
+    busy_timeout_s: float = _option("lookup.busy-timeout", "duration", parse_duration_s, 600.0, "A job in whose directory nothing has changed for so long is dead: its directory is ignored, and a warning names it.", "10 min")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
     sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
     version: int | None = _option("lookup.version", "log position", parse_positive_count, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
@@ -301,6 +306,7 @@ class LookupOptions:
                 raise OptionError(f"option {min(given)} is for tables of a provider: set lookup.provider, or remove it")
             return
         of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
+        of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout"}
         wrong = sorted(of_files & self.explicit) + [STORAGE + key for key, _ in self.storage]
         if wrong:
             raise OptionError(f"option {min(wrong)} is for tables of files: with lookup.provider it has no meaning")

@@ -50,6 +50,9 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     """
     table, version = _known_or_discovered(reader, options, known)
     version = _served(reader, options, table) or version
+    if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.metadata.lacks_files(version):
+        # Its tasks could not read what the job has removed, nor go on with other files.
+        version = reader.metadata.resolve_again(table, options, None, version.digest)
     for _ in range(_STARTS):
         try:
             data, partitions = reader.schema(table, version)

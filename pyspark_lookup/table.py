@@ -38,11 +38,13 @@ from pyspark_lookup.ufs import FileVersion, Listing
 from pyspark_lookup.writeids import ValidWriteIdList
 
 __all__ = [
+    "Busy",
     "Kind",
     "PartitionValue",
     "Table",
     "TableVersion",
     "data_files",
+    "job_directories",
     "glob_root",
     "is_glob",
     "kind_of",
@@ -72,6 +74,15 @@ class Kind(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Busy:
+    """What is done while a job writes a table's files: see the options `lookup.on-busy`, `.busy-wait` and `.busy-timeout`."""
+
+    keep: bool = True
+    wait_s: float = 30.0
+    timeout_s: float = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """A table of files: where it is, in which store, and how its files are read.
 
@@ -88,6 +99,7 @@ class Table:
     settle_s: float | None = None
     pinned: int | str | None = None
     own: int | None = None
+    busy: Busy = Busy()
 
     def __repr__(self) -> str:
         return f"Table({redact('path', self.url)!r}, {self.kind.value}, {self.format}, {self.pinned!r})"
@@ -259,8 +271,16 @@ def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
     return tuple(parts for choice in choices for parts in _alternatives(choice))
 
 
-def data_files(table_url: str, kind: Kind, listing: Listing, success_file: bool = False) -> tuple[FileVersion, ...]:
-    """The data files of a listing, by URL: no empty ones, none in or named `_…` or `.…`.
+def job_directories(table_url: str, kind: Kind, listing: Listing) -> list[str]:
+    """The directories of jobs that write the table, or died doing so; relative to the listing's."""
+    found = _reached(listing, table_url if kind is Kind.GLOB else "")
+    return sorted(d for d in found if _is_job_directory(d.rsplit("/", 1)[-1]))
+
+
+def data_files(
+    table_url: str, kind: Kind, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
+) -> tuple[FileVersion, ...]:
+    """The data files of a listing, by URL: no empty ones, none in or named `_…` or `.…`. `dead`: directories of dead jobs.
 
     Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
     """
@@ -268,11 +288,11 @@ def data_files(table_url: str, kind: Kind, listing: Listing, success_file: bool 
         raise UfsNotFoundError(f"{listing.url} became a managed table since this query was planned: plan it again")
     pattern = table_url if kind is Kind.GLOB else ""
     _refuse_table_formats(listing, pattern)
-    busy = sorted(d for d in _reached(listing, pattern) if _is_job_directory(d.rsplit("/", 1)[-1]))
+    busy = [directory for directory in job_directories(table_url, kind, listing) if directory not in dead]
     if busy:
         raise TableBusyError(
-            f"{listing.url} holds {busy[0]}: a job is writing it, or died doing so. Read it when the job is done, "
-            "remove the directory if no job runs, or use lookup.metadata.source=CACHE to keep the last version meanwhile"
+            f"{listing.url} holds {busy[0]}: a job is writing it, or died less than lookup.busy-timeout ago. Wait for the job, or "
+            "remove the directory if you know that no job runs"
         )
     names = {file.url: file.url[len(listing.url) :].lstrip("/") for file in listing.files}
     if success_file and "_SUCCESS" not in names.values():

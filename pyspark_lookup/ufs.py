@@ -159,6 +159,13 @@ class Ufs:
         """All files below a directory, whatever their names (S3: one call per page; local: one per directory)."""
         return self._retry(self._store.list_tree, path, self._count)
 
+    def last_change_s(self, path: str) -> tuple[float | None, float]:
+        """When anything in a directory, or that itself, has last changed (None: the store does not say), and what time it is.
+
+        Both are Unix times on the store's clock. Raises UfsNotFoundError if nothing is there.
+        """
+        return self._retry(self._store.last_change_s, path, self._count)
+
     def delete(self, path: str) -> None:
         """Remove a file, if it is there (one call). Raises NotSupportedError for stores that managed tables do not lie in."""
         self._retry(self._store.delete, path, self._count)

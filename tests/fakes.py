@@ -109,6 +109,10 @@ class FaultyStore:
         self._note("tree", path)
         return self._inner.list_tree(path, count)
 
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        self._note("change", path)
+        return self._inner.last_change_s(path, count)
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         self._note("put", path)
         return self._inner.put_if_absent(path, data, count)

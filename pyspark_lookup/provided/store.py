@@ -56,6 +56,9 @@ class ProvidedStore:
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
         return ()
 
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        return None, self._now_s()
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         raise NotSupportedError(f"{self._url}: a provider's table is not written here")
 

@@ -180,6 +180,17 @@ class LocalStore:
         return tuple(found)
 
     @translated
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        root = self._path(path)
+        newest_s = os.stat(root).st_mtime
+        for directory, _, names in os.walk(root):
+            count("list")
+            for name in (".", *names):
+                with contextlib.suppress(FileNotFoundError):
+                    newest_s = max(newest_s, os.lstat(os.path.join(directory, name)).st_mtime)
+        return newest_s, self._now_s()
+
+    @translated
     def delete(self, path: str, count: Count) -> None:
         """Remove a file, if it is there, and the directory that it leaves empty."""
         local = self._path(path)

@@ -133,6 +133,15 @@ class FsspecStore:
         """Refused, as `put_if_absent` is: only managed tables look for what nobody names."""
         raise self._no_writing(path)
 
+    @translated
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        count("list")
+        found = self._fs.find(self._fs._strip_protocol(path), withdirs=True, detail=True)
+        if not found:
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist")
+        times = [at_s for info in found.values() if (at_s := _instant(info)) is not None]
+        return max(times, default=None), self._now_s()
+
     def delete(self, path: str, count: Count) -> None:
         """Refused, as `put_if_absent` is: only managed tables remove files, of their own."""
         raise self._no_writing(path)

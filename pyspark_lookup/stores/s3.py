@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 import fsspec
@@ -178,6 +179,17 @@ class S3Store:
 
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
         return self.list_files(path, "", None, count)
+
+    @translated
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        bucket, key = self._bucket_key(path)
+        now_s, times = 0.0, []
+        for page in self._pages(bucket, key.rstrip("/") + "/", count):
+            now_s = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+            times += [found["LastModified"].timestamp() for found in page.get("Contents", [])]
+        if not times:
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist")
+        return max(times), now_s
 
     @translated
     def delete(self, path: str, count: Count) -> None:

@@ -61,6 +61,9 @@ class ChaoticStore:
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
         return self._call(self._inner.list_tree, path, count)
 
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        return self._call(self._inner.last_change_s, path, count)
+
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         return self._call(self._inner.put_if_absent, path, data, count)
 
