@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.clock import HostClock
@@ -32,7 +33,7 @@ from pyspark_lookup.logs import log_event
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import NotificationLog, TableState
 from pyspark_lookup.options import CacheMode, FileFormatName, LookupOptions, MetadataSource, OnBusy
-from pyspark_lookup.plain import name_of
+from pyspark_lookup.plain import name_of, number_of, text_of
 from pyspark_lookup.sinklog import committed_by_sink
 from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
 from pyspark_lookup.table import (
@@ -59,10 +60,16 @@ _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """What must see one version: a Spark execution, or a stream's micro-batch, of one application."""
+    """What must see one version: a Spark execution, or a stream's micro-batch, of one application.
+
+    Inside a `foreachBatch` function a micro-batch has several actions. What was planned there, at `planned_at_s` (Unix time),
+    after an `action` of it had its version, is a query of its own: it may read back what that function has written.
+    """
 
     application: str
     id: str
+    action: str = ""
+    planned_at_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +116,7 @@ class Metadata:
         kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
         started_s = self._clock.steady_s()
         if kind is not None and kind is not Kind.GLOB:
-            probe = self.table_of(options, kind)
+            probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             with contextlib.suppress(UfsNotFoundError):  # it may be of another kind by now, or nothing
                 version = self._cached(probe, options) or self._ask(probe, started_s)
                 return self.table_of(options, kind, version), version
@@ -131,15 +138,17 @@ class Metadata:
 
     def table_of(self, options: LookupOptions, kind: Kind, version: TableVersion | None = None) -> Table:
         """The table at `options.path`, which is known to be of this kind; with its format, given a version. No store call."""
-        form = options.format
         if kind is Kind.MANAGED:
             _check_managed(options)
-            form = FileFormatName.PARQUET
         elif options.pinned is not None:
             key = "lookup.version" if options.version is not None else "lookup.valid-write-ids"
             raise OptionError(
                 f"option {key} = {str(options.pinned)!r} is for managed tables: {redact('path', options.path)} has no log"
             )
+        return self._table(options, kind, version)
+
+    def _table(self, options: LookupOptions, kind: Kind, version: TableVersion | None) -> Table:
+        form = FileFormatName.PARQUET if kind is Kind.MANAGED else options.format
         if form is None and version is not None and options.provider is None:
             form = format_of([file.url for file in version.files])
         url = self._ufs.url_of(options.path)
@@ -200,25 +209,38 @@ class Metadata:
     ) -> Resolution:
         if execution is None or self._disk is None:
             return Resolution(self._current(table, options, current), True)
-        key = key_of(execution.application, execution.id, table.id)
+        key = self._key(table, execution)
         recorded = self._recorded(table, key)
         if recorded is not None:
             self._metrics.inc("resolutionReuseCount")
             return Resolution(recorded, False)
         with self.host.locked("resolve", key):
+            key = self._key(table, execution)
             recorded = self._recorded(table, key)
             if recorded is not None:
                 self._metrics.inc("resolutionReuseCount")
                 return Resolution(recorded, False)
             version = self._current(table, options, current)
-            return self._record(table, key, version)
+            return self._record(table, key, version, execution)
 
-    def _record(self, table: Table, key: str, version: TableVersion) -> Resolution:
+    def _key(self, table: Table, execution: Execution) -> str:
+        """What an execution's version is on record under: its own, or that of one action of it."""
+        assert self._disk is not None
+        key = key_of(execution.application, execution.id, table.id)
+        if execution.planned_at_s is None:
+            return key
+        first = self._disk.get_record("execution", key, _decided_of)
+        if first is None or first.action == execution.action or execution.planned_at_s <= first.at_s:
+            return key
+        return key_of(execution.application, execution.id, execution.action, table.id)
+
+    def _record(self, table: Table, key: str, version: TableVersion, execution: Execution) -> Resolution:
         """Make `version` the execution's, unless the lock was not had in time and another was first."""
         assert self._disk is not None
         try:
             self.host.remember(table, version)  # before its digest: who sees the digest finds the files
-            winner = self._disk.create_record("execution", key, version.digest, name_of)
+            decided = [version.digest, execution.action, self._clock.wall_s()]
+            winner = self._disk.create_record("execution", key, decided, _decided_of).digest
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return Resolution(version, True)
@@ -242,13 +264,14 @@ class Metadata:
             instead="resolving again",
         )
         if execution is not None and self._disk is not None:
-            key = key_of(execution.application, execution.id, table.id)
+            key = self._key(table, execution)
             recorded = self._recorded(table, key)
             if recorded is not None and recorded.digest != gone:
                 return recorded  # another task noticed first
             version = self._replacement(table, gone, settled)
             self.host.remember(table, version)
-            self.host.attempt(lambda disk: disk.replace_record("execution", key, version.digest))
+            decided = [version.digest, execution.action, self._clock.wall_s()]
+            self.host.attempt(lambda disk: disk.replace_record("execution", key, decided))
             return version
         return self._replacement(table, gone, settled)
 
@@ -257,8 +280,8 @@ class Metadata:
         return self.settled(table, version) if settled else version
 
     def _recorded(self, table: Table, key: str) -> TableVersion | None:
-        digest = self._disk.get_record("execution", key, name_of) if self._disk else None
-        return None if digest is None else self.host.files(table, digest)
+        decided = self._disk.get_record("execution", key, _decided_of) if self._disk else None
+        return None if decided is None else self.host.files(table, decided.digest)
 
     def ask(self, table: Table) -> TableVersion:
         """The store's current version: one metadata call, remembered on this host."""
@@ -573,6 +596,19 @@ class Metadata:
                     f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
                 )
         return TableVersion(table.id, files)
+
+
+class _Decided(NamedTuple):
+    """What is on record of an execution: its version's digest, the action that resolved it, and when (Unix time)."""
+
+    digest: str
+    action: str
+    at_s: float
+
+
+def _decided_of(found: Any) -> _Decided:
+    digest, action, at_s = found
+    return _Decided(name_of(digest), text_of(action), number_of(at_s))
 
 
 def _check_managed(options: LookupOptions) -> None:

@@ -188,7 +188,7 @@ class LookupOptions:
     provider: str | None = _option("lookup.provider", "`module:factory`", parse_factory, None, "In place of files: a table of any other system. The factory takes a `LookupContext` and returns a `LookupProvider`.")  # fmt: skip
     provider_options: tuple[tuple[str, str], ...] = _option("lookup.provider.*", "any", str, (), "Passed to the provider, e.g. `lookup.provider.table`; never credentials.")  # fmt: skip
     async_capacity: int = _option("lookup.async.capacity", "integer", parse_positive_count, 100, "Of an asynchronous provider: calls that run at once.")  # fmt: skip
-    async_timeout_s: float = _option("lookup.async.timeout", "duration", parse_positive_duration_s, 180.0, "Of a provider: how long a call may take, with what is tried again.", "3 min")  # fmt: skip
+    async_timeout_s: float = _option("lookup.async.timeout", "duration", parse_positive_duration_s, 180.0, "Of a provider: how long a call may take, with what is tried again; of its scan(), each batch.", "3 min")  # fmt: skip
     retry_predicate: RetryPredicate | None = _option("lookup.retry.predicate", "lookup_miss", choice_of(RetryPredicate), None, "Of a provider: ask again for keys that have no rows, before that is remembered (FLIP-234). Needs the two options below.")  # fmt: skip
     retry_fixed_delay_s: float | None = _option("lookup.retry.fixed-delay", "duration", parse_positive_duration_s, None, "... after this long.")  # fmt: skip
     retry_max_attempts: int | None = _option("lookup.retry.max-attempts", "integer", parse_positive_count, None, "... so many times at most.")  # fmt: skip

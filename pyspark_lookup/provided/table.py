@@ -171,16 +171,35 @@ class ProvidedTable:
         return found
 
     def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows, with these columns of `schema`. Raises LookupFunctionError."""
+        """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes
+        longer than `lookup.async.timeout`: who reloads holds a lock that others of the host wait for.
+        """
         provider = self._current()
         assert isinstance(provider, FullCachingLookupProvider)
+        calls, timeout_s = Calls(f"lookupcache-scan-{self.name}"), self._options.async_timeout_s
+        scan = provider.scan
+
+        async def begin() -> Iterator[pa.RecordBatch]:
+            return iter(scan())
+
+        async def step() -> pa.RecordBatch | None:
+            return next(batches, None)
+
         try:
-            for batch in provider.scan():
+            batches = calls.run(begin, timeout_s)
+            while (batch := calls.run(step, timeout_s)) is not None:
                 yield from self._conformed(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
-        except PysparkLookupError:
-            raise
-        except Exception as problem:
-            raise LookupFunctionError(f"scan() of provider {self.name} failed: {problem!r}") from cause_of(problem)
+        except CallTimeoutError:
+            self._replace()
+            raise self._too_slow("a batch of scan()") from None
+        except CallFailedError as failed:
+            if isinstance(failed.problem, PysparkLookupError):
+                raise failed.problem from failed.problem.__cause__
+            raise self._failed("scan()", failed.problem) from cause_of(failed.problem)
+        except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
+            raise self._failed("scan()", problem) from cause_of(problem)
+        finally:
+            calls.close()
 
     # --- lookups ----------------------------------------------------------------------------------
 

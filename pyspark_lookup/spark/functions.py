@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructField
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
+from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import OnError, View
 from pyspark_lookup.spark.join import lookup_udf, row_type
@@ -22,6 +23,7 @@ from pyspark_lookup.spark.tables import LookedUp, TableArgument, defaults_to_ful
 __all__ = ["register_lookup"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TRIED = "_lookup_tried_"  # before the name of a function that is created to see whether Spark takes it
 
 
 def register_lookup(
@@ -45,32 +47,74 @@ def register_lookup(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
+    registered: dict[str, str] = vars(spark).setdefault("_lookup_functions", {})
+    _check_name(name, registered)
     keys = [key] if isinstance(key, str) else list(key)
     found = looked_up(spark, table, keys, columns, options)
     if defaults_to_full(found):
         found = with_default_cache(found, found.view(View.SUMMARY).collect()[0].bytes)
     if not found.chosen:
         raise OptionError("argument columns: give at least one column of the table")
-    view = f"_lookup_{name}_version"
-    found.view(View.TOLD).createOrReplaceTempView(view)
-    _register(found, name, view, many=multi)
     # The rows of a key show the key as well: as it is in the table, if it was chosen there.
     own = tuple(StructField(column, found.type_of(column)) for column in found.keys)
     others = tuple(field for field in found.chosen if field.name not in found.keys)
-    _register(dataclasses.replace(found, chosen=(*own, *others)), f"{name}_rows", view, many=True, as_rows=True)
+    whole = dataclasses.replace(found, chosen=(*own, *others))
+    # What the functions stand on has names of its own, so that those there are stay whole until both new ones are.
+    base = (
+        f"_lookup_{name}_{key_of(*sorted(found.options.items()), *(field.json() for field in found.chosen), multi)[:8]}"
+    )
+    found.view(View.TOLD).createOrReplaceTempView(base)
+    bodies = {name: _body(found, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
+    for function, body in bodies.items():
+        spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {_TRIED}{function}{body}")
+        spark.sql(f"DROP TEMPORARY FUNCTION {_TRIED}{function}")
+    for function, body in bodies.items():
+        spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")
+    before = registered.get(name.lower(), base)
+    registered[name.lower()] = base
+    if before != base:
+        spark.catalog.dropTempView(before)
+        for udf in _udfs(before):
+            spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {udf}")
 
 
-def _register(table: LookedUp, function: str, view: str, many: bool, as_rows: bool = False) -> None:
-    """A function of SQL on top of a UDF that is named after it, and of the view of the version."""
+def _check_name(name: str, registered: Mapping[str, object]) -> None:
+    """Raise OptionError for a name by which two lookups would have a function of one name."""
+    mine = name.lower()
+    clashes = {f"{mine}_rows": f"{mine}_rows", mine.removesuffix("_rows"): mine}
+    for other, function in clashes.items():
+        if other != mine and other in registered:
+            raise OptionError(
+                f"argument name = {name!r}: a lookup {other!r} is registered in this session, and both would have a function "
+                f"{function}(): give another name"
+            )
+
+
+def _udfs(base: str) -> tuple[str, str]:
+    """The names of the UDFs that a lookup's two functions call."""
+    return f"{base}_udf", f"{base}_rows_udf"
+
+
+def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
+    """What follows a function's name where it is created: on top of a UDF, and of the view `base` of the version."""
     names = [field.name for field in table.chosen]
-    udf = f"_lookup_{function}"
+    udf = _udfs(base)[as_rows]
     table.spark.udf.register(udf, lookup_udf(udf, table, names, many))
-    declared = ", ".join(f"{quoted(key)} {table.type_of(key).simpleString()}" for key in table.keys)
-    call = f"{udf}({', '.join(map(quoted, table.keys))}, (SELECT version FROM {view}))"
-    head = f"CREATE OR REPLACE TEMPORARY FUNCTION {function}({declared})"
-    if as_rows:
-        row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)
-        returned = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in row)
-        table.spark.sql(f"{head} RETURNS TABLE ({returned}) RETURN SELECT r.* FROM (SELECT inline({call})) r")
-    else:
-        table.spark.sql(f"{head} RETURN {call}")
+    declared = ", ".join(f"{quoted(key)} {_ddl(table.type_of(key))}" for key in table.keys)
+    call = f"{udf}({', '.join(map(quoted, table.keys))}, (SELECT version FROM {base}))"
+    if not as_rows:
+        return f"({declared}) RETURN {call}"
+    row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)
+    returned = ", ".join(f"{quoted(field.name)} {_ddl(field.dataType)}" for field in row)
+    return f"({declared}) RETURNS TABLE ({returned}) RETURN SELECT r.* FROM (SELECT inline({call})) r"
+
+
+def _ddl(kind: DataType) -> str:
+    """A type as SQL takes it, whatever its fields are named."""
+    if isinstance(kind, StructType):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_ddl(field.dataType)}' for field in kind)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{_ddl(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
+    return kind.simpleString()

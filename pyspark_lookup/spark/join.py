@@ -18,11 +18,11 @@ import operator
 import re
 import threading
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.functions import arrow_udf
@@ -59,7 +59,6 @@ _BROADCAST_ROWS = 2_000_000
 _BROADCAST_REPEATED_ROWS = 3_000_000
 _explained: dict[str, str] = {}
 _explained_lock = threading.Lock()
-_versions: weakref.WeakKeyDictionary[SparkSession, dict[tuple[str, bool], DataFrame]] = weakref.WeakKeyDictionary()
 _versions_lock = threading.Lock()
 
 
@@ -306,8 +305,12 @@ def lookup_udf(
     many: bool,
     marked: bool = False,
     validity: tuple[str, str | None] | None = None,
+    anew: bool = True,
 ) -> Any:
-    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row; with `validity` (keys…, time, version)."""
+    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row; with `validity` (keys…, time, version).
+
+    `anew`: see `Probe`.
+    """
     shown = [field.name for field in table.chosen]
     needed = [column for column in validity or () if column is not None and column not in shown]
     columns = table.arrow([*shown, *needed])
@@ -316,27 +319,37 @@ def lookup_udf(
     kind: Any = ArrayType(row) if many else row
     with warnings.catch_warnings():  # type hints cannot say how many arguments there are
         warnings.filterwarnings("ignore", "It is preferred to specify type hints", UserWarning)
-        return arrow_udf(Probe(name, spec.to_text()), kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+        return arrow_udf(Probe(name, spec.to_text(), anew), kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
 
 
 def _version_of(table: LookedUp, observed: bool) -> DataFrame:
     """One row: the version of a table that the execution reads; its digest in the query's progress if `observed`.
 
-    The same DataFrame for the same options: Spark refuses two observations of one name unless they are one.
+    The same DataFrame for the same options: Spark refuses two observations of one name unless they are one. They are kept with
+    the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
     """
-    options = json.dumps(dict(table.options), sort_keys=True)
+    options, anew = json.dumps(dict(table.options), sort_keys=True), in_micro_batch(table.spark)
+    place = options, observed, anew
     with _versions_lock:
-        known = _versions.setdefault(table.spark, {})
-        if (options, observed) not in known:
+        known: dict[tuple[str, bool, bool], DataFrame] = vars(table.spark).setdefault("_lookup_versions", {})
+        if place not in known:
             # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
-            resolve = Resolve(f"version_of_{table.label}", options)
+            resolve = Resolve(f"version_of_{table.label}", options, anew)
             version = table.spark.range(0, 1, 1, 1).mapInArrow(resolve, f"{_VERSION_COLUMN} binary")
             if observed:
                 digest = sf.lower(sf.hex(sf.substring(_VERSION_COLUMN, 2, 16)))
                 url = sf.max(sf.lit(table.url)).alias("table")
                 version = version.observe(f"lookup_{table.label}", sf.max(digest).alias("version"), url)
-            known[options, observed] = version
-        return known[options, observed]
+            known[place] = version
+        return known[place]
+
+
+def in_micro_batch(spark: SparkSession) -> bool:
+    """Whether this thread runs a `foreachBatch` function, whose actions Spark counts to the micro-batch."""
+    try:
+        return bool(spark.sparkContext.getLocalProperty("streaming.sql.batchId"))
+    except (AttributeError, NotImplementedError, PySparkException):  # Connect: its actions are executions of their own
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,7 +363,8 @@ class _Join:
     def cached(self, df: DataFrame, name: str) -> DataFrame:
         """The join by lookups."""
         marked = self.how == "inner" or not self.names
-        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity)
+        anew = in_micro_batch(self.table.spark)
+        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity, anew=anew)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
         told = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))
         rows = told.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))

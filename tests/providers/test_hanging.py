@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import signal
 import threading
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from pyspark_lookup.errors import (
     LookupTimeoutError,
 )
 from pyspark_lookup.functions import (
+    FullCachingLookupProvider,
     LookupContext,
     LookupProvider,
 )
@@ -24,6 +26,7 @@ from tests.providers.common import (
     ONCE,
     PARTIAL,
     QUICK,
+    SCHEMA,
     USERS,
     AsyncFunction,
     Desk,
@@ -124,6 +127,31 @@ def test_a_version_that_hangs(desk: Desk, prompt: None, gate: threading.Event, c
         table.get(1)
     assert names(table, 1) == ["Alice"]
     assert [function.log.asked for function in functions] == [[], [[1]]]
+
+
+def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """A reload that waits for a batch is given up, and the host's lock with it: what there is serves, and others can reload."""
+    hangs = [False]
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"id": [1], "name": ["Alice"]})
+        if hangs.pop():
+            gate.wait(BOUND_S)
+        yield pa.RecordBatch.from_pydict({"id": [2], "name": ["Bob"]})
+
+    options = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", **QUICK}
+    options["lookup.full-cache.periodic-reload.interval"] = "365 d"
+    name = desk.name(lambda context: FullCachingLookupProvider(scan, SCHEMA))
+    table, other = desk.table(name, options), desk.table(name, options)
+    assert names(table, 2) == ["Bob"]
+    hangs += [False, True]
+    desk.clock.tick(1)
+    with pytest.raises(LookupTimeoutError, match=r"0.6 s, a batch of scan\(\)"):
+        table.reload()
+    assert names(table, 2) == names(other, 2) == ["Bob"]
+    desk.clock.tick(1)
+    other.reload()
+    assert hangs == []
 
 
 @CACHES

@@ -124,7 +124,7 @@ def test_a_reload_that_fails_leaves_what_there_is(desk: Desk) -> None:
     whole.people, whole.problem = {1: ["Julia"], 2: ["Alex"]}, ValueError("cut off")
     desk.clock.tick(1)
     assert whole.trigger is not None
-    with pytest.raises(LookupFunctionError, match=r"scan\(\) of provider .* failed: ValueError\('cut off'\)"):
+    with pytest.raises(LookupFunctionError, match=r"failed, scan\(\): ValueError\('cut off'\)"):
         whole.trigger.fire()
     assert [names(table, key) for key in (1, 2)] == [["Julian"], []]
     assert counted(table) == {"hitCount": 3, "loadCount": 1, "numLoadFailures": 1}
@@ -156,7 +156,7 @@ def test_a_first_load_that_fails(desk: Desk) -> None:
     name = desk.name(whole.triggered)
     table = desk.table(name)
     for _ in range(2):
-        with pytest.raises(LookupFunctionError, match=r"scan\(\) .* failed: ValueError\('cut off'\)") as caught:
+        with pytest.raises(LookupFunctionError, match=r"failed, scan\(\): ValueError\('cut off'\)") as caught:
             table.get(1)
         assert name in str(caught.value)
     assert counted(table) == {"numLoadFailures": 2}

@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, register_lookup
 from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.spark import functions
 from tests.fakes import wait_until_settled
 from tests.spark.test_join_streams import events, in_memory, stream_of
 from tests.spark.test_source import Calls, put
@@ -205,3 +206,44 @@ def test_refusals(
     given: dict[str, object] = {"name": "fn_bad", "table": str(put(tmp_path / "dim.parquet", 1)), "key": "id"}
     with pytest.raises(error, match=says):
         register_lookup(spark, **{**given, **arguments})  # type: ignore[arg-type]
+
+
+def test_names_that_sql_must_quote(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Columns and nested fields with spaces, dashes and backquotes are what they are in the answer."""
+    path = table_of(tmp_path / "dim.parquet", {"a b": [1], "c-d": [{"e f": [{"g`h": 7}]}]})
+    register_lookup(spark, name, str(path), "a b")
+    (row,) = spark.sql(f"SELECT {name}(1) AS r").collect()
+    assert row.r.asDict(recursive=True) == {"c-d": {"e f": [{"g`h": 7}]}}
+    (row,) = spark.sql(f"SELECT * FROM {name}_rows(1)").collect()
+    assert row.asDict(recursive=True) == {"a b": 1, "c-d": {"e f": [{"g`h": 7}]}}
+
+
+def test_a_lookup_that_cannot_be_registered(
+    spark: SparkSession, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both functions of a lookup are replaced, or none: where Spark refuses one, the old ones answer from the old table."""
+    old = table_of(tmp_path / "old.parquet", {"id": [1], "v": [1]})
+    new = table_of(tmp_path / "new.parquet", {"id": [1], "w": ["x"]})
+    register_lookup(spark, name, str(old), "id")
+    with monkeypatch.context() as patch:
+        body = functions._body
+        patch.setattr(
+            functions, "_body", lambda *a, **more: body(*a, **more) + (" nonsense" if more.get("as_rows") else "")
+        )
+        with pytest.raises(AnalysisException):
+            register_lookup(spark, name, str(new), "id")
+    assert spark.sql(f"SELECT {name}(1).v AS v, r.v AS w FROM {name}_rows(1) r").collect() == [(1, 1)]
+    register_lookup(spark, name, str(new), "id")
+    assert spark.sql(f"SELECT {name}(1).w AS v, r.w AS w FROM {name}_rows(1) r").collect() == [("x", "x")]
+
+
+def test_two_lookups_with_a_function_of_one_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """A name that is another lookup's table function, or would make that one of the other's, is refused."""
+    path = table_of(tmp_path / "dim.parquet", {"id": [1], "v": [1]})
+    register_lookup(spark, name, str(path), "id")
+    with pytest.raises(OptionError, match=rf"both would have a function {name}_rows\(\)"):
+        register_lookup(spark, f"{name}_ROWS", str(path), "id")
+    register_lookup(spark, f"{name}_2_rows", str(path), "id")
+    with pytest.raises(OptionError, match=f"both would have a function {name}_2_rows"):
+        register_lookup(spark, f"{name}_2", str(path), "id")
+    assert spark.sql(f"SELECT v FROM {name}_rows(1)").collect() == [(1,)]
