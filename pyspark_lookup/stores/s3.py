@@ -20,7 +20,7 @@ from pyspark_lookup.errors import (
     UfsUnavailableError,
     cause_of,
 )
-from pyspark_lookup.stores.failures import http_status, our_error, read_error, translated
+from pyspark_lookup.stores.failures import error_code, http_status, our_error, read_error, translated
 from pyspark_lookup.stores.model import LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
 
 __all__ = ["S3Store"]
@@ -103,7 +103,14 @@ class S3Store:
 
     def _page(self, bucket: str, prefix: str, **more: Any) -> dict[str, Any]:
         """One page of a listing."""
-        page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        try:
+            page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        except Exception as error:
+            # Of a bucket that is there S3 lists what lies below any prefix: nothing, perhaps, but never "not found".
+            if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
+                raise
+            shown = redact("path", f"s3://{bucket}/{prefix}")
+            raise UfsUnavailableError(f"{shown}: the answer is not one to a listing: {error}") from cause_of(error)
         # Of a body that is empty, or a gateway's page, the client makes a listing of nothing.
         odd = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
         if odd or not all(found["Key"].startswith(prefix) for found in page.get("Contents", [])):

@@ -98,9 +98,9 @@ def test_a_store_that_never_takes_an_event(bench: Bench, answer: str) -> None:
     assert LookupTable(None, bench.options("late")).scan().num_rows == SMALL.total()
 
 
-@pytest.mark.parametrize("answer", ["empty", "page", "blank", "cut", "short"])
+@pytest.mark.parametrize("answer", ["empty", "page", "blank", "cut", "short", "404"])
 def test_a_listing_that_is_none(bench: Bench, answer: str) -> None:
-    """A listing that is empty, cut, or a gateway's page is asked for again; if it stays so the table is not "missing"."""
+    """A listing that is empty, cut, "not found" or a gateway's page is asked for again; the table is never said to be missing."""
     bench.fill(bench.prepared(by_name["append"]))
     bench.clear()
     options = bench.options("reader")
