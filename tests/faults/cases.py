@@ -229,7 +229,7 @@ class Done:
 
 
 _SURVIVED = ("lost", "500", "503", "bare", "cut", "short", "empty", "page", "blank")
-MORE_REQUESTS = 150
+MORE_REQUESTS = 75
 """So many more than without a fault a write makes at most, whatever the store answers."""
 
 
