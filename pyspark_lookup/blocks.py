@@ -110,6 +110,19 @@ class BlockCache:
             self._load(locations, missing[start : start + _CLAIMED_AT_ONCE], found)
         return [[found[index, block] for block in blocks] for index, (_, blocks) in enumerate(wanted)]
 
+    def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
+        """The bytes of blocks as the store gives them now, which are not kept; what is held of the file's version is forgotten.
+
+        For bytes that make no sense: they may have been damaged on their way here, and nobody may find them here again.
+        Raises as `read`.
+        """
+        self._metrics.inc("blockDamagedCount")
+        if self._disk is not None:
+            self._disk.forget_blocks(location.path_key, location.version_key)
+        found: dict[tuple[int, Range], Data] = {}
+        self.read_only()._fetch([location], [(0, block) for block in blocks], found)
+        return [found[0, block] for block in blocks]
+
     def _cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
         if self._disk is None or not location.file.cacheable or block not in location.held:
             return None

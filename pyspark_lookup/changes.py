@@ -83,10 +83,16 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
 
 
 def snapshot_of(table: Table, state: TableState, position: int) -> list[ChangeTask]:
-    """All rows of the version at a position, as inserted by it. Raises VersionGoneError if it was vacuumed."""
+    """All rows of the version at a position, as inserted by the commits that put their files. Raises VersionGoneError if it
+    was vacuumed.
+
+    Of rows that were folded nobody knows any more which commit has added them: they are the compaction's.
+    """
     version = managed_version(table, state, position)
     keys, schema = state.definition_at(position).keys, _schema(table, state)
-    return [ChangeTask(table, position, True, (file,), keys, schema) for file in version.files]
+    committed = (write for write in state.writes.values() if write.committed)
+    put_at = {f"{table.url}/{file.path}": write.ended_at for write in committed for file in write.files}
+    return [ChangeTask(table, put_at[file.url] or position, True, (file,), keys, schema) for file in version.files]
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:

@@ -124,8 +124,11 @@ class HiddenRows:
         missing = [mark for mark in marks if mark.url not in found]
         locations = [self._blocks.get_blocks_and_locations(mark.url, mark) for mark in missing]
         texts = self._blocks.read([(location, [(0, location.file.size)]) for location in locations])
-        for mark, (data,) in zip(missing, texts, strict=True):
-            found[mark.url] = places_of(mark.url, data)
+        for mark, location, (data,) in zip(missing, locations, texts, strict=True):
+            try:
+                found[mark.url] = places_of(mark.url, data)
+            except DamagedFileError:  # on its way here, perhaps
+                found[mark.url] = places_of(mark.url, self._blocks.read_anew(location, [(0, mark.size)])[0])
         with self._lock:
             for url, places in found.items():
                 self._known.pop(url, None)

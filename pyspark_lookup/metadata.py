@@ -53,6 +53,7 @@ __all__ = ["Execution", "Metadata", "Resolution"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 _SETTLE_POLLS = 20
+_KINDS = (Kind.DIRECTORY, Kind.FILE, Kind.MANAGED)
 _CONFIRM_S = 1.0
 _BUSY_POLL_S = 0.5
 _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
@@ -109,7 +110,8 @@ class Metadata:
     def discover(self, options: LookupOptions) -> tuple[Table, TableVersion]:
         """The table a path names and its current version: one metadata call (see `Ufs.get_status`).
 
-        In CACHE mode a table this host knows and may still answer for costs none.
+        In CACHE mode a table this host knows and may still answer for costs none. A path that ends with a slash names a
+        directory, also where an object has its name.
         """
         url = self._ufs.url_of(options.path)
         status: FileVersion | Listing | None = None
@@ -123,7 +125,7 @@ class Metadata:
             kind = None
         if kind is None:
             try:
-                status = self._ufs.get_status(url)
+                status = self._ufs.list_status(url) if _names_directory(options) else self._ufs.get_status(url)
                 kind = kind_of(status)
             except UfsNotFoundError:
                 kind = self._vanished_kind(url, options)
@@ -164,7 +166,8 @@ class Metadata:
     def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
         """What the path was when this host last learned of it, for CACHE mode to answer or to keep; a log is asked itself."""
         learned: dict[tuple[bool, float], Kind] = {}
-        for kind in (Kind.DIRECTORY, Kind.FILE, Kind.MANAGED):
+        kinds = (Kind.DIRECTORY, Kind.MANAGED) if _names_directory(options) else _KINDS
+        for kind in kinds:
             pinned = options.pinned if kind is Kind.MANAGED else None
             record = self.host.last(
                 Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s, pinned)
@@ -173,6 +176,8 @@ class Metadata:
                 # The wall clock may have been set back in between.
                 here = record["boot"] == self._clock.boot
                 learned[here, record["started_s" if here else "wall_s"]] = kind
+        if {Kind.DIRECTORY, Kind.FILE} <= set(learned.values()):
+            return None  # one may be what the other spelling of the path names, with a slash
         last = learned[max(learned)] if learned else None
         return last if options.metadata_source is MetadataSource.CACHE or last is Kind.MANAGED else None
 
@@ -609,6 +614,11 @@ class _Decided(NamedTuple):
 def _decided_of(found: Any) -> _Decided:
     digest, action, at_s = found
     return _Decided(name_of(digest), text_of(action), number_of(at_s))
+
+
+def _names_directory(options: LookupOptions) -> bool:
+    """Whether the path itself says that it is a directory; a web URL's last slash says nothing."""
+    return options.path.endswith("/") and not options.path.startswith(("http://", "https://"))
 
 
 def _check_managed(options: LookupOptions) -> None:

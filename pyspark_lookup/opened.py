@@ -10,13 +10,14 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
+from pyspark_lookup.errors import DamagedFileError, UfsError
 from pyspark_lookup.formats import Data, FileIndex, RangesFile, Unit
 from pyspark_lookup.keys import Keys, Numbers, Seed
 from pyspark_lookup.predicate import Among, And, Predicate
@@ -60,6 +61,10 @@ class Projection:
     predicate: Predicate | None = None
 
 
+_Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]
+"""Gives a file's index, and what it was read from, of what the store gives now."""
+
+
 @dataclasses.dataclass
 class OpenFile:
     """A file of which the index is open."""
@@ -71,6 +76,7 @@ class OpenFile:
     data: dict[Range, Data]  # what its units' rows are decoded from, where the head does not hold it
     names: dict[str, str]  # planned column -> this file's spelling, for those it has
     partition: Mapping[str, object]
+    reopen: _Reopen
     units: list[Unit] = dataclasses.field(default_factory=list)
     hidden: Numbers | None = None  # places in the file of rows that do not count
     read_from: tuple[Range, ...] = ()  # what of the file the index was read from, here or not
@@ -93,6 +99,12 @@ class OpenFile:
     def location(self) -> BlocksAndLocations:
         """Where its bytes are, asked when some are needed."""
         return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)
+
+    def bring_again(self) -> None:
+        """Begin anew with what the store gives now, of which nothing is kept on this host. Raises DamagedFileError or UfsError."""
+        self.index, self.head = self.reopen(self.piece.file, self.location)
+        self.data, self.read_from = {}, ()
+        self.blocks = self.blocks.read_only()
 
     def source(self, unit: Unit, columns: Sequence[str]) -> RangesFile:
         """The file as decoding one unit sees it: few ranges, however many the file has."""
@@ -128,6 +140,10 @@ class _Latest(Generic[T]):
             while self._weight > self._at_most and len(self._held) > 1:
                 self._weight -= self._held.popitem(last=False)[1][1]
 
+    def remove(self, key: tuple[object, ...]) -> None:
+        with self._lock:
+            self._weight -= self._held.pop(key, (None, 0))[1]
+
 
 class KnownFiles:
     """What this process knows of files that never change."""
@@ -144,6 +160,10 @@ class KnownFiles:
         """Keep an index."""
         if file.immutable:
             self._indexes.put((file.url, file.size), (index, tuple(read_from)), 1)
+
+    def forget(self, file: FileVersion) -> None:
+        """Forget an index, of which it is not sure that it is the file's."""
+        self._indexes.remove((file.url, file.size))
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
@@ -199,7 +219,7 @@ def decoded(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proj
     """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
     url = file.piece.file.url
     stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
-    for batch in file.index.batches(unit, stored, file.source(unit, stored)):
+    for batch in _batches(file, unit, stored):
         rows = batch.num_rows
         arrays, fields = [], []
         for name in columns:
@@ -215,6 +235,25 @@ def decoded(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proj
             arrays.append(array)
             fields.append(field)
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The named columns of a unit. What cannot be decoded is brought once more: it may have been damaged on its way here."""
+    given = 0
+    try:
+        for batch in file.index.batches(unit, stored, file.source(unit, stored)):
+            given += batch.num_rows
+            yield batch
+        return
+    except DamagedFileError as problem:
+        try:
+            file.bring_again()
+        except UfsError:
+            raise problem from None
+    for batch in file.index.batches(unit, stored, file.source(unit, stored)):
+        if given < batch.num_rows:
+            yield batch.slice(given)
+        given = max(given - batch.num_rows, 0)
 
 
 def spellings(planned: pa.Schema, found: pa.Schema) -> dict[str, str]:

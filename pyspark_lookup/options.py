@@ -142,7 +142,7 @@ HOST_KEYS = frozenset({"lookup.cache.dir", "lookup.cache.max-bytes", "lookup.max
 class LookupOptions:
     """The options of one table reference, typed and checked. Durations in seconds, sizes in bytes."""
 
-    path: str = _option("path", "string", parse_text, "", "File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`.")  # fmt: skip
+    path: str = _option("path", "string", parse_text, "", "File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`. Where an object and a directory have one name, `s3://bucket/name/` is the directory.")  # fmt: skip
     keys: tuple[str, ...] | None = _option("lookup.keys", "names", parse_names, None, "Key columns of the table.")
     format: FileFormatName | None = _option("lookup.format", "parquet, arrow, csv, json, orc", choice_of(FileFormatName), None, "File format.", "from the file names")  # fmt: skip
     columns: tuple[str, ...] | None = _option("lookup.columns", "names", parse_names, None, "Columns to read, in this order.", "all")  # fmt: skip

@@ -6,14 +6,15 @@ meanwhile is noticed while nothing has been handed out. The prepared task only d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.blocks import BlockCache
-from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.formats import BATCH_ROWS, Data, Unit, open_format
+from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
+from pyspark_lookup.errors import DamagedFileError, SchemaError
+from pyspark_lookup.formats import BATCH_ROWS, Data, FileFormat, FileIndex, Unit, open_format
 from pyspark_lookup.hidden import HiddenRows, counted
 from pyspark_lookup.keys import Numbers
 from pyspark_lookup.metrics import CacheMetricGroup
@@ -232,7 +233,9 @@ class Scan:
         """Open every file's index, all files at once: one round of requests where a tail suffices."""
         assert table.format is not None
         form = open_format(table.format, self._block_size)
-        planned = projection.data if projection else pa.schema([])
+        columns = projection.data if projection else None
+        reopen = functools.partial(self._open_anew, form, columns)
+        planned = columns or pa.schema([])
         partitions = projection.partitions if projection else pa.schema([])
         found: list[OpenFile | None] = []
         for piece in pieces:
@@ -243,7 +246,7 @@ class Scan:
             index, read_from = known
             values = _partition_of(table, piece.file, partitions)
             names = spellings(planned, index.schema)
-            found.append(OpenFile(piece, self._blocks, index, {}, {}, names, values, read_from=read_from))
+            found.append(OpenFile(piece, self._blocks, index, {}, {}, names, values, reopen, read_from=read_from))
         new = [number for number, file in enumerate(found) if file is None]
         locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
         data: dict[int, dict[Range, Data]] = {number: {} for number in new}
@@ -255,16 +258,34 @@ class Scan:
             following: dict[int, list[Range]] = {}
             for number in asked:
                 piece = pieces[number]
-                result = form.open_index(piece.file, data[number], projection.data if projection else None)
+                try:
+                    result = form.open_index(piece.file, data[number], columns)
+                except DamagedFileError:  # on its way here, perhaps
+                    result, data[number] = reopen(piece.file, locations[number])
                 if isinstance(result, list):
                     following[number] = result
                     continue
                 self._known.keep(piece.file, result, data[number])
                 values = _partition_of(table, piece.file, partitions)
                 names = spellings(planned, result.schema)
-                found[number] = OpenFile(piece, self._blocks, result, data[number], {}, names, values)
+                found[number] = OpenFile(piece, self._blocks, result, data[number], {}, names, values, reopen)
             asked = following
         return [file for file in found if file is not None]
+
+    def _open_anew(
+        self, form: FileFormat, planned: pa.Schema | None, file: FileVersion, location: BlocksAndLocations
+    ) -> tuple[FileIndex, dict[Range, Data]]:
+        """A file's index, and what it was read from, of bytes that the store gives now. Raises DamagedFileError or UfsError."""
+        self._known.forget(file)
+        data: dict[Range, Data] = {}
+        asked = form.first_ranges(file)
+        while True:
+            data.update(zip(asked, self._blocks.read_anew(location, asked), strict=True))
+            result = form.open_index(file, data, planned)
+            if not isinstance(result, list):
+                self._known.keep(file, result, data)
+                return result, data
+            asked = result
 
     def _check_schema(
         self, opened: list[OpenFile], projection: Projection, complete: bool, whole: Callable[[], pa.Schema] | None

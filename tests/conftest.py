@@ -67,9 +67,9 @@ def s3_server() -> Iterator[S3Server]:
 def s3(s3_server: S3Server) -> Iterator[S3Server]:
     """The S3 server, with its log and hook cleared."""
     s3_server.log.clear()
-    s3_server.before = s3_server.after = None
+    s3_server.before = s3_server.after = s3_server.between = None
     yield s3_server
-    s3_server.before = s3_server.after = None
+    s3_server.before = s3_server.after = s3_server.between = None
 
 
 @pytest.fixture(scope="session")

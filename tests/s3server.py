@@ -61,15 +61,20 @@ class Request:
         return self.method.lower()
 
 
+Application = Callable[["WSGIEnvironment", "StartResponse"], Iterable[bytes]]
+
+
 class S3Server:
     """moto behind a log. `before` is called with (method, path) ahead of each request and may answer it with
-    a status, `after` with each request once it is served, ahead of its answer; both may write to the store."""
+    a status, `after` with each request once it is served, ahead of its answer; both may write to the store.
+    `between` stands before moto: it is given the request and moto, and gives the answer."""
 
     def __init__(self) -> None:
         self._app = application()
         self.log: list[Request] = []
         self.before: Callable[[str, str], int | None] | None = None
         self.after: Callable[[Request], None] | None = None
+        self.between: Callable[[WSGIEnvironment, StartResponse, Application], Iterable[bytes]] | None = None
         self._server = make_server("127.0.0.1", 0, self._serve, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -84,7 +89,10 @@ class S3Server:
                 start_response(f"{status} injected", [("Content-Length", "0")])
                 self.log.append(Request(method, path, environ["QUERY_STRING"], 0))
                 return [b""]
-        body = b"".join(self._app(environ, start_response))
+        if self.between is not None:
+            body = b"".join(self.between(environ, start_response, self._app))
+        else:
+            body = b"".join(self._app(environ, start_response))
         sent = 0 if method == "HEAD" else len(body)
         request = Request(method, path, environ["QUERY_STRING"], sent)
         self.log.append(request)

@@ -110,6 +110,26 @@ def test_changes_played_back_are_the_versions(
     model.close()
 
 
+def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> None:
+    """A stream begins with the rows there are: each at the commit that added it; what was folded is at the compaction."""
+    table = site.created(OFF)
+    first, second = table.write(rows(1, 2)), table.upsert(rows(2, 3, name="b"))
+    table.alter(properties={"a": "b"})
+
+    def seen() -> dict[int, int]:
+        reader, managed, state = state_of(site)
+        columns = change_columns(state.definition.schema)
+        batches = changed_rows(reader, snapshot_of(managed, state, state.position), columns, None)
+        found = [row for batch in batches for row in batch.to_pylist()]
+        assert {row[CHANGE_TYPE] for row in found} == {"insert"}
+        return {row["id"]: row[LOG_POSITION] for row in found}
+
+    assert seen() == {1: first, 2: second, 3: second}
+    folded = table.compact()
+    last = table.write(rows(4))
+    assert seen() == {1: folded, 2: folded, 3: folded, 4: last}
+
+
 def test_kinds_of_changes(site: Site) -> None:
     """Appends insert; upserts insert or update; deletes delete; an overwrite deletes and inserts; a compaction changes nothing."""
     table = site.created(OFF)

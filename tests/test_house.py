@@ -159,8 +159,8 @@ RANKS = {
 }
 # The only look upward: the catalog is Spark's, and asking for a table by name is the engine's.
 UPWARD = {("api", "spark.planning")}
-# The only imports inside functions: what Spark imports in every planner stays light.
-LATE = {"api", "spark.source"}
+# The only imports inside functions: what Spark imports in every planner, and who reads local files, stays light.
+LATE = {"api", "spark.source", "stores.s3"}
 
 SPARK = {name for name in RANKS if name.split(".")[0] == "spark"}
 STORES = {name for name in RANKS if name.split(".")[0] == "stores"}
@@ -203,6 +203,7 @@ NUMBERS = {
 # Other packages, and the modules that may know them.
 KNOWN_BY = {
     "fsspec": STORES,
+    "aiobotocore": {"stores.s3"},
     "filelock": {"disk.files"},
     "numpy": NUMBERS,
     "tenacity": {"ufs", "provided.table"},

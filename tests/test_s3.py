@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import (
     SourceChangedError,
     UfsNotFoundError,
@@ -165,6 +168,51 @@ def read_cached(host: Host, file: FileVersion) -> bytes:
     """The file through the block cache."""
     location = host.blocks.get_blocks_and_locations(file.url, file)
     return bytes(host.blocks.read([(location, [(0, file.size)])])[0][0])
+
+
+# --- directories -------------------------------------------------------------------------------------
+
+
+def test_an_empty_object_of_a_directorys_name(s3: S3Server, bucket: str) -> None:
+    """An empty object `mark` beside `mark/…`, as many tools put it, is no file: neither alone nor in its parent's listing."""
+    put(s3, bucket, "t/mark", data=b"")
+    ufs = host_of(s3, f"s3://{bucket}/t/mark").ufs
+    alone = ufs.get_status(f"s3://{bucket}/t/mark")
+    assert isinstance(alone, FileVersion)
+    put(s3, bucket, "t/mark-1", "t/mark.x", "t/mark/a", "t/mark/d/b")
+    put(s3, bucket, "t/mark/d", data=b"")
+    for found in (ufs.get_status(f"s3://{bucket}/t/mark"), ufs.list_status(f"s3://{bucket}/t/mark")):
+        assert isinstance(found, Listing)
+        assert [file.url.removeprefix(f"s3://{bucket}/") for file in found.files] == ["t/mark/a", "t/mark/d/b"]
+    names = [file.url.rpartition(f"{bucket}/")[2] for file in ufs.list_status(f"s3://{bucket}/t").files]
+    assert names == ["t/mark-1", "t/mark.x", "t/mark/a", "t/mark/d/b"]
+
+
+def test_an_empty_object_among_a_crowd(s3: S3Server, bucket: str) -> None:
+    """The directory is found also where more than a page of names lie between; without one the empty object is the file."""
+    for number in range(1001):
+        s3.client.put_object(Bucket=bucket, Key=f"t/mark-{number:04d}", Body=b"x")
+    put(s3, bucket, "t/mark", data=b"")
+    ufs = host_of(s3, f"s3://{bucket}/t/mark").ufs
+    assert isinstance(ufs.get_status(f"s3://{bucket}/t/mark"), FileVersion)
+    put(s3, bucket, "t/mark/a")
+    found = ufs.get_status(f"s3://{bucket}/t/mark")
+    assert isinstance(found, Listing)
+    assert [file.url for file in found.files] == [f"s3://{bucket}/t/mark/a"]
+
+
+def test_a_slash_names_the_directory(s3: S3Server, bucket: str, cache_dir: Path) -> None:
+    """Where an object and a directory have one name, the path with a slash is the directory, and without the object."""
+    for key, value in (("t/both", 1), ("t/both/a", 2)):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"n": [value]}), sink)
+        put(s3, bucket, key, data=sink.getvalue().to_pybytes())
+    options = {"lookup.storage.endpoint_url": s3.endpoint, "lookup.cache.dir": str(cache_dir)}
+    for _ in range(2):
+        for path, value in (("t/both", 1), ("t/both/", 2)):
+            for more in ({}, {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}):
+                table = LookupTable(f"s3://{bucket}/{path}", {**options, "lookup.format": "parquet", **more})
+                assert table.scan().to_pylist() == [{"n": value}]
 
 
 # --- identity ----------------------------------------------------------------------------------------

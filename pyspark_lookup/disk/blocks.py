@@ -165,6 +165,14 @@ class Disk(Segments, Claims, Counters):
             with contextlib.suppress(OSError):
                 self._add_usage(-unused)
 
+    def forget_blocks(self, path_key: str, version_key: str) -> None:
+        """Remove the blocks of one file version."""
+        freed = 0
+        for _, size, path in self._walk(self._root / "blocks" / path_key[:2] / path_key / version_key):
+            freed += size if self._remove(path) else 0
+        with contextlib.suppress(OSError):
+            self._add_usage(-freed)
+
     # --- space ------------------------------------------------------------------------------------
 
     def _add_usage(self, amount: int) -> int:

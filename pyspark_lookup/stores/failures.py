@@ -19,7 +19,7 @@ from pyspark_lookup.errors import (
 )
 from pyspark_lookup.stores.model import Store
 
-__all__ = ["http_status", "our_error", "read_error", "translated"]
+__all__ = ["error_code", "http_status", "our_error", "read_error", "translated"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +50,7 @@ def our_error(error: BaseException, url: str) -> BaseException:
     text = f"{url}: {redact('path', chain[missing])}"
     timed_out = isinstance(error, TimeoutError) or status == 408 or any("Timeout" in name for name in names)
     # 409: another conditional write of this key was under way.
-    transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST or _error_code(error) in _TRANSIENT_CODES
+    transient = status in (409, 429) or (status or 0) >= 500 or names & _LOST or error_code(error) in _TRANSIENT_CODES
     if status in (412, 304) or (isinstance(error, FileNotFoundError) and "FileExpired" in names):
         return SourceChangedError(f"{url} changed while it was read")
     if status in (404, 410) or (missing and not (status or timed_out or transient)):
@@ -96,6 +96,7 @@ def _status(error: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _error_code(error: BaseException) -> str | None:
+def error_code(error: BaseException) -> str | None:
+    """What S3 calls an error, or its cause."""
     response = getattr(error.__cause__ or error, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +21,31 @@ from pyspark_lookup.errors import (
     UfsUnavailableError,
     cause_of,
 )
-from pyspark_lookup.stores.failures import http_status, our_error, read_error, translated
+from pyspark_lookup.stores.failures import error_code, http_status, our_error, read_error, translated
 from pyspark_lookup.stores.model import LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
 
 __all__ = ["S3Store"]
+
+
+def _sent_once() -> dict[str, Any]:
+    """The part of a client's configuration by which it sends each request once.
+
+    aiohttp sends one again by itself if its connection ends without an answer. What is refused then may have been done the
+    first time: whoever asked would take a commit that lies in the log for one that failed.
+    """
+    # They come with s3fs, and take a while to import: here a store is wanted.
+    from aiobotocore.config import AioConfig
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class SentOnce(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            session._retry_connection = False
+            return session
+
+    # Releases before May 2025 do not take it.
+    takes = "http_session_cls" in inspect.signature(AioConfig).parameters
+    return {"http_session_cls": SentOnce} if takes else {}
 
 
 class S3Store:
@@ -34,7 +56,8 @@ class S3Store:
     def __init__(self, storage_options: Mapping[str, Any]) -> None:
         options = dict(storage_options)
         # One attempt each: `Ufs` retries, so that every attempt is counted and bounded by one option.
-        config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **options.pop("config_kwargs", {})}
+        config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **_sent_once()}
+        config |= options.pop("config_kwargs", {})
         self._fs = fsspec.filesystem(
             "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config, **options
         )
@@ -81,9 +104,17 @@ class S3Store:
 
     def _page(self, bucket: str, prefix: str, **more: Any) -> dict[str, Any]:
         """One page of a listing."""
-        page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        try:
+            page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        except Exception as error:
+            # Of a bucket that is there S3 lists what lies below any prefix: nothing, perhaps, but never "not found".
+            if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
+                raise
+            shown = redact("path", f"s3://{bucket}/{prefix}")
+            raise UfsUnavailableError(f"{shown}: the answer is not one to a listing: {error}") from cause_of(error)
         # Of a body that is empty, or a gateway's page, the client makes a listing of nothing.
-        if "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page):
+        odd = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
+        if odd or not all(found["Key"].startswith(prefix) for found in page.get("Contents", [])):
             raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
         return page
 
@@ -99,6 +130,8 @@ class S3Store:
             directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
             if relative and not relative.endswith("/") and all(map(is_entered, parents)):
                 files.append(self._version(bucket, found["Key"], found["Size"], found))
+        # Empty objects of the names of directories (see `get_status`).
+        files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
         return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
     @staticmethod
@@ -118,24 +151,35 @@ class S3Store:
 
     @translated
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        """One LIST of the name as a prefix: the object itself, if there is one, sorts first."""
+        """One LIST of the name as a prefix: the object itself, if there is one, sorts first.
+
+        Many tools put an empty object of a directory's name beside what lies in it: that is no file.
+        """
         bucket, key = self._bucket_key(path)
         if not key or key.endswith("/"):
             return self.list_status(path, count)
         directory = key + "/"
         objects: list[dict[str, Any]] = []
+        empty: FileVersion | None = None
         for page in self._pages(bucket, key, count):
             contents = page.get("Contents", [])
-            if not objects and contents and contents[0]["Key"] == key:
-                return self._version(bucket, key, contents[0]["Size"], contents[0])
+            if contents and contents[0]["Key"] == key:
+                empty = self._version(bucket, key, contents[0]["Size"], contents[0])
+                if empty.size:
+                    return empty
             objects += [found for found in contents if found["Key"].startswith(directory)]
             if _is_managed(directory, objects):
                 return self._managed(bucket, key)
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
                 break  # sorted past it: the other keys share the name's beginning only
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
-                return self.list_status(path, count)  # a crowd of siblings: ask for it alone
-        return self._listing(bucket, directory, objects)
+                try:
+                    return self.list_status(path, count)  # a crowd of siblings: ask for it alone
+                except UfsNotFoundError:
+                    if empty is None:
+                        raise
+                break
+        return empty if empty is not None and not objects else self._listing(bucket, directory, objects)
 
     @contextlib.contextmanager
     def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
@@ -144,13 +188,17 @@ class S3Store:
         match = {"IfMatch": f'"{etag}"'} if etag else {}
 
         async def get(offset: int, length: int) -> bytes:
-            reply = await self._fs._call_s3(
-                "get_object", Bucket=bucket, Key=key, Range=f"bytes={offset}-{offset + length - 1}", **match
-            )
+            # S3 gives its checksum of an object, which the client compares, to who asks for all of it without a range.
+            part = {} if (offset, length) == (0, file.size) else {"Range": f"bytes={offset}-{offset + length - 1}"}
+            reply = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, **part, **match)
             async with reply["Body"] as body:
                 data = cast(bytes, await body.read())
+            found = reply.get("ETag", "").strip('"')
+            if not found:
+                shown = redact("path", file.url)
+                raise UfsUnavailableError(f"{shown}: an answer without an ETag is not of an S3 store")
             # A gateway may not know If-Match: then its answer says which version these bytes are of.
-            if etag and reply.get("ETag", "").strip('"') != etag:
+            if etag and found != etag:
                 raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
             return data
 

@@ -1,0 +1,371 @@
+"""One case of the matrix: a table, a write, a fault, and everybody who looks at what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import itertools
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+
+from pyspark_lookup import LookupTable, api
+from pyspark_lookup import runtime as runtime_module
+from pyspark_lookup import ufs as ufs_module
+from pyspark_lookup.clock import HostClock
+from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError
+from pyspark_lookup.runtime import Runtime
+from pyspark_lookup.stores import open_store
+from pyspark_lookup.stores.s3 import S3Store
+from tests.faults.direct import door, put
+from tests.faults.server import Fault, Mode, Proxy, Sent
+from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
+from tests.history.checker import Rows, State, states
+from tests.s3server import Application, S3Server
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
+
+BUCKET, BELOW = "faults", "table/"
+RETRIES = 2
+CACHES = ({}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}, {"lookup.cache": "FULL"})
+_HOUR = datetime.timedelta(hours=1)
+
+
+@contextlib.contextmanager
+def home() -> Iterator[Path]:
+    """A directory for hosts, in memory if there is such a place: a case makes many small files."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as path:
+        yield Path(path)
+
+
+class _Serial:
+    """A pool of no threads."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def __enter__(self) -> _Serial:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def map(self, do: Callable[[Any], Any], given: Iterable[Any]) -> Iterator[Any]:
+        return map(do, list(given))
+
+
+class Bench:
+    """A place for one table at a time, in the store itself, and hosts that come and go."""
+
+    def __init__(self, server: S3Server, home: Path, patch: pytest.MonkeyPatch) -> None:
+        self._server = server
+        self._home = home
+        self.proxy = Proxy(server)
+        self._backend: Any = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        with contextlib.suppress(server.client.exceptions.BucketAlreadyOwnedByYou):
+            server.client.create_bucket(Bucket=BUCKET)
+        self._doors: dict[str, S3Store] = {}
+        self._prepared: dict[str, dict[str, bytes]] = {}
+        self._wall_s = time.time() + 60
+        self.slept: list[float] = []
+        self.seen: dict[str, bool] = {}
+        self.runtime = self._process(0)
+
+        def opened(path: str, options: Mapping[str, Any], now_s: Any = time.time) -> S3Store:
+            # Its connections outlive the hosts of one case.
+            if repr(options) not in self._doors:
+                store = open_store(path, options, now_s)
+                assert isinstance(store, S3Store)
+                self._doors[repr(options)] = door(store, self.proxy, self._backend)
+            return self._doors[repr(options)]
+
+        patch.setattr(runtime_module, "open_store", opened)
+        # One request after the other, so that their numbers are the same in every run.
+        patch.setattr(ufs_module, "ThreadPoolExecutor", _Serial)
+        patch.setattr(api, "runtime", lambda: self.runtime)
+
+    def _process(self, seed: int) -> Runtime:
+        """A new process. Its clock stands still and its dice are the same, so that equal histories leave equal bytes."""
+        return Runtime(HostClock(lambda: self._wall_s, lambda: 1000.0, self.slept.append, "boot"), random.Random(seed))
+
+    # --- the store --------------------------------------------------------------------------------
+
+    def objects(self) -> dict[str, bytes]:
+        """What lies in the store, by its name, read without a request."""
+        return {key.name: key.value for key in list(self._backend.get_bucket(BUCKET).keys.values())}
+
+    def fill(self, objects: Mapping[str, bytes]) -> None:
+        """Let those objects be all there are, put an hour ago."""
+        for name in self.objects():
+            self._backend.delete_object(BUCKET, name)
+        for name, data in objects.items():
+            key = put(self._backend, BUCKET, name, data)
+            key.last_modified -= _HOUR
+
+    def prepared(self, kind: Kind) -> dict[str, bytes]:
+        """The objects of the table that a write of this kind begins with."""
+        if kind.table is None:
+            return {}
+        name = kind.table.__name__
+        if name not in self._prepared:
+            self.fill({})
+            with self.host("prepare", 1):
+                kind.table(LookupTable(None, {**self.options("prepare"), "lookup.keys": "id"}))
+            self._prepared[name] = self.objects()
+        return self._prepared[name]
+
+    def remove(self, name: str) -> None:
+        self._backend.delete_object(BUCKET, name)
+
+    @contextlib.contextmanager
+    def answering(self, kind: str, answer: str, times: int | None = None, first: int = 0) -> Iterator[list[Sent]]:
+        """Answer requests of a kind so (None: all of them), from the one with the number `first` on; the requests there are."""
+        self.proxy.begin_always(kind, answer, first, times)
+        try:
+            yield self.proxy.requests
+        finally:
+            self.proxy.end()
+
+    @contextlib.contextmanager
+    def without_if_match(self, number: int, later: Mapping[str, bytes]) -> Iterator[None]:
+        """Let the store ignore If-Match, and replace objects after so many GETs."""
+        gets = itertools.count()
+
+        def between(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+            if (
+                environ["REQUEST_METHOD"] == "GET"
+                and "list-type" not in environ["QUERY_STRING"]
+                and next(gets) == number
+            ):
+                self.fill(later)
+            environ.pop("HTTP_IF_MATCH", None)
+            return app(environ, start)
+
+        self.proxy.begin_always("none", "lost", 0, 0)
+        self._server.between = between
+        try:
+            yield
+        finally:
+            self.proxy.end()
+
+    # --- hosts ------------------------------------------------------------------------------------
+
+    def options(self, host: str) -> dict[str, str]:
+        return {
+            "path": f"s3://{BUCKET}/{BELOW.rstrip('/')}",
+            "lookup.storage.endpoint_url": self._server.endpoint,
+            "lookup.cache.dir": str(self._home / host),
+            "lookup.max-retries": str(RETRIES),
+            "lookup.write.compact-after": "0",
+        }
+
+    @contextlib.contextmanager
+    def host(self, name: str, seed: int) -> Iterator[None]:
+        """A new process on the host of that name."""
+        before, self.runtime = self.runtime, self._process(seed)
+        try:
+            yield
+        finally:
+            self.runtime = before
+
+    def clear(self) -> None:
+        """Let all hosts be new ones."""
+        for path in self._home.iterdir():
+            shutil.rmtree(path, ignore_errors=True)
+
+    def state(self, how: str) -> str:
+        """What tells what the store and the writer's host hold after a write that ended so, from all else that they may."""
+        found = hashlib.sha256(how.encode())
+        for name, data in sorted(self.objects().items()):
+            found.update(f"{name} {len(data)} ".encode() + data)
+        for part in ("blocks", "records"):
+            for path in sorted((self._home / "writer" / part).rglob("*")):
+                if path.is_file():
+                    data = path.read_bytes()
+                    found.update(f"{path.relative_to(self._home)} {len(data)} ".encode() + data)
+        return found.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a write ended: acknowledged (with the position that it was told), failed, or unknown."""
+
+    how: str
+    position: int | None = None
+    problem: PysparkLookupError | None = None
+
+
+def ended(kind: Kind, caller: Caller) -> Ended:
+    """How a write ends. Errors that are none of ours are let out."""
+    try:
+        return Ended("acknowledged", kind.write(caller))
+    except CommitUnknownError as problem:
+        return Ended("unknown", problem=problem)
+    except PysparkLookupError as problem:
+        return Ended("failed", problem=problem)
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """What a case came to."""
+
+    how: str
+    requests: list[Sent]
+    slept_s: float
+    problem: PysparkLookupError | None = None
+
+
+_SURVIVED = ("lost", "500", "503", "bare", "cut", "short", "empty", "page", "blank")
+MORE_REQUESTS = 75
+"""So many more than without a fault a write makes at most, whatever the store answers."""
+
+
+def named_case(kind: Kind, fault: Fault, seed: int) -> str:
+    """What repeats a case, as `tests.faults.run --case` takes it."""
+    return f"{kind.name},{fault.number},{fault.mode.name},{fault.answer},{seed}"
+
+
+def check_ended(kind: Kind, fault: Fault, done: Done, least: int) -> None:
+    """Check how a case has ended, and for how many requests. `least`: those of the write without a fault."""
+    assert len(done.requests) <= least + MORE_REQUESTS, f"{len(done.requests)} requests"
+    if fault.mode in (Mode.DONE, Mode.NOT_DONE, Mode.RETRIED) and fault.answer in _SURVIVED:
+        assert done.how == "acknowledged", f"one bad answer, and the write {done.how}: {done.problem!r}"
+
+
+class Case:
+    """A write of one kind to a fresh copy of its table, with or without a fault."""
+
+    def __init__(self, bench: Bench, kind: Kind, fault: Fault | None, seed: int = 0) -> None:
+        self._bench = bench
+        self._kind = kind
+        self._fault = fault
+        self._seed = seed
+        self._at_first = bench.prepared(kind)
+
+    def run(self) -> Done:
+        """Write under the fault, and let everybody look. Raises AssertionError where somebody sees what must not be."""
+        bench, kind = self._bench, self._kind
+        bench.clear()
+        bench.fill(self._at_first)
+        try:
+            with bench.host("writer", 2):
+                caller = Caller(bench.runtime, bench.options("writer"))
+                if kind.warm:
+                    caller.table().scan()
+                    caller.table().get(1)
+                done, end = self._written(caller)
+                state = bench.state(f"{kind.name} {end.how} {end.position}")
+                known = bench.seen.get(state)
+                there = self._look(end.how, end.position) if known is None else known
+                self._read("the writer's process", "writer", there, CACHES[:1])
+            if known is None:
+                self._look_around(end.how, there)
+                bench.seen[state] = there
+        finally:
+            bench.proxy.end()
+        return done
+
+    def _look_around(self, how: str, there: bool) -> None:
+        bench = self._bench
+        with bench.host("writer", 3):
+            self._read("another process of that host", "writer", there, CACHES)
+        with bench.host("late", 4):
+            self._read("a late host", "late", there, CACHES)
+        with bench.host("writer", 5):
+            self._go_on(Caller(bench.runtime, bench.options("writer")), how, there)
+
+    def _written(self, caller: Caller) -> tuple[Done, Ended]:
+        bench = self._bench
+        bench.slept.clear()
+        bench.proxy.begin(self._fault, self._seed)
+        try:
+            end = ended(self._kind, caller)
+        finally:
+            bench.proxy.end()
+        return Done(end.how, bench.proxy.requests, sum(bench.slept), end.problem), end
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _look(self, how: str, position: int | None = None) -> bool:
+        """Whether the write is there, as the log and the files say it; it must be as it ended."""
+        events, found = self._state()
+        kind = self._kind
+        latest = found[-1].rows if found else Rows()
+        if kind.there is None:
+            assert latest in (kind.before, kind.after), f"{how}, and the rows are {sorted(latest)}"
+            there = latest == kind.after
+        else:
+            assert latest == kind.before, f"{how}, and the rows are {sorted(latest)}"
+            there = kind.there(events)
+        if how == "acknowledged":
+            assert there, "acknowledged and not there"
+        if how == "failed":
+            assert not there or kind.name == "vacuum", "failed and there"
+        if position is not None and kind.there is None:
+            assert position in [state.position for state in found], f"{position} is no commit"
+            (at,) = [state.rows for state in found if state.position == position]
+            assert at == kind.after, f"at {position} the rows are {sorted(at)}"
+        return there
+
+    def _state(self) -> tuple[Events, list[State]]:
+        """The log's events, and the table after each commit, all read here."""
+        objects = self._bench.objects()
+        texts = events_of(objects, BELOW)
+        events = parsed(texts)
+        missing = [path for path in named(events) if BELOW + path not in objects]
+        assert not missing, f"the log names files that are not there: {missing}"
+        if not texts:
+            return events, []
+        kept = {**self._at_first, **objects}  # what was vacuumed counts in the states before
+        return events, states(texts, lambda path: kept[BELOW + path])[0]
+
+    def _read(
+        self, who: str, host: str, there: bool, caches: Sequence[Mapping[str, str]], more: Rows | None = None
+    ) -> None:
+        """Scans and lookups on a host give the rows there are, from the files and from the caches."""
+        kind = self._kind
+        expected = more if more is not None else kind.after if there else kind.before
+        options = self._bench.options(host)
+        if not events_of(self._bench.objects(), BELOW):
+            return
+        keys = sorted({id_ for id_, _, _ in (*kind.before, *kind.after, *expected)})
+        wanted = left_of(expected, set(range(100)) - set(keys))
+        for cache in caches:
+            with LookupTable(None, {**options, **cache}) as table:
+                mode = cache.get("lookup.cache", "NONE")
+                rows_seen = counted(table.scan())
+                assert rows_seen == expected, f"{who} scans {sorted(rows_seen)} ({mode})"
+                found = counted(table.get_many(pa.table({"id": keys})))
+                assert found == wanted, f"{who} finds {sorted(found)} ({mode})"
+
+    # --- going on ---------------------------------------------------------------------------------
+
+    def _go_on(self, caller: Caller, how: str, there: bool) -> None:
+        """The caller tries again what has failed, or is not there; then others write, and all is as it must be."""
+        kind = self._kind
+        if kind.repeats or not there:
+            again = ended(kind, caller)
+            assert again.how == "acknowledged", f"the retry: {again.problem!r}"
+            assert self._look("acknowledged", again.position)
+        table = caller.table()
+        table.upsert(rows([1, 60], "later"))
+        expected = left_of(kind.after, [1, 60]) + counted(rows([1, 60], "later"))
+        table.compact()
+        _, found = self._state()
+        assert found[-1].rows == expected, f"after an upsert and a compaction the rows are {sorted(found[-1].rows)}"
+        self._read("the writer, going on,", "writer", True, CACHES[:2], expected)
+        with self._bench.host("later", 6):
+            self._read("a host later on", "later", True, CACHES[:1], expected)
