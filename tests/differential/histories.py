@@ -148,13 +148,10 @@ def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copi
     if kind == "managed":
         op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(MANAGED)
         inner = tuple(rng.choice(("append", "upsert", "delete", "overwrite")) for _ in range(rng.randint(1, 3)))
-        args: Args = (inner,) if op == "transaction" else ()
-        return Step(op, (rng.choice(("here", "elsewhere")), rng.randint(1, 9), *args), salt)
+        more = (inner,) if op == "transaction" else ()
+        return Step(op, (rng.choice(("here", "elsewhere")), rng.randint(1, 9), *more), salt)
     op = rng.choice(PLAIN)
-    if op in ("put", "swap"):
-        args = _file(rng, setup, families)
-    else:
-        args = (rng.randrange(8),)
+    args = _file(rng, setup, families) if op in ("put", "swap") else (rng.randrange(8),)
     step = Step(op, args, salt)
     if op in ("put", "swap", "remove") and rng.random() < 0.2:  # while somebody reads
         return Step("meanwhile", (rng.randint(1, 12), step), salt)

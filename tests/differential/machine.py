@@ -88,12 +88,13 @@ class _Machine:
 
     def run(self, readers: Sequence[Reader] | None, at_end: int) -> None:
         with reader_runtime(self._clock):
-            for self._step, step in enumerate(self._history.steps, 1):
+            for number, step in enumerate(self._history.steps, 1):
+                self._step = number
                 if not self._take(step):
                     return
                 content = content_of(self.place)
                 rng = random.Random(step.salt + 1)
-                last = self._step == len(self._history.steps)
+                last = number == len(self._history.steps)
                 chosen = readers or rng.sample(EVERY_READER, at_end if last else _ASKED_PER_STEP)
                 if readers is None and not last:
                     # Each host is to know each version, so that what it may answer of older ones is determined.

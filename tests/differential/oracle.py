@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.differential.tables import Place
-from tests.differential.values import Impossible, converted, finished, plain, shown, united
+from tests.differential.values import ImpossibleError, converted, finished, plain, shown, united
 
 __all__ = ["BUSY_KEEPS", "Content", "Expected", "Question", "content_of"]
 
@@ -93,7 +93,7 @@ class Content:
             return Expected(pa.schema([]), problem=self.problem)
         try:
             return self._answer(question)
-        except Impossible as problem:
+        except ImpossibleError as problem:
             return Expected(pa.schema([]), problem=str(problem))
 
     def _answer(self, question: Question) -> Expected:
@@ -101,7 +101,7 @@ class Content:
         tested, holds = _PREDICATES.get(question.where, (set(), lambda row: True))
         for name in (*question.keys, *question.columns, *tested):
             if name not in schema.names:
-                raise Impossible(f"no column {name}")
+                raise ImpossibleError(f"no column {name}")
         rows = [row for row in self._chosen(question) if holds(row)]
         names = list(question.columns or schema.names)
         shown_keys = [*question.keys, *(name for name in names if name not in question.keys)]
@@ -118,7 +118,7 @@ class Content:
         files = list(self.files)
         if question.partition:
             if self.managed or not self.partitions.names:
-                raise Impossible("no partitions")
+                raise ImpossibleError("no partitions")
             if question.partition == "max_pt()":
                 for name in self.partitions.names:
                     known = [values[name] for values, _ in files if values[name] is not None]
@@ -144,17 +144,17 @@ def content_of(place: Place) -> Content:
         return Content(place.managed.schema, pa.schema([]), (({}, rows),), managed=True)
     try:
         return _plain_content(place)
-    except Impossible as problem:
+    except ImpossibleError as problem:
         return Content(pa.schema([]), pa.schema([]), (), problem=str(problem), busy=place.busy)
 
 
 def _plain_content(place: Place) -> Content:
     found = list(place.walk())
     if not found:
-        raise Impossible("no files")
+        raise ImpossibleError("no files")
     names = {tuple(name for name, _ in values) for _, values in found}
     if len(names) > 1:
-        raise Impossible("files in different partition columns")
+        raise ImpossibleError("files in different partition columns")
     files = [_read(path) for path, _ in found]
     types: dict[str, pa.DataType] = {}
     for schema, _, _ in files:
@@ -164,7 +164,7 @@ def _plain_content(place: Place) -> Content:
     data = pa.schema([(name, finished(kind)) for name, kind in types.items()])
     partitions = _partition_schema([dict(values) for _, values in found])
     content = []
-    for (_, values), (schema, rows, instants) in zip(found, files, strict=True):
+    for (_, values), (_, rows, instants) in zip(found, files, strict=True):
         own = {name: _partition_value(value, partitions.field(name).type) for name, value in values}
         columns = [(field.name, field.type, field.name in instants) for field in data]
         content.append(
@@ -271,7 +271,7 @@ def _partition_value(text: str | None, kind: pa.DataType) -> Any:
         else True
     )
     if not fits:
-        raise Impossible(f"{text} is no {kind}")
+        raise ImpossibleError(f"{text} is no {kind}")
     if pa.types.is_integer(kind):
         return int(text)
     if pa.types.is_date(kind):

@@ -20,7 +20,7 @@ from tests.differential.writers import file_bytes
 
 __all__ = ["Place"]
 
-_FILLER_ROWS = 300
+_FILLER_ROWS = 200
 
 
 class Place:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["Impossible", "converted", "plain", "shown", "united"]
+__all__ = ["ImpossibleError", "converted", "plain", "shown", "united"]
 
 _INTS = {"int8": 3, "int16": 5, "int32": 10, "int64": 19}
 """Digits of each type."""
 _EXACT = decimal.Context(prec=60)
 
 
-class Impossible(Exception):
+class ImpossibleError(Exception):
     """What no reader may answer: types that do not go together, a directory that is no table."""
 
 
@@ -53,19 +53,19 @@ def shown(kind: pa.DataType) -> pa.DataType:
     if types.is_nested(kind):
         return pa.list_(pa.field("element", shown(kind.value_type)))
     if types.is_time(kind):
-        raise Impossible(f"{kind} has no counterpart")
+        raise ImpossibleError(f"{kind} has no counterpart")
     return kind
 
 
 def united(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type that holds the values of both (as Spark shows them) without loss. Raises Impossible if there is none."""
+    """The type that holds the values of both (as Spark shows them) without loss. Raises ImpossibleError if there is none."""
     if one == other or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):
         return other
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         if [field.name for field in one] != [field.name for field in other]:
-            raise Impossible(f"{one} and {other}")
+            raise ImpossibleError(f"{one} and {other}")
         return pa.struct([(a.name, united(a.type, b.type)) for a, b in zip(one, other, strict=True)])
     if pa.types.is_map(one) and pa.types.is_map(other):
         return pa.map_(united(one.key_type, other.key_type), united(one.item_type, other.item_type))
@@ -75,7 +75,7 @@ def united(one: pa.DataType, other: pa.DataType) -> pa.DataType:
         return one
     if _holds(other, one):
         return other
-    raise Impossible(f"{one} and {other}")
+    raise ImpossibleError(f"{one} and {other}")
 
 
 def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
@@ -87,9 +87,7 @@ def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
         whole = wide.precision - wide.scale
         if str(narrow) in _INTS:
             return bool(whole >= _INTS[str(narrow)])
-        return (
-            pa.types.is_decimal(narrow) and wide.scale >= narrow.scale and whole >= narrow.precision - narrow.scale
-        )
+        return pa.types.is_decimal(narrow) and wide.scale >= narrow.scale and whole >= narrow.precision - narrow.scale
     return False
 
 

@@ -19,7 +19,10 @@ from tests.differential.values import shown
 
 __all__ = ["file_bytes"]
 
-_GROUP_ROWS = 4  # several row groups in every file
+
+def _group_rows(table: pa.Table) -> int:
+    """Several row groups in every file, and not too many."""
+    return max(4, table.num_rows // 6)
 
 
 def file_bytes(table: pa.Table, form: str, writer: str, scratch: Path) -> bytes:
@@ -49,14 +52,14 @@ def _simple(table: pa.Table) -> pa.Table:
 
 
 def _parquet(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, row_group_size=_GROUP_ROWS, compression="none", use_dictionary=False)
+    pq.write_table(table, path, row_group_size=_group_rows(table), compression="none", use_dictionary=False)
 
 
 def _duckdb_parquet(table: pa.Table, path: Path) -> None:
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("rows", table)
-        connection.execute(f"COPY rows TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE {_GROUP_ROWS})")
+        connection.execute(f"COPY rows TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE {_group_rows(table)})")
 
 
 def _polars(table: pa.Table) -> pl.DataFrame:
@@ -67,13 +70,13 @@ def _polars(table: pa.Table) -> pl.DataFrame:
 
 def _arrow(table: pa.Table, path: Path) -> None:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
-        out.write_table(table, max_chunksize=_GROUP_ROWS)
+        out.write_table(table, max_chunksize=_group_rows(table))
 
 
 _WRITERS: dict[tuple[str, str], Callable[[pa.Table, Path], object]] = {
     ("parquet", "pyarrow"): _parquet,
     ("parquet", "duckdb"): _duckdb_parquet,
-    ("parquet", "polars"): lambda table, path: _polars(table).write_parquet(path, row_group_size=_GROUP_ROWS),
+    ("parquet", "polars"): lambda table, path: _polars(table).write_parquet(path, row_group_size=_group_rows(table)),
     ("arrow", "pyarrow"): _arrow,
     ("arrow", "duckdb"): lambda table, path: pyarrow.feather.write_feather(table, path, compression="lz4"),
     ("arrow", "polars"): lambda table, path: _polars(table).write_ipc(path),
