@@ -96,8 +96,8 @@ def draw(seed: int) -> History:
     if rng.random() < 0.05 and not json:
         families.changing = tuple(SHAPES)
     setup = _setup(rng, form)
-    kind = rng.choice(KINDS)
-    copies = rng.random() < 0.3
+    copies = rng.random() < 0.1
+    kind = "managed" if copies else rng.choice(KINDS)
     steps = [Step("become", (kind, *_file(rng, setup, families)), rng.getrandbits(32))]
     for _ in range(rng.randint(4, 10)):
         step = _step(rng, setup, families, kind, copies)
@@ -143,7 +143,7 @@ def _file(rng: random.Random, setup: Setup, families: _Families, shape: str | No
 
 def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copies: bool) -> Step:
     salt = rng.getrandbits(32)
-    if rng.random() < 0.12:
+    if rng.random() < (0.03 if copies else 0.12):
         return Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), salt)
     if kind == "managed":
         op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(MANAGED)

@@ -6,9 +6,9 @@ import contextlib
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -25,6 +25,9 @@ _FILLER_ROWS = 200
 
 class Place:
     """One path, and what is there: nothing, a file, a directory, a link to a directory, or a managed table."""
+
+    more: ClassVar[dict[str, Callable[[Place, Step, random.Random], None]]] = {}
+    """Steps that others take, by their names."""
 
     def __init__(self, root: Path, setup: Setup) -> None:
         self._root = root
@@ -47,6 +50,8 @@ class Place:
             self._become(step.args[0], step.args[1:], rng)
         elif self.managed is not None:
             self._take_managed(step, rng)
+        elif step.op in self.more:
+            self.more[step.op](self, step, rng)
         elif self.kind != "nothing" and hasattr(self, f"_{step.op}"):
             getattr(self, f"_{step.op}")(step.args, rng)
 
@@ -120,14 +125,15 @@ class Place:
     def _put(self, args: tuple[Any, ...], rng: random.Random) -> None:
         slot, places, key, shape, count, how, writer = args
         target = self.path if self.kind == "file" else self._file_of(self.path, slot, places)
-        self._write(target, self._rows(rng, key, shape, count), how, writer)
+        self._write(target, self.drawn_rows(rng, key, shape, count), how, writer)
 
     def _file_of(self, directory: Path, slot: int, places: tuple[int, ...] | None) -> Path:
         pairs = zip(self._setup.partitions, places or (), strict=False)
         parts = [f"{name}={values[place % len(values)]}" for (name, values), place in pairs]
         return directory.joinpath(*parts, f"f{slot}.{self._setup.format}")
 
-    def _rows(self, rng: random.Random, key: str, shape: str, count: int) -> pa.Table:
+    def drawn_rows(self, rng: random.Random, key: str, shape: str, count: int) -> pa.Table:
+        """Rows of a file: keys that many files have, small values, a number of its own for each."""
         ids: list[int | None] = [None if rng.random() < 0.05 else rng.randrange(12) for _ in range(count)]
         values: list[int | None] = [None if rng.random() < 0.1 else rng.randrange(8) for _ in range(count)]
         named = {
@@ -179,11 +185,11 @@ class Place:
         for number in range(rng.randint(1, 4)):
             others = places and tuple(place + rng.randrange(2) for place in places)
             target = self._file_of(directory, (slot + number) % 4, others)
-            rows = self._rows(rng, key, rng.choice((shape, shape, "null")), rng.choice((count, 5)))
+            rows = self.drawn_rows(rng, key, rng.choice((shape, shape, "null")), rng.choice((count, 5)))
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file_bytes(rows, self._setup.format, writer, self._root))
         if rng.random() < 0.5:
-            rows = self._rows(rng, key, shape, _FILLER_ROWS)
+            rows = self.drawn_rows(rng, key, shape, _FILLER_ROWS)
             target = self._file_of(directory, 9, places)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file_bytes(rows, self._setup.format, writer, self._root))
@@ -252,7 +258,7 @@ class Place:
         if self.kind != "file":
             attempt = self.path / "_temporary" / "0" / "task_0"
             attempt.mkdir(parents=True, exist_ok=True)
-            content = file_bytes(self._rows(rng, "int64", "absent", 3), self._setup.format, "pyarrow", self._root)
+            content = file_bytes(self.drawn_rows(rng, "int64", "absent", 3), self._setup.format, "pyarrow", self._root)
             (attempt / f"f{args[0]}.{self._setup.format}").write_bytes(content)
 
     def _end_job(self, args: tuple[Any, ...], rng: random.Random) -> None:

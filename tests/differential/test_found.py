@@ -95,3 +95,18 @@ def test_a_process_that_lives_for_one_query(tmp_path: Path, nursery: Nursery) ->
     """W3: processes that live for one query see a version that is older than the reload interval."""
     steps = (become("directory", file(0), 1), Step("put", file(1), 2), Step("put", file(0), 3))
     check(History(Setup(), steps), tmp_path, nursery, Reader("FULL", "CACHE", "once", "all"))
+
+
+COPIED: dict[str, tuple[Step, ...]] = {
+    "restored": (Step("upsert", ("here", 3), 2), Step("restore", ("here", 1), 3), Step("upsert", ("here", 3), 4)),
+    "swapped": (Step("upsert", ("here", 3), 2), Step("swap_copies", ("here", 1), 3), Step("upsert", ("here", 3), 4)),
+}
+
+
+@pytest.mark.parametrize("steps", COPIED.values(), ids=COPIED)
+@pytest.mark.parametrize("cache", CACHES)
+def test_copies_of_a_managed_table(tmp_path: Path, nursery: Nursery, cache: str, steps: tuple[Step, ...]) -> None:
+    """M2: a table that was restored from a copy, or is one of two copies that change places, gives its own rows."""
+    first = (become("managed", file(0), 0), Step("copy_aside", ("here", 1), 1))
+    readers = (*readers_of(cache, "here"), *readers_of(cache, "new"))
+    check(History(Setup(), (*first, *steps)), tmp_path, nursery, *readers)
