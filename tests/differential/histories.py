@@ -31,7 +31,20 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
 """Values of one partition column each, the later ones of other types than the first."""
 WHERES = ("v >= 3 AND v <> 5", "v IS NULL OR v < 4", "c IS NOT NULL", "v IN (1, 2, 3) AND NOT c IS NULL", "s > 0")
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
-MANAGED = ("append", "append", "upsert", "upsert", "delete", "overwrite", "transaction", "alter", "compact", "vacuum")
+WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
+MANAGED = (
+    *WRITES,
+    "transaction",
+    "alter",
+    "compact",
+    "compact",
+    "vacuum",
+    "begin",
+    "begin",
+    "begin",
+    "commit",
+    "commit",
+)
 COPIES = ("copy_aside", "restore", "swap_copies")
 PLAIN = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
 KINDS = ("file", "directory", "directory", "linked", "managed")
@@ -147,8 +160,11 @@ def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copi
         return Step("become", (rng.choice(KINDS), *_file(rng, setup, families)), salt)
     if kind == "managed":
         op = rng.choice(COPIES) if copies and rng.random() < 0.4 else rng.choice(MANAGED)
-        inner = tuple(rng.choice(("append", "upsert", "delete", "overwrite")) for _ in range(rng.randint(1, 3)))
-        more = (inner,) if op == "transaction" else ()
+        more: Args = ()
+        if op == "transaction":
+            more = (tuple(rng.choice(WRITES) for _ in range(rng.randint(1, 3))),)
+        elif op == "begin":
+            more = (rng.choice(WRITES),)
         return Step(op, (rng.choice(("here", "elsewhere")), rng.randint(1, 9), *more), salt)
     op = rng.choice(PLAIN)
     args = _file(rng, setup, families) if op in ("put", "swap") else (rng.randrange(8),)

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from tests.differential import meanwhile, oracle
 from tests.differential.histories import History, Step
-from tests.differential.oracle import Content, Expected, Question, content_of, found_by
+from tests.differential.managed import Managed
+from tests.differential.oracle import Content, Expected, Question, content_of, found_by, managed_content
 from tests.differential.processes import Answer, Nursery, Request, Session, key_table, reader_runtime
 from tests.differential.tables import Place
 from tests.differential.values import plain
@@ -103,6 +104,8 @@ class _Machine:
                     chosen = (Reader("NONE", "UFS", "here", "all"), *chosen)
                 for reader in chosen:
                     self._check(reader, content, rng)
+                if self.place.managed is not None:
+                    self._check_past(self.place.managed, rng)
                 if not content.busy:
                     self._quiet = content
                     for name in QUESTIONS:
@@ -232,6 +235,21 @@ class _Machine:
             )
             self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
 
+    def _check_past(self, table: Managed, rng: random.Random) -> None:
+        """A version of a managed table that was there once is read again, or is known to be gone."""
+        position, (schema, rows) = rng.choice(sorted(table.versions.items()))
+        reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
+        question = Question(self._setup.keys, version=str(position))
+        expected = managed_content(schema, rows).answer(question)
+        keys = [tuple(row[name] for name in self._setup.keys) for row in expected.keyed[:3]] or [
+            (1,) * len(self._setup.keys)
+        ]
+        asked = key_table(pa.schema([(name, schema.field(name).type) for name in self._setup.keys]), keys)
+        asks = (("scan",), ("get_many", asked))
+        for ask, answer in zip(asks, self._asked(reader, self._request(reader, question, asks)), strict=True):
+            if answer.error != "VersionGoneError" or position >= table.oldest:
+                self._compare(reader, ask, answer, [expected], question, keys)
+
     def _kept(self, content: Content, late: bool) -> Content:
         """What a host shows while a job writes: the last version that it knows, if it knows one."""
         if not content.busy or not oracle.BUSY_KEEPS:
@@ -277,7 +295,8 @@ class _Machine:
                 return
             said.append(difference)
         call = f"{ask[0]}({_cut(wanted)})" if by_key else ask[0]
-        self._report(str(reader), call, said[0], _text(answer))
+        at = f" at version {question.version}" if question.version else ""
+        self._report(str(reader), call + at, said[0], _text(answer))
 
     def _types(self, expected: Expected) -> list[pa.DataType | None]:
         return [expected.types.get(name) for name in self._setup.keys]

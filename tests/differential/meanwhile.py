@@ -67,7 +67,11 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
             finally:
                 changing = False
 
-    def concerns(path: Any) -> bool:
+    read_link = os.readlink
+
+    def concerns(path: Any, below: Any) -> bool:
+        if isinstance(path, int) or below is not None:  # a directory that was opened
+            path = read_link(f"/proc/self/fd/{path if isinstance(path, int) else below}")
         text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
         return text.startswith(str(root)) and not text.startswith(str(root / "hosts"))
 
@@ -76,7 +80,7 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
             original = getattr(os, name)
 
             def asked(path: Any = ".", *args: Any, _original: Any = original, _name: str = name, **more: Any) -> Any:
-                if not concerns(path):
+                if not concerns(path, more.get("dir_fd")):
                     return _original(path, *args, **more)
                 counted()
                 found = _original(path, *args, **more)

@@ -44,6 +44,7 @@ class Question:
     partition: str = ""
     columns: tuple[str, ...] = ()
     where: str = ""
+    version: str = ""
 
     @property
     def options(self) -> dict[str, str]:
@@ -53,6 +54,7 @@ class Question:
             "lookup.partition": self.partition,
             "lookup.columns": ",".join(self.columns),
             "lookup.where": self.where,
+            "lookup.version": self.version,
         }
         return {name: value for name, value in given.items() if value}
 
@@ -102,6 +104,8 @@ class Content:
         for name in (*question.keys, *question.columns, *tested):
             if name not in schema.names:
                 raise ImpossibleError(f"no column {name}")
+        if "v" in tested and pa.types.is_string(schema.field("v").type):
+            raise ImpossibleError("text is not compared with numbers")
         rows = [row for row in self._chosen(question) if holds(row)]
         names = list(question.columns or schema.names)
         shown_keys = [*question.keys, *(name for name in names if name not in question.keys)]
@@ -140,12 +144,16 @@ def unquoted(raw: str) -> str | None:
 def content_of(place: Place) -> Content:
     """What is there now."""
     if place.managed is not None:
-        rows = tuple({name: row.get(name) for name in place.managed.schema.names} for row in place.managed.rows)
-        return Content(place.managed.schema, pa.schema([]), (({}, rows),), managed=True)
+        return managed_content(place.managed.schema, place.managed.rows)
     try:
         return _plain_content(place)
     except ImpossibleError as problem:
         return Content(pa.schema([]), pa.schema([]), (), problem=str(problem), busy=place.busy)
+
+
+def managed_content(schema: pa.Schema, rows: tuple[Row, ...]) -> Content:
+    """What is in a managed table of these rows."""
+    return Content(schema, pa.schema([]), (({}, rows),), managed=True)
 
 
 def _plain_content(place: Place) -> Content:
@@ -273,6 +281,8 @@ def _partition_value(text: str | None, kind: pa.DataType) -> Any:
     if not fits:
         raise ImpossibleError(f"{text} is no {kind}")
     if pa.types.is_integer(kind):
+        if not -(2 ** (kind.bit_width - 1)) <= int(text) < 2 ** (kind.bit_width - 1):
+            raise ImpossibleError(f"{text} is no {kind}")
         return int(text)
     if pa.types.is_date(kind):
         return datetime.date.fromisoformat(text)

@@ -65,13 +65,16 @@ def _start(scheduled: bool, name: str, run: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def reader_runtime(clock: FakeClock, scheduled: bool = False) -> Iterator[None]:
-    """This process on a clock that the history moves, with small sizes. Reloads happen when they are asked for."""
+    """This process on a clock that the history moves, with small sizes. Reloads happen when they are asked for.
+
+    Names of files on disk are random, and not drawn from the seed: two processes must not draw the same.
+    """
     with pytest.MonkeyPatch.context() as patch:
         shrink_sizes(patch)
         patch.setattr(
             runtime_module, "TableReader", functools.partial(TableReader, start=functools.partial(_start, scheduled))
         )
-        patch.setattr(runtime_module, "_current", Runtime(clock.host(), random.Random(7)))
+        patch.setattr(runtime_module, "_current", Runtime(clock.host(), random.Random()))
         yield
 
 
