@@ -13,6 +13,7 @@ from tests.differential.processes import Nursery
 from tests.differential.shorten import report
 
 DRIFTS = (("01234", "98765", "SW1A"), ("1", "1.50", "x"), ("1e3", "2", "x"), ("+5", "6", "x"))
+ONE_FILE = 2  # the salt of a directory that has one file
 REGIONS = (("r", ("01", "02", "eu")),)
 
 
@@ -74,6 +75,34 @@ def test_nulls_become_something(tmp_path: Path, nursery: Nursery, shape: str) ->
     """S3: a full cache goes on when a column that was null in all rows has nested values, or durations."""
     steps = (become("directory", file(0, shape="null"), 1), Step("put", file(1, shape=shape), 2))
     check(History(Setup(), steps), tmp_path, nursery, *readers_of("FULL", "here"))
+
+
+@pytest.mark.parametrize("shape", ["struct32", "list64", "map", "duration", "dec12"])
+def test_something_becomes_nulls(tmp_path: Path, nursery: Nursery, shape: str) -> None:
+    """A full cache goes on when a column has become null in all rows, and text in the schema."""
+    steps = (
+        become("directory", file(0, shape=shape), ONE_FILE),
+        Step("put", file(1, shape="null"), 1),
+        Step("put", file(0, shape="null"), 2),
+    )
+    check(History(Setup(), steps), tmp_path, nursery, *readers_of("FULL", "here"))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_partition_without_files(tmp_path: Path, nursery: Nursery, cache: str) -> None:
+    """With `lookup.partition` of which there is no directory there are no rows, and all columns."""
+    setup = Setup(partitions=REGIONS, partition="r=7")
+    steps = (become("directory", file(0, (0,)), 1),)
+    check(History(setup, steps), tmp_path, nursery, *readers_of(cache, "here", "partition"))
+
+
+@pytest.mark.parametrize("process", ["here", "new", "other"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_managed_table_becomes_partitions(tmp_path: Path, nursery: Nursery, cache: str, process: str) -> None:
+    """`lookup.partition`, which a managed table cannot have, is taken by a host that knew the path as one, once it is none."""
+    setup = Setup(partitions=REGIONS, partition="r=01")
+    steps = (become("managed", file(0), 1), become("directory", file(0, (0,)), 2))
+    check(History(setup, steps), tmp_path, nursery, Reader(cache, "UFS", process, "partition"))
 
 
 def test_empty_json_lists_become_structs(tmp_path: Path, nursery: Nursery) -> None:
