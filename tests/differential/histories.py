@@ -166,9 +166,9 @@ def _step(rng: random.Random, setup: Setup, families: _Families, kind: str, copi
         elif op == "begin":
             more = (rng.choice(WRITES),)
         return Step(op, (rng.choice(("here", "elsewhere")), rng.randint(1, 9), *more), salt)
-    op = rng.choice(PLAIN)
+    op = "swap" if kind == "linked" and rng.random() < 0.3 else rng.choice(PLAIN)
     args = _file(rng, setup, families) if op in ("put", "swap") else (rng.randrange(8),)
     step = Step(op, args, salt)
-    if op in ("put", "swap", "remove") and rng.random() < 0.2:  # while somebody reads
+    if op in ("put", "swap", "remove") and rng.random() < (0.5 if op == "swap" else 0.2):  # while somebody reads
         return Step("meanwhile", (rng.randint(1, 12), step), salt)
     return step
