@@ -203,7 +203,7 @@ class _Machine:
     def _check(self, reader: Reader, content: Content, rng: random.Random) -> None:
         question = self._question(reader.question)
         late = reader.process == "late"
-        expected = self._kept(content, late).answer(question)
+        expected = content.answer(question)
         types = expected.types or next((e.types for e in reversed(self._before[question]) if e.types), {})
         wanted = self._wanted(expected, types, rng)
         keys = key_table(pa.schema([(name, types.get(name, pa.int64())) for name in question.keys]), wanted)
@@ -224,10 +224,12 @@ class _Machine:
         answers = self._asked(reader, self._request(reader, question, asks))
         older = [] if late else self._before[question]
         for ask, answer in zip(asks, answers, strict=True):
-            if content.busy and answer.error == "TableBusyError" and self._may_refuse(content, ask[0]):
+            if content.busy and answer.error == "TableBusyError" and self._may_refuse(content, ask[0], late):
                 continue
             stale = reader.source == "CACHE" and (content.busy or expected.problem)
             allowed = [expected, *older] if stale else [expected]
+            if content.busy and oracle.BUSY_KEEPS and self._quiet is not None and not late:
+                allowed.append(self._quiet.answer(question))
             self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
 
     def _check_past(self, table: Managed, rng: random.Random) -> None:
@@ -245,17 +247,13 @@ class _Machine:
             if answer.error != "VersionGoneError" or position >= table.oldest:
                 self._compare(reader, ask, answer, [expected], question, keys)
 
-    def _may_refuse(self, content: Content, call: str) -> bool:
-        """Whether a reader may say that a job is writing: its host need not have the bytes of files that have changed."""
-        changed = self._quiet is None or content.files != self._quiet.files
-        return call == "reload" or changed or not oracle.BUSY_KEEPS
+    def _may_refuse(self, content: Content, call: str, late: bool) -> bool:
+        """Whether a reader may say that a job is writing: its host need not have the bytes of files that have changed.
 
-    def _kept(self, content: Content, late: bool) -> Content:
-        """What a host shows while a job writes: the last version that it knows, if it knows one."""
-        if not content.busy or not oracle.BUSY_KEEPS:
-            return content
-        nothing = Content(content.data, content.partitions, (), problem="a job is writing", busy=True)
-        return nothing if late or self._quiet is None else dataclasses.replace(self._quiet, busy=True)
+        One that answers gives the last version that its host knows, or what is there if it takes the job for dead.
+        """
+        changed = self._quiet is None or content.files != self._quiet.files
+        return late or changed or call == "reload" or not oracle.BUSY_KEEPS
 
     def _wanted(
         self, expected: Expected, types: dict[str, pa.DataType] | Any, rng: random.Random

@@ -36,8 +36,11 @@ class _Entries:
     def __init__(self, entries: Any, count: Callable[[], None]) -> None:
         self._entries, self._count = entries, count
 
-    def __iter__(self) -> Iterator[_Entry]:
-        return (_Entry(entry, self._count) for entry in self._entries)
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> _Entry:
+        return _Entry(next(self._entries), self._count)
 
     def __enter__(self) -> _Entries:
         return self

@@ -26,22 +26,33 @@ def _group_rows(table: pa.Table) -> int:
 
 
 def file_bytes(table: pa.Table, form: str, writer: str, scratch: Path) -> bytes:
-    """The file that holds a table, as `writer` writes it; as pyarrow does where the writer lacks one of the types."""
+    """The file that holds a table, as `writer` writes it; as pyarrow does where the writer lacks one of the types.
+
+    Some lists of fixed size that are null make files that pyarrow itself refuses: these are written as plain lists.
+    """
     if form == "json":
         return _json(table)
     path = scratch / f"written.{form}"
     path.unlink(missing_ok=True)
     try:
         _WRITERS[form, writer](table, path)
+        _check_readable(form, path)
     except Exception:  # each library has errors of its own for types it does not know
         path.unlink(missing_ok=True)
         try:
             _WRITERS[form, "pyarrow"](table, path)
-        except pa.ArrowNotImplementedError:
+            _check_readable(form, path)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
             _WRITERS[form, "pyarrow"](_simple(table), path)
     content = path.read_bytes()
     os.unlink(path)
     return content
+
+
+def _check_readable(form: str, path: Path) -> None:
+    if form == "parquet":
+        with pq.ParquetFile(path) as file:
+            file.read()
 
 
 def _simple(table: pa.Table) -> pa.Table:
