@@ -1,0 +1,388 @@
+"""Runs a history: takes each step, asks readers of every kind, and compares what they answer with what the oracle says."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import itertools
+import random
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.differential import meanwhile
+from tests.differential.histories import History, Step
+from tests.differential.managed import Managed
+from tests.differential.oracle import Content, Expected, Question, content_of, found_by, managed_content
+from tests.differential.processes import Answer, Nursery, Request, Session, key_table, reader_runtime
+from tests.differential.tables import Place
+from tests.differential.values import plain
+from tests.fakes import FakeClock
+
+__all__ = ["CACHES", "EVERY_READER", "Discrepancy", "Reader", "run"]
+
+CACHES = ("NONE", "PARTIAL", "FULL")
+SOURCES = ("UFS", "CACHE")
+PROCESSES = ("here", "other", "new", "once", "late")
+QUESTIONS = ("all", "partition", "columns", "where")
+_STEP_S = 100.0  # of the readers' clocks, more than any interval
+_ASKED_PER_STEP = 8
+_SHOWN = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """One way to read. `process`: the history's own; another that lives as long; one for a few calls (`new`) or for one
+    (`once`); one on a host that has just begun (`late`)."""
+
+    cache: str
+    source: str
+    process: str
+    question: str
+
+    def __str__(self) -> str:
+        return f"{self.cache}/{self.source}/{self.process}/{self.question}"
+
+
+EVERY_READER = tuple(Reader(*chosen) for chosen in itertools.product(CACHES, SOURCES, PROCESSES, QUESTIONS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrepancy:
+    """An answer that is not what it must be."""
+
+    step: int
+    """After how many steps."""
+    reader: str
+    call: str
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return (
+            f"after step {self.step}, {self.reader}, {self.call}:\n  expected {self.expected}\n  actual   {self.actual}"
+        )
+
+    @property
+    def signature(self) -> str:
+        """What discrepancies of one cause have in common, about."""
+        cache, source, process, _ = [*self.reader.split("/"), "", "", ""][:4]
+        return f"{cache}/{source}/{'once' if process == 'once' else '*'} {self.call.split('(')[0]} {self.actual[:40]}"
+
+
+class _Machine:
+    def __init__(self, history: History, root: Path, nursery: Nursery, name: str) -> None:
+        self._history, self._root, self._nursery, self._name = history, root, nursery, name
+        self._setup = history.setup
+        self.place = Place(root, self._setup)
+        self._clock = FakeClock(time.time() + (0 if self._setup.near else 3600))
+        self._here = Session(self._clock)
+        self._late = 0
+        self._before: dict[Question, list[Expected]] = collections.defaultdict(list)
+        self._quiet: Content | None = None
+        self._asked_types: list[pa.DataType] = []
+        self.discrepancies: list[Discrepancy] = []
+        self._step = 0
+
+    def run(self, readers: Sequence[Reader] | None, at_end: int) -> None:
+        with reader_runtime(self._clock):
+            for number, step in enumerate(self._history.steps, 1):
+                self._step = number
+                if not self._take(step):
+                    return
+                content = content_of(self.place)
+                rng = random.Random(step.salt + 1)
+                last = number == len(self._history.steps)
+                chosen = readers or rng.sample(EVERY_READER, at_end if last else _ASKED_PER_STEP)
+                if readers is None and not last:
+                    # Each host is to know each version, so that what it may answer of older ones is determined.
+                    chosen = (Reader("NONE", "UFS", "here", "all"), *chosen)
+                for reader in chosen:
+                    self._check(reader, content, rng)
+                if self.place.managed is not None:
+                    self._check_past(self.place.managed, rng)
+                if not content.busy:
+                    self._quiet = content
+                    for name in QUESTIONS:
+                        self._note(self._question(name), content)
+
+    def _take(self, step: Step) -> bool:
+        """Take a step; whether it went well."""
+        self._clock.tick(_STEP_S)
+        if self._setup.near:
+            self._clock.wall_s = max(self._clock.wall_s, time.time())
+        try:
+            if step.op == "meanwhile":
+                self._take_meanwhile(*step.args, random.Random(step.salt))
+            else:
+                self.place.take(step)
+        except Exception as problem:
+            self._report("the writer", step.op, "the step taken", f"{type(problem).__name__}: {problem}")
+            return False
+        return True
+
+    def _take_meanwhile(self, call: int, step: Step, rng: random.Random) -> None:
+        """Take a step inside a reader's query: its answer is that of before or of after."""
+        if self.place.kind not in ("directory", "linked", "file") or (step.op, self.place.kind) == (
+            "swap",
+            "directory",
+        ):
+            return  # two renames, between which others see anything
+        reader = Reader(rng.choice(CACHES), "UFS", "here", rng.choice(QUESTIONS))
+        question = self._question(reader.question)
+        before = content_of(self.place).answer(question)
+        busy = self.place.busy
+        taken = False
+
+        def take() -> None:
+            nonlocal taken
+            taken = True
+            self.place.take(step)
+
+        request = self._request(reader, question, (("scan",),))
+        with meanwhile.at_call(call, self._root, take):
+            (answer,) = self._here.ask(request)
+        if not taken:
+            take()
+        if (busy or self.place.busy) and answer.error == "TableBusyError":
+            return
+        after = content_of(self.place).answer(question)
+        wrong = [
+            self._difference(expected, answer, "scan", expected.schema, expected.rows) for expected in (before, after)
+        ]
+        if all(wrong):
+            allowed = f"{_short(before)} or {_short(after)}"
+            self._report(str(reader), f"scan() while {step.op}", allowed, _text(answer))
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def _question(self, name: str) -> Question:
+        setup = self._setup
+        match name:
+            case "partition":
+                return Question(setup.keys, partition=setup.partition)
+            case "columns":
+                return Question(setup.keys, columns=setup.columns)
+            case "where":
+                return Question(setup.keys, where=setup.where)
+        return Question(setup.keys)
+
+    def _request(self, reader: Reader, question: Question, asks: tuple[tuple[Any, ...], ...]) -> Request:
+        options = {**question.options, "lookup.cache": reader.cache, "lookup.max-retries": "0"}
+        if reader.cache == "PARTIAL":
+            options["lookup.partial-cache.max-rows"] = str(self._setup.max_rows)
+        if reader.source == "CACHE":
+            interval = "lookup.metadata.sync-interval"
+            if reader.cache == "FULL":
+                interval = "lookup.full-cache.periodic-reload.interval"
+            always = reader.cache == "FULL" and self._setup.interval == "0"
+            options |= {"lookup.metadata.source": "CACHE", interval: "1 min" if always else self._setup.interval}
+        host = "here"
+        if reader.process == "late":
+            self._late += 1
+            host = f"late{self._late}"
+        options["lookup.cache.dir"] = str(self._root / "hosts" / host)
+        at = (self._clock.wall_s, self._clock.steady_s)
+        return Request(str(self.place.path), tuple(sorted(options.items())), asks, at, reader.process == "once")
+
+    def _asked(self, reader: Reader, request: Request) -> list[Answer]:
+        if reader.process == "here":
+            return self._here.ask(request)
+        answers, at = self._nursery.ask(self._name if reader.process == "other" else "", request)
+        # A process that waited has moved its clock; time is the same for all.
+        self._clock.wall_s, self._clock.steady_s = max(self._clock.wall_s, at[0]), max(self._clock.steady_s, at[1])
+        if reader.process == "late":
+            shutil.rmtree(dict(request.options)["lookup.cache.dir"], ignore_errors=True)
+        return answers
+
+    def _check(self, reader: Reader, content: Content, rng: random.Random) -> None:
+        question = self._question(reader.question)
+        late = reader.process == "late"
+        expected = content.answer(question)
+        types = expected.types or next((e.types for e in reversed(self._before[question]) if e.types), {})
+        wanted = self._wanted(expected, types, rng)
+        keys = key_table(pa.schema([(name, types.get(name, pa.int64())) for name in question.keys]), wanted)
+        self._asked_types = list(keys.schema.types)
+        single = rng.choice(wanted)
+        asks: tuple[tuple[Any, ...], ...] = (
+            ("schema",),
+            ("scan",),
+            ("get_many", keys),
+            ("get", single if len(single) > 1 else single[0]),
+        )
+        if reader.process == "once":
+            asks = (rng.choice(asks[1:3]),)
+        elif reader.cache == "FULL" and reader.source == "CACHE":
+            asks = (("reload",), *asks)
+        else:
+            asks = tuple(rng.sample(asks, len(asks)))
+        answers = self._asked(reader, self._request(reader, question, asks))
+        older = [] if late else self._before[question]
+        for ask, answer in zip(asks, answers, strict=True):
+            if content.busy and answer.error == "TableBusyError" and self._may_refuse(content, ask[0], late):
+                continue
+            stale = reader.source == "CACHE" and (content.busy or expected.problem)
+            allowed = [expected, *older] if stale else [expected]
+            if content.busy and self._quiet is not None and not late:
+                allowed.append(self._quiet.answer(question))
+            self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
+
+    def _check_past(self, table: Managed, rng: random.Random) -> None:
+        """A version of a managed table that was there once is read again, or is known to be gone."""
+        position, (schema, rows) = rng.choice(sorted(table.versions.items()))
+        reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
+        question = Question(self._setup.keys, version=str(position))
+        expected = managed_content(schema, rows).answer(question)
+        keys = [tuple(row[name] for name in self._setup.keys) for row in expected.keyed[:3]] or [
+            (None,) * len(self._setup.keys)
+        ]
+        asked = key_table(pa.schema([(name, schema.field(name).type) for name in self._setup.keys]), keys)
+        asks = (("scan",), ("get_many", asked))
+        for ask, answer in zip(asks, self._asked(reader, self._request(reader, question, asks)), strict=True):
+            if answer.error != "VersionGoneError" or position >= table.oldest:
+                self._compare(reader, ask, answer, [expected], question, keys)
+
+    def _may_refuse(self, content: Content, call: str, late: bool) -> bool:
+        """Whether a reader may say that a job is writing: its host need not have the bytes of files that have changed.
+
+        One that answers gives the last version that its host knows, or what is there if it takes the job for dead.
+        """
+        changed = self._quiet is None or content.files != self._quiet.files
+        return late or changed or call == "reload"
+
+    def _wanted(
+        self, expected: Expected, types: dict[str, pa.DataType] | Any, rng: random.Random
+    ) -> list[tuple[Any, ...]]:
+        """Keys to ask for: some that are there, some that are not, one that is null."""
+        names = self._setup.keys
+        there = [tuple(row[name] for name in names) for row in expected.keyed]
+        missing = tuple(_missing(types.get(name, pa.int64())) for name in names)
+        chosen = rng.sample(there, min(len(there), rng.choice((1, 4, 30))))
+        return [*chosen, missing, *chosen[:1], (None,) * len(names)]
+
+    # --- comparing --------------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        reader: Reader,
+        ask: tuple[Any, ...],
+        answer: Answer,
+        allowed: Iterable[Expected],
+        question: Question,
+        wanted: list[tuple[Any, ...]],
+    ) -> None:
+        said = []
+        by_key = ask[0] in ("get", "get_many")
+        for expected in allowed:
+            if by_key and answer.error == "SchemaError" and self._types(expected) != self._asked_types:
+                return  # keys of a newer version are no keys of this one
+            schema, rows = expected.schema, expected.rows
+            if by_key and not expected.problem:
+                rows = tuple(found_by(expected, question.keys, wanted))
+                names = list(expected.keyed[0]) if expected.keyed else None
+                schema = pa.schema([(n, expected.types[n]) for n in names]) if names else None
+                if ask[0] == "get":
+                    rows = tuple({n: v for n, v in row.items() if n != "key_index"} for row in rows)
+            difference = self._difference(expected, answer, ask[0], schema, rows)
+            if not difference:
+                return
+            said.append(difference)
+        call = f"{ask[0]}({_cut(wanted)})" if by_key else ask[0]
+        at = f" at version {question.version}" if question.version else ""
+        self._report(str(reader), call + at, said[0], _text(answer))
+
+    def _types(self, expected: Expected) -> list[pa.DataType | None]:
+        return [expected.types.get(name) for name in self._setup.keys]
+
+    def _difference(
+        self, expected: Expected, answer: Answer, call: str, schema: pa.Schema | None, rows: Sequence[dict[str, Any]]
+    ) -> str:
+        """What was to be instead of the answer; "" if it is right."""
+        if answer.error.startswith("internal"):
+            return _short(expected)
+        if expected.problem:
+            # What a query's options name need not be there for a reload.
+            return "" if answer.error or call == "reload" else _short(expected)
+        if answer.error:
+            return _short(expected)
+        if call == "reload":
+            return ""
+        if call == "schema":
+            return "" if _columns(answer.value) == _columns(schema) else str(_columns(schema))
+        if call == "get":
+            found = [plain(row) for row in answer.value]
+        else:
+            if schema is not None:
+                names = [*_columns(schema), ("key_index", "int64")] if call == "get_many" else _columns(schema)
+                if _columns(answer.value.schema) != names:
+                    return f"columns {names}"
+            found = [plain(row) for row in answer.value.to_pylist()]
+        right = [plain(row) for row in rows]
+        if expected.ordered and call != "scan":
+            return "" if found == right else _rows_text(right, found)
+        return "" if sorted(found) == sorted(right) else _rows_text(right, found)
+
+    def _note(self, question: Question, content: Content) -> None:
+        expected = content.answer(question)
+        if not expected.problem:
+            self._before[question].append(expected)
+
+    def _report(self, reader: str, call: str, expected: str, actual: str) -> None:
+        self.discrepancies.append(Discrepancy(self._step, reader, call, _cut(expected), _cut(actual)))
+
+
+def _missing(kind: pa.DataType) -> Any:
+    """A value of a type that no row has."""
+    if pa.types.is_string(kind):
+        return "nowhere"
+    if pa.types.is_binary(kind):
+        return b"nowhere"
+    if pa.types.is_timestamp(kind):
+        return datetime.datetime(1999, 1, 1, tzinfo=datetime.timezone.utc if kind.tz else None)
+    if pa.types.is_boolean(kind) or pa.types.is_nested(kind):
+        return None
+    return pa.scalar(10_000, pa.int32()).cast(kind).as_py()
+
+
+def _columns(schema: pa.Schema) -> list[tuple[str, str]]:
+    return [(field.name, str(field.type)) for field in schema]
+
+
+def _short(expected: Expected) -> str:
+    return f"an error ({expected.problem})" if expected.problem else f"{len(expected.rows)} rows of {expected.schema}"
+
+
+def _rows_text(right: list[str], found: list[str]) -> str:
+    lacks = collections.Counter(right) - collections.Counter(found)
+    beyond = collections.Counter(found) - collections.Counter(right)
+    return f"{len(right)} rows; lacks {list(lacks)[:3]}, has beyond them {list(beyond)[:3]}"
+
+
+def _text(answer: Answer) -> str:
+    if answer.error:
+        return f"{answer.error}: {answer.text}"
+    rows = answer.value.to_pylist() if isinstance(answer.value, pa.Table) else answer.value
+    return f"{len(rows)} rows {rows[:2]}" if isinstance(rows, list) else str(rows)
+
+
+def _cut(what: Any) -> str:
+    text = " ".join(str(what).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def run(
+    history: History,
+    root: Path,
+    nursery: Nursery,
+    readers: Sequence[Reader] | None = None,
+    at_end: int = len(EVERY_READER),
+) -> list[Discrepancy]:
+    """What is wrong in a history. `readers`: who is asked after each step; None: some at random, and `at_end` at the end."""
+    machine = _Machine(history, root, nursery, str(root))
+    machine.run(readers, at_end)
+    return machine.discrepancies

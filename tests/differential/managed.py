@@ -1,0 +1,207 @@
+"""A managed table of a history: written by the package, beside a plain list of the rows that it should have."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.bykey import KeyedRows
+from pyspark_lookup.errors import WriteConflictError
+from pyspark_lookup.notifications import DataFile, WriteMode
+from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.runtime import runtime
+from pyspark_lookup.writing import Job, WriteSizes
+from tests.differential.histories import Step
+
+__all__ = ["SIZES", "Managed"]
+
+_COMPACT_AFTER = "4"
+Row = dict[str, Any]
+
+
+SIZES = WriteSizes(
+    file_bytes=400,
+    row_group_bytes=200,
+    row_group_rows=(2, 4),
+    merge_bytes=800,
+    fold_bytes=2000,
+    unasked_fold_bytes=1000,
+    small_file_bytes=1000,
+)
+"""Small tables have by these what large ones have: several files a write, row groups, partial folds, merges."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Open:
+    """A write that was begun: its files, its rows, and its place in the order of beginnings."""
+
+    job: Job
+    files: list[DataFile]
+    op: str
+    rows: list[Row]
+    order: int
+
+
+class Managed:
+    """A managed table and its model: its rows, each with the place of its write in the order of beginnings."""
+
+    def __init__(
+        self, path: Path, hosts: Path, keys: tuple[str, ...], texts: list[str], new_serial: Callable[[], int]
+    ) -> None:
+        self._path, self._hosts, self._keys, self._new_serial = path, hosts, keys, new_serial
+        fixed = [("id", pa.int64()), ("v", pa.int64()), ("s", pa.int64()), ("c", pa.string())]
+        self._texts = texts
+        self.schema = pa.schema([*fixed, *((name, pa.string()) for name in texts)])
+        self._state: list[tuple[Row, int]] = []
+        self._opened: list[_Open] = []
+        self._order = 0
+        self._overwritten = False
+        self.versions: dict[int, tuple[pa.Schema, tuple[Row, ...]]] = {}
+        """What the table was at positions of its log."""
+        self.oldest = 0
+        """From which position on all can be read."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What should be there now."""
+        return tuple({name: row.get(name) for name in self.schema.names} for row, _ in self._state)
+
+    def copied(self) -> Managed:
+        """A model that goes its own way from here on. What is open stays so for ever in one that is a copy."""
+        other = copy.copy(self)
+        other._opened, other.versions = [], dict(self.versions)
+        return other
+
+    def take(self, step: Step, rng: random.Random) -> None:
+        """Take a step. Raises what the package raises."""
+        host, count, *inner = step.args
+        options = {
+            "lookup.cache.dir": str(self._hosts / host),
+            "lookup.keys": ",".join(self._keys),
+            "lookup.write.compact-after": _COMPACT_AFTER,
+        }
+        table = LookupTable(str(self._path), options)
+        match step.op:
+            case "append" | "upsert" | "delete" | "overwrite":
+                self._state = self._written(table, step.op, self._state, count, rng)
+            case "transaction":
+                state = self._state
+                with table.transaction() as transaction:
+                    for op in inner[0]:
+                        state = self._written(transaction, op, state, count, rng)
+                self._state = state
+            case "begin":
+                self._begin(options, inner[0], count, rng)
+            case "commit" if self._opened:
+                self._commit(options, self._opened.pop(count % len(self._opened)))
+            case "alter":
+                self._alter(table)
+            case "compact":
+                self._compact(table, options)
+            case "vacuum":
+                self.oldest = table.vacuum("0 s", force=True)["oldest"] or self.oldest
+        self.versions[table.describe()["position"]] = (self.schema, self.rows)
+
+    def _drawn(self, op: str, count: int, rng: random.Random) -> list[Row]:
+        new = [self._row(rng) for _ in range(count)]
+        if op in ("upsert", "delete"):
+            distinct = {self._key(row): row for row in new}
+            new = list(distinct.values())
+        return new
+
+    def _row(self, rng: random.Random) -> Row:
+        row: Row = dict.fromkeys(self.schema.names)
+        row["id"] = None if rng.random() < 0.05 else rng.randrange(12)
+        row["v"] = None if rng.random() < 0.1 else rng.randrange(8)
+        row["s"] = self._new_serial()
+        row["c"] = rng.choice((None, "x", "some text that is longer"))
+        row |= {name: rng.choice(("01", "1", "eu")) for name in self._texts}
+        return row
+
+    def _key(self, row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in self._keys)
+
+    def _after(self, op: str, new: list[Row], order: int, before: list[tuple[Row, int]]) -> list[tuple[Row, int]]:
+        """The rows after a write that is committed now and began at its place in the order."""
+        # A row with a null in its key has none: nothing replaces or removes it.
+        named = {key for row in new if None not in (key := self._key(row))} if op in ("upsert", "delete") else set()
+        kept = [
+            (row, of) for row, of in before if self._key(row) not in named and not (op == "overwrite" and of < order)
+        ]
+        return kept if op == "delete" else kept + [(row, order) for row in new]
+
+    def _written(
+        self, table: Any, op: str, before: list[tuple[Row, int]], count: int, rng: random.Random
+    ) -> list[tuple[Row, int]]:
+        """The rows after one write, which is made."""
+        new = self._drawn(op, count, rng)
+        rows = pa.Table.from_pylist(new, self.schema)
+        self._order += 1
+        self._overwritten |= op == "overwrite"
+        match op:
+            case "append" | "overwrite":
+                table.write(rows, mode=op)
+            case "upsert":
+                table.upsert(rows)
+            case "delete":
+                table.delete(rows.select(list(self._keys)))
+        return self._after(op, new, self._order, before)
+
+    # --- writes that overlap ----------------------------------------------------------------------
+
+    def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:
+        given = LookupOptions.parse({**options, "path": str(self._path)})
+        writer = runtime().engine(given).writer(given)
+        new = self._drawn(op, count, rng)
+        rows = pa.Table.from_pylist(new, self.schema)
+        if op == "delete":
+            rows = rows.select(list(self._keys))
+        job = writer.begin(rows.schema, WriteMode(op))
+        self._order += 1
+        found = [] if op == "delete" else writer.write(job, rows.to_batches(), "part")
+        self._opened.append(_Open(job, found, op, new, self._order))
+
+    def _commit(self, options: dict[str, str], write: _Open) -> None:
+        given = LookupOptions.parse({**options, "path": str(self._path)})
+        writer = runtime().engine(given).writer(given)
+        keys = pa.Table.from_pylist(write.rows, self.schema).select(list(self._keys))
+        self._overwritten |= write.op == "overwrite"
+        try:
+            effect = writer.deletion(keys) if write.op == "delete" else None
+            writer.commit(write.job, write.files, effect=effect)
+        except WriteConflictError:
+            if not self._overwritten:
+                raise
+        else:
+            self._state = self._after(write.op, write.rows, write.order, self._state)
+
+    def _alter(self, table: LookupTable) -> None:
+        name = f"x{self._new_serial()}"
+        table.alter(columns=pa.schema([(name, pa.int64())]))
+        self.schema = pa.schema([*self.schema, (name, pa.int64())])
+
+    def _compact(self, table: LookupTable, options: dict[str, str]) -> None:
+        """Compact, while one of the writes that are open is committed: once the compaction has read what it folds."""
+        pending = self._opened[:1]
+        del self._opened[:1]
+        count = KeyedRows.count
+
+        def counted(rows: KeyedRows, found: Any) -> int:
+            number = count(rows, found)
+            if pending:
+                self._commit(options, pending.pop())
+            return number
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KeyedRows, "count", counted)
+            table.compact()
+        if pending:
+            self._commit(options, pending.pop())

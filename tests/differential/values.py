@@ -1,0 +1,143 @@
+"""What Spark shows of a file's types and values: the rules of the documentation once more, slow and value by value.
+
+Nothing of the package is used here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = ["ImpossibleError", "converted", "plain", "shown", "united"]
+
+_INTS = {"int8": 3, "int16": 5, "int32": 10, "int64": 19}
+"""Digits of each type."""
+_EXACT = decimal.Context(prec=60)
+
+
+class ImpossibleError(Exception):
+    """What no reader may answer: types that do not go together, a directory that is no table."""
+
+
+def shown(kind: pa.DataType) -> pa.DataType:
+    """The type in which Spark takes values of an Arrow type; null stays null."""
+    simple = {
+        "uint8": pa.int16(),
+        "uint16": pa.int32(),
+        "uint32": pa.int64(),
+        "uint64": pa.decimal128(20, 0),
+        "halffloat": pa.float32(),
+        **dict.fromkeys(("string", "large_string", "string_view"), pa.string()),
+        **dict.fromkeys(("binary", "large_binary", "binary_view"), pa.binary()),
+    }
+    if str(kind) in simple:
+        return simple[str(kind)]
+    types = pa.types
+    if types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if types.is_dictionary(kind):
+        return shown(kind.value_type)
+    if types.is_date(kind):
+        return pa.date32()
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_map(kind):
+        return pa.map_(shown(kind.key_type), shown(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, shown(field.type)) for field in kind])
+    if types.is_nested(kind):
+        return pa.list_(pa.field("element", shown(kind.value_type)))
+    if types.is_time(kind):
+        raise ImpossibleError(f"{kind} has no counterpart")
+    return kind
+
+
+def united(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """The type that holds the values of both (as Spark shows them) without loss. Raises ImpossibleError if there is none."""
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        if [field.name for field in one] != [field.name for field in other]:
+            raise ImpossibleError(f"{one} and {other}")
+        return pa.struct([(a.name, united(a.type, b.type)) for a, b in zip(one, other, strict=True)])
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return pa.map_(united(one.key_type, other.key_type), united(one.item_type, other.item_type))
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return pa.list_(pa.field("element", united(one.value_type, other.value_type)))
+    if _holds(one, other):
+        return one
+    if _holds(other, one):
+        return other
+    raise ImpossibleError(f"{one} and {other}")
+
+
+def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    if str(wide) in _INTS and str(narrow) in _INTS:
+        return _INTS[str(wide)] >= _INTS[str(narrow)]
+    if pa.types.is_float64(wide):
+        return str(narrow) in ("float", "int8", "int16", "int32")
+    if pa.types.is_decimal(wide):
+        whole = wide.precision - wide.scale
+        if str(narrow) in _INTS:
+            return bool(whole >= _INTS[str(narrow)])
+        return pa.types.is_decimal(narrow) and wide.scale >= narrow.scale and whole >= narrow.precision - narrow.scale
+    return False
+
+
+def finished(kind: pa.DataType) -> pa.DataType:
+    """A table's type: what is null everywhere is a string, as Spark infers it."""
+    if pa.types.is_null(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, finished(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(finished(kind.key_type), finished(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", finished(kind.value_type)))
+    return kind
+
+
+def converted(value: Any, kind: pa.DataType, utc: bool = False) -> Any:
+    """A value of a file as one of the table's type, which holds it. `utc`: a time without a zone is an instant."""
+    if value is None:
+        return None
+    types = pa.types
+    if types.is_struct(kind):
+        return {field.name: converted(value[field.name], field.type, utc) for field in kind}
+    if types.is_map(kind):
+        return [(converted(k, kind.key_type, utc), converted(v, kind.item_type, utc)) for k, v in value]
+    if types.is_list(kind):
+        return [converted(item, kind.value_type, utc) for item in value]
+    if types.is_decimal(kind):
+        return decimal.Decimal(value).quantize(decimal.Decimal(1).scaleb(-kind.scale), context=_EXACT)
+    if types.is_floating(kind):
+        return float(value)
+    if hasattr(value, "to_pydatetime"):
+        value = value.to_pydatetime()
+    if hasattr(value, "to_pytimedelta"):
+        value = value.to_pytimedelta()
+    if types.is_timestamp(kind):
+        if kind.tz is not None and value.tzinfo is None and utc:
+            value = value.replace(tzinfo=datetime.timezone.utc)
+        return value if value.tzinfo is None else value.astimezone(datetime.timezone.utc)
+    return value
+
+
+def plain(value: Any) -> str:
+    """A text that two values have in common if and only if they are the same in every respect."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {plain(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return ("[" if isinstance(value, list) else "(") + ", ".join(map(plain, value)) + "]"
+    if isinstance(value, datetime.datetime):
+        return value.isoformat() if value.tzinfo is None else value.astimezone(datetime.timezone.utc).isoformat()
+    if isinstance(value, (datetime.date, datetime.timedelta, decimal.Decimal)):
+        return f"{type(value).__name__} {value}"
+    return repr(value)

@@ -1,0 +1,102 @@
+"""Data files as different programs write them: pyarrow, DuckDB, Polars."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+
+from tests.differential.values import shown
+
+__all__ = ["file_bytes"]
+
+
+def _group_rows(table: pa.Table) -> int:
+    """Several row groups in every file, and not too many."""
+    return max(4, table.num_rows // 6)
+
+
+def file_bytes(table: pa.Table, form: str, writer: str, scratch: Path) -> bytes:
+    """The file that holds a table, as `writer` writes it; as pyarrow does where the writer lacks one of the types.
+
+    Some lists of fixed size that are null make files that pyarrow itself refuses: these are written as plain lists.
+    """
+    if form == "json":
+        return _json(table)
+    path = scratch / f"written.{form}"
+    path.unlink(missing_ok=True)
+    try:
+        _WRITERS[form, writer](table, path)
+        _check_readable(form, path)
+    except Exception:  # each library has errors of its own for types it does not know
+        path.unlink(missing_ok=True)
+        try:
+            _WRITERS[form, "pyarrow"](table, path)
+            _check_readable(form, path)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            _WRITERS[form, "pyarrow"](_simple(table), path)
+    content = path.read_bytes()
+    os.unlink(path)
+    return content
+
+
+def _check_readable(form: str, path: Path) -> None:
+    if form == "parquet":
+        with pq.ParquetFile(path) as file:
+            file.read()
+
+
+def _simple(table: pa.Table) -> pa.Table:
+    """The same rows in the plainest types."""
+    fields = [pa.field(field.name, shown(field.type)) for field in table.schema]
+    columns = [pa.array(table.column(field.name).to_pylist(), field.type) for field in fields]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _parquet(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, row_group_size=_group_rows(table), compression="none", use_dictionary=False)
+
+
+def _duckdb_parquet(table: pa.Table, path: Path) -> None:
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.register("rows", table)
+        connection.execute(f"COPY rows TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE {_group_rows(table)})")
+
+
+def _polars(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _arrow(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
+        out.write_table(table, max_chunksize=_group_rows(table))
+
+
+_WRITERS: dict[tuple[str, str], Callable[[pa.Table, Path], object]] = {
+    ("parquet", "pyarrow"): _parquet,
+    ("parquet", "duckdb"): _duckdb_parquet,
+    ("parquet", "polars"): lambda table, path: _polars(table).write_parquet(path, row_group_size=_group_rows(table)),
+    ("arrow", "pyarrow"): _arrow,
+    ("arrow", "duckdb"): lambda table, path: pyarrow.feather.write_feather(table, path, compression="lz4"),
+    ("arrow", "polars"): lambda table, path: _polars(table).write_ipc(path),
+}
+
+
+def _json(table: pa.Table) -> bytes:
+    def text(value: Any) -> str:
+        assert isinstance(value, (datetime.date, bytes)), value
+        return str(value)
+
+    return "".join(json.dumps(row, default=text) + "\n" for row in table.to_pylist()).encode()
