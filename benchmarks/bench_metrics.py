@@ -26,8 +26,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.joining import LookupSpec, announced, lookup_of, parsed_options
-from pyspark_lookup.metadata import Execution
 from pyspark_lookup.runtime import runtime
 
 BATCH = 10_000

@@ -14,7 +14,7 @@ import struct
 
 from pyspark_lookup.conf import redact
 from pyspark_lookup.errors import NotATableError, OptionError, SourceChangedError, UfsNotFoundError, VersionGoneError
-from pyspark_lookup.metadata import Execution
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.plain import shown
 from pyspark_lookup.planner import Found

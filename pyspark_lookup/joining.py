@@ -35,10 +35,10 @@ from pyspark_lookup.errors import (
     UfsError,
     VersionGoneError,
 )
+from pyspark_lookup.executions import Execution, Resolution
 from pyspark_lookup.keys import Numbers, as_indices, bits_of, one_array
 from pyspark_lookup.logs import log_event
 from pyspark_lookup.lookup import get_many_at, held_many_at
-from pyspark_lookup.metadata import Execution, Resolution
 from pyspark_lookup.options import LookupOptions, MetadataSource, OnError
 from pyspark_lookup.reader import ReadPlan
 from pyspark_lookup.runtime import Engine, runtime

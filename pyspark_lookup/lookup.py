@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from pyspark_lookup.cache import KEY_INDEX
 from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import SchemaError, SourceChangedError
+from pyspark_lookup.executions import Execution, Resolution
 from pyspark_lookup.formats import BATCH_ROWS
 from pyspark_lookup.keys import Keys, Numbers, as_indices, cast_keys, one_array
-from pyspark_lookup.metadata import Execution, Resolution
 from pyspark_lookup.options import CacheMode
 from pyspark_lookup.partial.caching import PartialCache
 from pyspark_lookup.partial.rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_at, rows_for

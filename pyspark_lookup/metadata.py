@@ -8,16 +8,15 @@ create, and every later one of that execution on this host takes it: one version
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from pyspark_lookup.blocks import BlockCache
+from pyspark_lookup.busy import WritingJobs
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
-from pyspark_lookup.disk import Disk, key_of
+from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import (
     NotATableError,
     OptionError,
@@ -27,13 +26,13 @@ from pyspark_lookup.errors import (
     UfsNotFoundError,
     VersionGoneError,
 )
+from pyspark_lookup.executions import Execution, Executions, Resolution
 from pyspark_lookup.formats import format_of
 from pyspark_lookup.hostversions import HostVersions
 from pyspark_lookup.logs import log_event
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.notifications import NotificationLog, TableState
 from pyspark_lookup.options import CacheMode, FileFormatName, LookupOptions, MetadataSource, OnBusy
-from pyspark_lookup.plain import name_of, number_of, text_of
 from pyspark_lookup.sinklog import committed_by_sink
 from pyspark_lookup.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
 from pyspark_lookup.table import (
@@ -43,13 +42,12 @@ from pyspark_lookup.table import (
     TableVersion,
     data_files,
     is_glob,
-    job_directories,
     kind_of,
     managed_version,
 )
 from pyspark_lookup.ufs import FileVersion, Listing, Ufs
 
-__all__ = ["Execution", "Metadata", "Resolution"]
+__all__ = ["Metadata"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 _SETTLE_POLLS = 20
@@ -57,28 +55,6 @@ _KINDS = (Kind.DIRECTORY, Kind.FILE, Kind.MANAGED)
 _CONFIRM_S = 1.0
 _BUSY_POLL_S = 0.5
 _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
-
-
-@dataclasses.dataclass(frozen=True)
-class Execution:
-    """What must see one version: a Spark execution, or a stream's micro-batch, of one application.
-
-    Inside a `foreachBatch` function a micro-batch has several actions. What was planned there, at `planned_at_s` (Unix time),
-    after an `action` of it had its version, is a query of its own: it may read back what that function has written.
-    """
-
-    application: str
-    id: str
-    action: str = ""
-    planned_at_s: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Resolution:
-    """A version, and whether this call decided it (False: an earlier resolver's record did)."""
-
-    version: TableVersion
-    decided_here: bool
 
 
 class Metadata:
@@ -98,12 +74,14 @@ class Metadata:
         self._disk = disk
         self._metrics = metrics
         self._served: dict[str, str] = {}
-        self._told: set[str] = set()
-        self._lacking: str | None = None
         self._clock = clock
         self._rng = rng
         self._logs: dict[str, NotificationLog] = {}
         self.host = HostVersions(ufs, disk, metrics, clock, self.log)
+        self._jobs = WritingJobs(ufs, self.host, metrics, clock)
+        self.lacks_files = self._jobs.lacks_files
+        if disk is not None:
+            self._executions = Executions(self.host, disk, metrics, clock)
 
     # --- planning: what is at this path? ----------------------------------------------------------
 
@@ -161,7 +139,7 @@ class Metadata:
     def _vanished_kind(self, url: str, options: LookupOptions) -> Kind | None:
         """DIRECTORY, if that is what was here lately: an overwrite may have removed it, and not begun to write."""
         probe = self.table_of(options, Kind.DIRECTORY) if not is_glob(url) and options.pinned is None else None
-        return Kind.DIRECTORY if probe is not None and self._was_here_lately(probe) else None
+        return Kind.DIRECTORY if probe is not None and self._jobs.was_here_lately(probe) else None
 
     def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
         """What the path was when this host last learned of it, for CACHE mode to answer or to keep; a log is asked itself."""
@@ -214,43 +192,7 @@ class Metadata:
     ) -> Resolution:
         if execution is None or self._disk is None:
             return Resolution(self._current(table, options, current), True)
-        key = self._key(table, execution)
-        recorded = self._recorded(table, key)
-        if recorded is not None:
-            self._metrics.inc("resolutionReuseCount")
-            return Resolution(recorded, False)
-        with self.host.locked("resolve", key):
-            key = self._key(table, execution)
-            recorded = self._recorded(table, key)
-            if recorded is not None:
-                self._metrics.inc("resolutionReuseCount")
-                return Resolution(recorded, False)
-            version = self._current(table, options, current)
-            return self._record(table, key, version, execution)
-
-    def _key(self, table: Table, execution: Execution) -> str:
-        """What an execution's version is on record under: its own, or that of one action of it."""
-        assert self._disk is not None
-        key = key_of(execution.application, execution.id, table.id)
-        if execution.planned_at_s is None:
-            return key
-        first = self._disk.get_record("execution", key, _decided_of)
-        if first is None or first.action == execution.action or execution.planned_at_s <= first.at_s:
-            return key
-        return key_of(execution.application, execution.id, execution.action, table.id)
-
-    def _record(self, table: Table, key: str, version: TableVersion, execution: Execution) -> Resolution:
-        """Make `version` the execution's, unless the lock was not had in time and another was first."""
-        assert self._disk is not None
-        try:
-            self.host.remember(table, version)  # before its digest: who sees the digest finds the files
-            decided = [version.digest, execution.action, self._clock.wall_s()]
-            winner = self._disk.create_record("execution", key, decided, _decided_of).digest
-        except OSError:
-            self._metrics.inc("cacheFailureCount")
-            return Resolution(version, True)
-        taken = self.host.files(table, winner) if winner != version.digest else None
-        return Resolution(taken or version, taken is None)
+        return self._executions.resolve(table, execution, lambda: self._current(table, options, current))
 
     def resolve_again(
         self, table: Table, options: LookupOptions, execution: Execution | None, gone: str, settled: bool = False
@@ -269,24 +211,12 @@ class Metadata:
             instead="resolving again",
         )
         if execution is not None and self._disk is not None:
-            key = self._key(table, execution)
-            recorded = self._recorded(table, key)
-            if recorded is not None and recorded.digest != gone:
-                return recorded  # another task noticed first
-            version = self._replacement(table, gone, settled)
-            self.host.remember(table, version)
-            decided = [version.digest, execution.action, self._clock.wall_s()]
-            self.host.attempt(lambda disk: disk.replace_record("execution", key, decided))
-            return version
+            return self._executions.replace(table, execution, gone, lambda: self._replacement(table, gone, settled))
         return self._replacement(table, gone, settled)
 
     def _replacement(self, table: Table, gone: str, settled: bool) -> TableVersion:
         version = self._ask(table, self._clock.steady_s(), gone=gone)
         return self.settled(table, version) if settled else version
-
-    def _recorded(self, table: Table, key: str) -> TableVersion | None:
-        decided = self._disk.get_record("execution", key, _decided_of) if self._disk else None
-        return None if decided is None else self.host.files(table, decided.digest)
 
     def ask(self, table: Table) -> TableVersion:
         """The store's current version: one metadata call, remembered on this host."""
@@ -436,12 +366,12 @@ class Metadata:
             try:
                 return self._learned(table, self._listed(table, started_s, status), started_s)
             except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
-                kept = self._kept(table, problem, gone)
+                kept = self._jobs.kept(table, problem, gone)
                 if kept is not None:
                     return kept
                 now_s = self._clock.steady_s()
                 until_s = now_s + table.busy.wait_s if until_s is None else until_s
-                if not patient or not self._is_worth_waiting(table, problem) or now_s >= until_s:
+                if not patient or now_s >= until_s or not self._is_worth_waiting(table, problem):
                     raise
             self._clock.sleep(min(_BUSY_POLL_S, until_s - now_s))
             started_s, status = self._clock.steady_s(), None
@@ -460,63 +390,13 @@ class Metadata:
             f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
         )
 
-    # --- jobs that write the files ------------------------------------------------------------------
-
-    def _kept(self, table: Table, problem: Exception, gone: str | None) -> TableVersion | None:
-        """While a job writes, the last version that this host knows: what the job has written is nobody's yet.
-
-        None if there is no job, or no such version. Its files may be gone; what reads them finds that out.
-        """
-        if not isinstance(problem, TableBusyError) or not table.busy.keep:
-            return None
-        record = self.host.last(table)
-        kept = self.host.files(table, record["digest"]) if record is not None else None
-        if kept is None or kept.digest == gone:
-            return None
-        self._lacking = kept.digest if set(kept.files).difference(problem.files) else None
-        self._metrics.inc("busyServedCount")
-        self._tell_once(table, str(problem), f"going on with version {kept.digest}")
-        return kept
-
-    def lacks_files(self, version: TableVersion) -> bool:
-        """Whether a version that was kept while a job writes has files that the job has removed."""
-        return version.digest == self._lacking
-
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
         """Whether a job may end soon, or begin: one that overwrites removes files before anything tells of it."""
         if not table.busy.keep or table.kind is Kind.FILE:
             return False
         if isinstance(problem, TableBusyError):
             return True
-        return self._was_here_lately(table) and not self._is_another_kind(table)
-
-    def _was_here_lately(self, table: Table) -> bool:
-        record = self.host.last(table)
-        return (
-            record is not None
-            and record["boot"] == self._clock.boot
-            and self._clock.steady_s() - record["started_s"] <= table.busy.timeout_s
-        )
-
-    def _dead_jobs(self, table: Table, listing: Listing) -> list[str]:
-        """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
-        dead = []
-        for directory in job_directories(table.url, table.kind, listing):
-            try:
-                changed_s, now_s = self._ufs.last_change_s(f"{listing.url}/{directory}")
-            except UfsNotFoundError:
-                continue  # its job has just ended: the listing is older than that
-            if changed_s is not None and now_s - changed_s >= table.busy.timeout_s:
-                dead.append(directory)
-                reason = f"{listing.url}/{directory} is of a job that died {now_s - changed_s:.0f} s ago or more"
-                self._tell_once(table, reason, "reading the files as if it were not there; remove it")
-        return dead
-
-    def _tell_once(self, table: Table, reason: str, instead: str) -> None:
-        if reason not in self._told:
-            self._told.add(reason)
-            shown = redact("path", table.url)
-            log_event(_log, logging.WARNING, "busy", table=shown, reason=redact("path", reason), instead=instead)
+        return self._jobs.was_here_lately(table) and not self._is_another_kind(table)
 
     def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
         self._metrics.inc("resolutionCount")
@@ -590,7 +470,7 @@ class Metadata:
         if isinstance(status, FileVersion):
             return TableVersion(table.id, (status,))
         try:
-            files = data_files(table.url, table.kind, status, table.success_file, self._dead_jobs(table, status))
+            files = data_files(table.url, table.kind, status, table.success_file, self._jobs.dead(table, status))
         except TableBusyError as problem:
             problem.files = status.files
             raise
@@ -601,19 +481,6 @@ class Metadata:
                     f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
                 )
         return TableVersion(table.id, files)
-
-
-class _Decided(NamedTuple):
-    """What is on record of an execution: its version's digest, the action that resolved it, and when (Unix time)."""
-
-    digest: str
-    action: str
-    at_s: float
-
-
-def _decided_of(found: Any) -> _Decided:
-    digest, action, at_s = found
-    return _Decided(name_of(digest), text_of(action), number_of(at_s))
 
 
 def _names_directory(options: LookupOptions) -> bool:

@@ -22,9 +22,10 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.executions import Execution, Resolution
 from pyspark_lookup.hostschemas import HostSchemas
 from pyspark_lookup.keys import check_key_types
-from pyspark_lookup.metadata import Execution, Metadata, Resolution
+from pyspark_lookup.metadata import Metadata
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.opened import Projection, Slice
 from pyspark_lookup.options import LookupOptions, MetadataSource

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import key_of
-from pyspark_lookup.metadata import Execution
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.options import LookupOptions, View
 from pyspark_lookup.runtime import Engine

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark_lookup import planner
 from pyspark_lookup.announcing import Announcement, announce, told_version
 from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
-from pyspark_lookup.metadata import Execution
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.table import Kind, Table, TableVersion
 from tests.fakes import FakeClock, Later, make_host

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
 from pyspark_lookup.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, format_of, open_format
+from pyspark_lookup.formats.sparktypes import spark_fields
 from pyspark_lookup.options import FileFormatName
 from pyspark_lookup.predicate import ColumnStats
 from pyspark_lookup.schema import cast_column, spark_type
@@ -1112,3 +1113,14 @@ def test_errors_of_the_store_pass_through() -> None:
         index = Stored(name, GOOD[name]).open()
         with pytest.raises(StoreError, match="the store said no"):
             list(index.batches(index.units[0], ["id"], RangesFile(len(GOOD[name]), {}, failure)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"interval", b'{"interval": 1}', b'{"fields": "interval"}', b'{"fields": [{"name": "i"}], "x": "variant"}'],
+)
+def test_what_is_not_sparks_schema(text: bytes) -> None:
+    """What somebody else keeps under the key of Spark's schema says nothing of the columns."""
+    fields = [pa.field("i", pa.int64())]
+    assert spark_fields(fields, {b"org.apache.spark.sql.parquet.row.metadata": text}, "file:///x") == fields
+    assert spark_fields(fields, None, "file:///x") == fields

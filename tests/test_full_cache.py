@@ -15,8 +15,8 @@ import pytest
 
 from pyspark_lookup import planner, progress
 from pyspark_lookup.errors import PysparkLookupError, ReloadFailedError, SchemaError, UfsUnavailableError
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.lookup import get_many
-from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import ReadTask
 from pyspark_lookup.reload import CacheReloadTrigger

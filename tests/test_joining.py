@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 import pyspark_lookup.runtime
 from pyspark_lookup import errors, joining
 from pyspark_lookup.announcing import Announcement
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.joining import ERROR_COLUMN, FOUND_COLUMN, Lookup, LookupSpec, announced, lookup_of, parsed_options
-from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import TableReader
 from pyspark_lookup.runtime import Runtime, runtime

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.errors import TableBusyError, TableEmptyError, UfsNotFoundError, UfsUnavailableError
-from pyspark_lookup.metadata import Execution
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.table import Table, TableVersion
 from tests.fakes import FakeClock, Host, make_host

@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_lookup import planner
 from pyspark_lookup.errors import SchemaError, UfsUnavailableError, VersionGoneError
-from pyspark_lookup.metadata import Execution
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.reader import ReadPlan, ReadTask
 from tests.fakes import FakeClock, Host, make_host

@@ -27,6 +27,7 @@ from pyspark_lookup.formats.model import (
     no_fetch,
     tail_range,
 )
+from pyspark_lookup.formats.sparktypes import spark_fields
 from pyspark_lookup.predicate import ColumnStats
 from pyspark_lookup.schema import spark_schema
 from pyspark_lookup.ufs import FileVersion, Range
@@ -78,9 +79,12 @@ class ParquetIndex:
             fields.append(pa.field(field.name, _with_instants(field.type, iter(int96))))
             self._leaves[field.name] = leaves
             first = leaves.stop
+        fields = spark_fields(fields, metadata.metadata, file.url)
         self.schema = spark_schema(pa.schema(fields), file.url)
         flat = [not pa.types.is_nested(field.type) for field in self.schema]
-        self._flat = {f.name for f, is_flat in zip(arrow, flat, strict=True) if is_flat and _bounded(f.type)}
+        self._flat = {
+            field.name for field, is_flat in zip(fields, flat, strict=True) if is_flat and _bounded(field.type)
+        }
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
 

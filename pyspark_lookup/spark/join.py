@@ -328,7 +328,7 @@ def _version_of(table: LookedUp, observed: bool) -> DataFrame:
     The same DataFrame for the same options: Spark refuses two observations of one name unless they are one. They are kept with
     the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
     """
-    options, anew = json.dumps(dict(table.options), sort_keys=True), in_micro_batch(table.spark)
+    options, anew = json.dumps(dict(table.options), sort_keys=True), _in_micro_batch(table.spark)
     place = options, observed, anew
     with _versions_lock:
         known: dict[tuple[str, bool, bool], DataFrame] = vars(table.spark).setdefault("_lookup_versions", {})
@@ -344,7 +344,7 @@ def _version_of(table: LookedUp, observed: bool) -> DataFrame:
         return known[place]
 
 
-def in_micro_batch(spark: SparkSession) -> bool:
+def _in_micro_batch(spark: SparkSession) -> bool:
     """Whether this thread runs a `foreachBatch` function, whose actions Spark counts to the micro-batch."""
     try:
         return bool(spark.sparkContext.getLocalProperty("streaming.sql.batchId"))
@@ -363,7 +363,7 @@ class _Join:
     def cached(self, df: DataFrame, name: str) -> DataFrame:
         """The join by lookups."""
         marked = self.how == "inner" or not self.names
-        anew = in_micro_batch(self.table.spark)
+        anew = _in_micro_batch(self.table.spark)
         probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity, anew=anew)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
         told = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))

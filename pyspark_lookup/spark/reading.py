@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
+from pyspark_lookup.executions import Execution
 from pyspark_lookup.joining import announced
 from pyspark_lookup.lookup import read_rows
-from pyspark_lookup.metadata import Execution
 from pyspark_lookup.options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
 from pyspark_lookup.reader import ReadPlan, ReadTask
 from pyspark_lookup.runtime import runtime

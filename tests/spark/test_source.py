@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
 
 from pyspark_lookup import LookupTable, configure
 from pyspark_lookup.errors import NotATableError, UfsNotFoundError, VersionGoneError
@@ -541,3 +542,21 @@ def test_recommended_confs_change_no_answer(spark: SparkSession, tmp_path: Path)
     finally:
         for key, value in before.items():
             spark.conf.set(key, value)
+
+
+def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> None:
+    """Day-time intervals are what Spark's reader gives, also nested; types that no Python source can read are named errors."""
+    intervals = spark.sql(
+        "SELECT 1 AS id, INTERVAL '1 02:03:04.5' DAY TO SECOND AS i, named_struct('a', INTERVAL '5' SECOND) AS s, "
+        "array(INTERVAL '7' HOUR) AS l, map('k', INTERVAL '1' DAY) AS m"
+    )
+    intervals.write.parquet(str(tmp_path / "intervals"))
+    found = spark.read.format("lookupcache").load(str(tmp_path / "intervals"))
+    assert found.collect() == spark.read.parquet(str(tmp_path / "intervals")).collect()
+    assert found.schema["i"].dataType.simpleString() == "interval day to second"
+    refused = {"variant": "parse_json('[1]')", "interval year to month": "INTERVAL '1-2' YEAR TO MONTH"}
+    for kind, value in refused.items():
+        path = str(tmp_path / kind)
+        spark.sql(f"SELECT 1 AS id, array({value}) AS v").write.parquet(path)
+        with pytest.raises(AnalysisException, match=f"column 'v' is of Spark's type {kind}"):
+            spark.read.format("lookupcache").load(path)
