@@ -154,8 +154,8 @@ class Metadata:
                 # The wall clock may have been set back in between.
                 here = record["boot"] == self._clock.boot
                 learned[here, record["started_s" if here else "wall_s"]] = kind
-        if {Kind.DIRECTORY, Kind.FILE} <= set(learned.values()):
-            return None  # one may be what the other spelling of the path names, with a slash
+        if {Kind.DIRECTORY, Kind.FILE} <= set(learned.values()) and not url.startswith("file://"):
+            return None  # an object store can have both; one may be what the other spelling of the path names, with a slash
         last = learned[max(learned)] if learned else None
         return last if options.metadata_source is MetadataSource.CACHE or last is Kind.MANAGED else None
 

@@ -268,7 +268,7 @@ KINDS = (
         Rows(),
         Rows([(1, "new.1", 0), (2, "new.1", 1), (3, "new.2", 0), (4, "new.2", 1)]),
     ),
-    Kind("alter", alter, small, SMALL, SMALL, has_event("alter")),
+    Kind("alter", alter, small, SMALL, SMALL, has_event("commit", "alter")),
     Kind("compact", compact, small, SMALL, SMALL, has_event("commit", "compact")),
     Kind("vacuum", vacuum, folded, FOLDED, FOLDED, has_event("vacuum"), repeats=True),
     Kind("stream", stream, small, SMALL, SMALL + _APPENDED, warm=True, repeats=True),
