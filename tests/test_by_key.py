@@ -10,12 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.bykey import KeyedRows
-from pyspark_lookup.errors import NonUniqueKeyError, OptionError, SchemaError, VersionGoneError, WriteConflictError
+from pyspark_lookup.errors import NonUniqueKeyError, OptionError, SchemaError, WriteConflictError
 from pyspark_lookup.notifications import DataFile, WriteMode
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.runtime import runtime
@@ -185,39 +184,9 @@ class Model:
             found = sorted(rows, key=repr)
             assert found == [row for row in self.expected if row[:2] == key]
 
-    def check_past(self) -> None:
-        """Each version can be read again, or is known to be gone if vacuum may have taken it."""
-        for position, expected in self.versions.items():
-            past = LookupTable(self.path, {**self.own, **self.mode, "lookup.version": position})
-            try:
-                assert rows_of(past.scan()) == expected
-            except VersionGoneError:
-                assert position < self.oldest
-            past.close()
-
     def close(self) -> None:
         self.table.close()
         self.reader.close()
-
-
-@pytest.mark.parametrize("mode", MODES)
-@given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
-@settings(max_examples=8, deadline=None)
-def test_any_sequence_is_as_the_model(
-    tmp_path_factory: pytest.TempPathFactory, mode: str, history: list[Any], small: int
-) -> None:
-    """Random writes of all kinds, overlapping ones too, compactions and vacuums, against a list: scans, lookups, each version again.
-
-    `small`: in bytes, what a compaction folds whatever else there is.
-    """
-    model = Model(tmp_path_factory.mktemp("by-key"), MODES[mode], small)
-    for step, write, beside, look in history:
-        model.take(step, write, beside)
-        if look:  # a reader that has not seen a version goes on from an older one
-            model.check()
-    model.check()
-    model.check_past()
-    model.close()
 
 
 def last_event(site: Site) -> str:
@@ -279,22 +248,6 @@ def test_an_append_beside_an_upsert_stays(site: Site) -> None:
     with pytest.raises(WriteConflictError, match="by key"):
         writer.commit(overwrite, put(writer, overwrite, 6))
     assert ids_of(table.scan()) == [1, 5]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_readers_keep_up(site: Site, mode: str) -> None:
-    """Small upserts and deletes, each seen at once by a reader in each mode; untouched keys stay cached."""
-    table = site.created()
-    table.write(pa.table({"id": range(1000), "name": ["0"] * 1000}, rows().schema))
-    reader = site.table(MODES[mode], host="b")
-    assert reader.get(999)[0]["name"] == "0"
-    for number in range(1, 21):
-        table.upsert(rows(7, 200 + number, name=str(number)))
-        assert [row["name"] for row in reader.get(7)] == [str(number)]
-        table.delete(pa.table({"id": [100 + number]}))
-        assert reader.get(100 + number) == []
-        assert reader.get(999)[0]["name"] == "0"
-    assert reader.scan().num_rows == 980
 
 
 def test_a_delete_outlives_an_overwrite_beside_it(site: Site) -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.table import TableVersion
 from tests.fakes import make_host
@@ -311,24 +311,6 @@ def test_keys_of_the_log_are_the_tables(dim: Dim) -> None:
 
 
 # --- what else may lie there ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_plain_files_become_a_managed_table_and_back(tmp_path: Path, mode: str) -> None:
-    """A table that is open follows the path when plain files make way for a managed table, and the other way round."""
-    path, options = tmp_path / "t", {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), **MODES[mode]}
-    table = LookupTable(str(path), options)
-    for version in range(1, 5):
-        if version % 2:
-            path.mkdir()
-            pq.write_table(rows([1], version), path / "part.parquet")
-        else:
-            LookupTable(str(path), {"lookup.keys": "id"}).write(rows([1], version))
-        assert table.get(1) == [{"id": 1, "version": version}]
-        assert table.scan().column("version").to_pylist() == [version]
-        shutil.rmtree(path)
-    with pytest.raises(UfsNotFoundError):
-        table.scan()
 
 
 def test_a_copy_in_another_store_is_read(dim: Dim) -> None:
