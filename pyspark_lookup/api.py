@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pyspark_lookup import planner
 from pyspark_lookup.conf import conf_file_options, redact
-from pyspark_lookup.errors import NotSupportedError, OptionError, UfsNotFoundError
+from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
 from pyspark_lookup.notifications import WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.parsing import parse_duration_s
@@ -145,12 +145,13 @@ class LookupTable:
             try:
                 files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")
             except BaseException:
-                writer.abort(job, ())
+                with contextlib.suppress(UfsError, DamagedFileError):  # the error itself says more
+                    writer.abort(job, ())
                 raise
             state = writer.commit(job, files)
             assert state is not None
             engine.compact_if_due(self._options)
-            return state.position
+            return writer.position_of(job, state)
         finally:
             engine.publish_metrics()
 
@@ -231,7 +232,7 @@ class LookupTable:
         self._check_open()
         engine = runtime().engine(self._options)
         try:
-            return engine.writer(self._options).alter(columns, keys, properties).position
+            return engine.writer(self._options).alter(columns, keys, properties)
         finally:
             engine.publish_metrics()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from pyspark_lookup.clock import HostClock
 from pyspark_lookup.disk import Disk, key_of
 from pyspark_lookup.hostversions import HostVersions
 from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.plain import name_of, number_of, text_of
+from pyspark_lookup.plain import name_of, number_of
 from pyspark_lookup.table import Table, TableVersion
 
 __all__ = ["Execution", "Executions", "Resolution"]
@@ -20,14 +21,13 @@ __all__ = ["Execution", "Executions", "Resolution"]
 class Execution:
     """What must see one version: a Spark execution, or a stream's micro-batch, of one application.
 
-    Inside a `foreachBatch` function a micro-batch has several actions. What was planned there, at `planned_at_s` (Unix time),
-    after an `action` of it had its version, is a query of its own: it may read back what that function has written.
+    A function that `foreachBatch` calls may write a table, and read it back by something that it has built after that, at
+    `built_at_s` (Unix time): that takes a version which was resolved later than it was built. None: any will do.
     """
 
     application: str
     id: str
-    action: str = ""
-    planned_at_s: float | None = None
+    built_at_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +39,9 @@ class Resolution:
 
 
 class _Decided(NamedTuple):
-    """What is on record of an execution: its version's digest, the action that resolved it, and when (Unix time)."""
+    """What is on record of an execution: its version's digest, and when it began to be resolved (Unix time)."""
 
     digest: str
-    action: str
     at_s: float
 
 
@@ -57,13 +56,15 @@ class Executions:
 
     def resolve(self, table: Table, execution: Execution, current: Callable[[], TableVersion]) -> Resolution:
         """The version on record of an execution; else the `current` one, which is put there."""
-        recorded = self._recorded(table, self._key(table, execution))
+        key = self._key(table, execution)
+        recorded = self._recorded(table, key)
         if recorded is None:
-            with self._host.locked("resolve", self._key(table, execution)):
+            with self._host.locked("resolve", key):
                 key = self._key(table, execution)
                 recorded = self._recorded(table, key)
                 if recorded is None:
-                    return self._record(table, key, current(), execution)
+                    at_s = self._clock.wall_s()
+                    return self._record(table, key, current(), at_s)
         self._metrics.inc("resolutionReuseCount")
         return Resolution(recorded, False)
 
@@ -73,36 +74,32 @@ class Executions:
         recorded = self._recorded(table, key)
         if recorded is not None and recorded.digest != gone:
             return recorded  # another task noticed first
+        first = self._disk.get_record("execution", key, _decided_of)
+        at_s = self._clock.wall_s() if first is None else first.at_s  # who has used it goes on doing so
         version = newer()
         self._host.remember(table, version)
-        decided = self._decided(version, execution)
-        self._host.attempt(lambda disk: disk.replace_record("execution", key, decided))
+        self._host.attempt(lambda disk: disk.replace_record("execution", key, [version.digest, at_s]))
         return version
 
     def _key(self, table: Table, execution: Execution) -> str:
-        """What an execution's version is on record under: its own, or that of one action of it."""
-        key = key_of(execution.application, execution.id, table.id)
-        if execution.planned_at_s is None:
-            return key
-        first = self._disk.get_record("execution", key, _decided_of)
-        if first is None or first.action == execution.action or execution.planned_at_s <= first.at_s:
-            return key
-        return key_of(execution.application, execution.id, execution.action, table.id)
+        """What an execution's version is on record under: the first of its versions that is not older than what asks."""
+        for number in itertools.count():
+            key = key_of(execution.application, execution.id, table.id, number)
+            decided = self._disk.get_record("execution", key, _decided_of) if execution.built_at_s is not None else None
+            if decided is None or execution.built_at_s is None or execution.built_at_s <= decided.at_s:
+                return key
+        raise AssertionError("there is no end to it")
 
-    def _record(self, table: Table, key: str, version: TableVersion, execution: Execution) -> Resolution:
+    def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
         """Make `version` the execution's, unless the lock was not had in time and another was first."""
         try:
             self._host.remember(table, version)  # before its digest: who sees the digest finds the files
-            decided = self._decided(version, execution)
-            winner = self._disk.create_record("execution", key, decided, _decided_of).digest
+            winner = self._disk.create_record("execution", key, [version.digest, at_s], _decided_of).digest
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return Resolution(version, True)
         taken = self._host.files(table, winner) if winner != version.digest else None
         return Resolution(taken or version, taken is None)
-
-    def _decided(self, version: TableVersion, execution: Execution) -> list[Any]:
-        return [version.digest, execution.action, self._clock.wall_s()]
 
     def _recorded(self, table: Table, key: str) -> TableVersion | None:
         decided = self._disk.get_record("execution", key, _decided_of)
@@ -110,5 +107,5 @@ class Executions:
 
 
 def _decided_of(found: Any) -> _Decided:
-    digest, action, at_s = found
-    return _Decided(name_of(digest), text_of(action), number_of(at_s))
+    digest, at_s = found
+    return _Decided(name_of(digest), number_of(at_s))

@@ -109,9 +109,8 @@ class Transaction:
         self._check_open()
         self._ended = True
         try:
-            state = self._writes.commit()
-            if state is not None:
-                self.position = state.position
+            self.position = self._writes.commit()
+            if self.position is not None:
                 self._engine.compact_if_due(self._options)
         finally:
             self._engine.publish_metrics()

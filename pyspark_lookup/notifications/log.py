@@ -364,7 +364,7 @@ class NotificationLog:
             last = self._known.last if self._known is not None and self._known.state is state else None
         try:
             # Others may have seen the event, and put theirs after it: no single answer makes it go.
-            if self._is_same(state, last) is not None or self._has_begun(state):
+            if self._is_same(state, last) is not None or self._is_listed(state):
                 return True
             self._ufs.delete(self._path(event.position))
         except (UfsError, DamagedFileError) as problem:
@@ -373,10 +373,10 @@ class NotificationLog:
             self._known = None
         return False
 
-    def _has_begun(self, state: TableState) -> bool:
-        """Whether the log still begins with the event that created this table."""
-        first = self._ufs.list_files(self._directory("log"), after="", at_most=1)
-        return any(event.table_id == state.table_id and event.position == 1 for _, event in self._parsed(first))
+    def _is_listed(self, state: TableState) -> bool:
+        """Whether a listing of the log shows the state's last event: asked in another way than by its name."""
+        found = self._ufs.list_files(self._directory("log"), after=self._name(state.position - 1), at_most=1)
+        return any((event.position, event.nonce) == (state.position, state.nonce) for _, event in self._parsed(found))
 
     def _put_checkpoint(self, state: TableState) -> None:
         """Put a checkpoint; without it reading the log for the first time takes longer, no more."""

@@ -94,7 +94,7 @@ class TableState:
             case Allocate():
                 if event.write_id != self.high_watermark + 1:
                     raise self._contradiction(event, f"allocates write id {event.write_id}")
-                self.writes[event.write_id] = TableWrite(event.write_id, event.mode, event.position)
+                self.writes[event.write_id] = TableWrite(event.write_id, event.mode, event.position, nonce=event.nonce)
             case Write():
                 write = self._open(event, event.write_id)
                 files, hidden = (*write.files, *event.files), (*write.hidden, *event.hidden)
@@ -104,7 +104,8 @@ class TableState:
                 self._commit(event, self._open(event, event.write_id))
             case Abort():
                 write = self._open(event, event.write_id)
-                self.writes[write.id] = TableWrite(write.id, write.mode, write.allocated_at, ended_at=event.position)
+                ended = TableWrite(write.id, write.mode, write.allocated_at, ended_at=event.position, nonce=write.nonce)
+                self.writes[write.id] = ended
             case Alter():
                 self._defined(event.position, event.at_s, event.definition)
             case Vacuum():
@@ -199,7 +200,7 @@ class TableState:
             )
         if write.mode is WriteMode.OVERWRITE:
             self._check_compactions(write_id)
-        if self._replaced_by > write_id:
+        if self._replaced_by > write_id and write.mode is not WriteMode.ALTER:
             raise WriteConflictError(
                 f"write {write_id} of table {self.table_id} began before write {self._replaced_by}, which has replaced the "
                 "table's rows and is committed: its rows would never be seen; write again"
@@ -272,7 +273,13 @@ class TableState:
         ends = max((write.ended_at for write in valid if write.ended_at is not None), default=1)
         if own is not None:
             return self._version(write_ids, self.position, self.position)
-        return self._version(write_ids, ends, ends)
+        # Definitions without a write id, of earlier releases, go with the writes before them.
+        following = min(
+            (c.position for c in self.changes if c.position > ends and c.write_id), default=self.position + 1
+        )
+        unnumbered = (c.position for c in self.changes if c.write_id is None and c.position < following)
+        at = max([ends, *unnumbered])
+        return self._version(write_ids, at, at)
 
     def _check_marks(self, write_ids: ValidWriteIdList, own: int | None) -> None:
         """Raise VersionGoneError if a list lets through what hides rows in the files of a compaction that it does not see.
@@ -350,6 +357,7 @@ class TableState:
                 [[file.path, file.size, file.rows] for file in write.hidden],
                 list(write.replaces),
                 write.vacuumed,
+                write.nonce,
             ]
             for write in self.writes.values()
         ]
@@ -372,11 +380,11 @@ class TableState:
             state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
             for number, (id_, mode, allocated_at, ended_at, committed, files, *more) in enumerate(found["writes"], 1):
                 ended = None if ended_at is None else count_of(ended_at)
-                hidden, replaces, vacuumed = more
+                hidden, replaces, vacuumed, *nonce = more
                 write = TableWrite(
                     id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed, files_of(hidden)
                 )
-                write = dataclasses.replace(write, vacuumed=bool(vacuumed))
+                write = dataclasses.replace(write, vacuumed=bool(vacuumed), nonce=text_of(*nonce) if nonce else "")
                 if replaces:
                     write = write.replacing(state.writes, counts_of(replaces))
                 within = write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1

@@ -18,7 +18,7 @@ class TableWrite:
     """One write id: what it does, its files so far, and the positions of its allocation and of its end (None: open).
 
     `replaces`: of a compaction, the writes whose rows are in its files; `least` and `rank` are the lowest and the highest
-    write id that these rows came with. `vacuumed`: its files are gone.
+    write id that these rows came with. `vacuumed`: its files are gone. `nonce`: of the event that allocated the id.
     """
 
     id: int
@@ -32,6 +32,7 @@ class TableWrite:
     least: int = 0
     rank: int = 0
     vacuumed: bool = False
+    nonce: str = ""
 
     def __post_init__(self) -> None:
         if not self.rank:

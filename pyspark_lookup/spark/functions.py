@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.options import OnError, View
 from pyspark_lookup.spark.join import lookup_udf, row_type
@@ -23,7 +22,7 @@ from pyspark_lookup.spark.tables import LookedUp, TableArgument, defaults_to_ful
 __all__ = ["register_lookup"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TRIED = "_lookup_tried_"  # before the name of a function that is created to see whether Spark takes it
+_TRIED = "_lookup_tried_"  # before the name of functions that are created to see whether Spark takes them
 
 
 def register_lookup(
@@ -47,7 +46,7 @@ def register_lookup(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
-    registered: dict[str, str] = vars(spark).setdefault("_lookup_functions", {})
+    registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
     _check_name(name, registered)
     keys = [key] if isinstance(key, str) else list(key)
     found = looked_up(spark, table, keys, columns, options)
@@ -59,26 +58,31 @@ def register_lookup(
     own = tuple(StructField(column, found.type_of(column)) for column in found.keys)
     others = tuple(field for field in found.chosen if field.name not in found.keys)
     whole = dataclasses.replace(found, chosen=(*own, *others))
-    # What the functions stand on has names of its own, so that those there are stay whole until both new ones are.
-    base = (
-        f"_lookup_{name}_{key_of(*sorted(found.options.items()), *(field.json() for field in found.chosen), multi)[:8]}"
-    )
-    found.view(View.TOLD).createOrReplaceTempView(base)
+    try:
+        _create(found, whole, _TRIED + name.lower(), multi)
+    finally:  # those that are there stay whole until Spark has shown that it takes both
+        _drop(spark, _TRIED + name.lower())
+    _create(found, whole, name, multi)
+    registered.add(name.lower())
+
+
+def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
+    """Both functions, with what they stand on: the view of the version, and a UDF for each."""
+    base = f"_lookup_{name.lower()}"
+    found.view(View.TOLD).createOrReplaceTempView(f"{base}_version")
     bodies = {name: _body(found, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
     for function, body in bodies.items():
-        spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {_TRIED}{function}{body}")
-        spark.sql(f"DROP TEMPORARY FUNCTION {_TRIED}{function}")
-    for function, body in bodies.items():
-        spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")
-    before = registered.get(name.lower(), base)
-    registered[name.lower()] = base
-    if before != base:
-        spark.catalog.dropTempView(before)
-        for udf in _udfs(before):
-            spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {udf}")
+        found.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")
 
 
-def _check_name(name: str, registered: Mapping[str, object]) -> None:
+def _drop(spark: SparkSession, name: str) -> None:
+    """Remove what `_create` has made."""
+    for function in (name, f"{name}_rows", *_udfs(f"_lookup_{name}")):
+        spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {function}")
+    spark.catalog.dropTempView(f"_lookup_{name}_version")
+
+
+def _check_name(name: str, registered: set[str]) -> None:
     """Raise OptionError for a name by which two lookups would have a function of one name."""
     mine = name.lower()
     clashes = {f"{mine}_rows": f"{mine}_rows", mine.removesuffix("_rows"): mine}
@@ -96,12 +100,12 @@ def _udfs(base: str) -> tuple[str, str]:
 
 
 def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
-    """What follows a function's name where it is created: on top of a UDF, and of the view `base` of the version."""
+    """What follows a function's name where it is created: on top of a UDF, and of the view of the version."""
     names = [field.name for field in table.chosen]
     udf = _udfs(base)[as_rows]
     table.spark.udf.register(udf, lookup_udf(udf, table, names, many))
     declared = ", ".join(f"{quoted(key)} {_ddl(table.type_of(key))}" for key in table.keys)
-    call = f"{udf}({', '.join(map(quoted, table.keys))}, (SELECT version FROM {base}))"
+    call = f"{udf}({', '.join(map(quoted, table.keys))}, (SELECT version FROM {base}_version))"
     if not as_rows:
         return f"({declared}) RETURN {call}"
     row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)

@@ -17,6 +17,7 @@ import logging
 import operator
 import re
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -305,12 +306,8 @@ def lookup_udf(
     many: bool,
     marked: bool = False,
     validity: tuple[str, str | None] | None = None,
-    anew: bool = True,
 ) -> Any:
-    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row; with `validity` (keys…, time, version).
-
-    `anew`: see `Probe`.
-    """
+    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row; with `validity` (keys…, time, version)."""
     shown = [field.name for field in table.chosen]
     needed = [column for column in validity or () if column is not None and column not in shown]
     columns = table.arrow([*shown, *needed])
@@ -319,7 +316,9 @@ def lookup_udf(
     kind: Any = ArrayType(row) if many else row
     with warnings.catch_warnings():  # type hints cannot say how many arguments there are
         warnings.filterwarnings("ignore", "It is preferred to specify type hints", UserWarning)
-        return arrow_udf(Probe(name, spec.to_text(), anew), kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+        return arrow_udf(
+            Probe(name, spec.to_text(), _built_at_s(table.spark)), kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF
+        )
 
 
 def _version_of(table: LookedUp, observed: bool) -> DataFrame:
@@ -328,13 +327,13 @@ def _version_of(table: LookedUp, observed: bool) -> DataFrame:
     The same DataFrame for the same options: Spark refuses two observations of one name unless they are one. They are kept with
     the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
     """
-    options, anew = json.dumps(dict(table.options), sort_keys=True), _in_micro_batch(table.spark)
-    place = options, observed, anew
+    options, built_at_s = json.dumps(dict(table.options), sort_keys=True), _built_at_s(table.spark)
+    place = options, observed, built_at_s
     with _versions_lock:
-        known: dict[tuple[str, bool, bool], DataFrame] = vars(table.spark).setdefault("_lookup_versions", {})
+        known: dict[tuple[str, bool, float | None], DataFrame] = vars(table.spark).setdefault("_lookup_versions", {})
         if place not in known:
             # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
-            resolve = Resolve(f"version_of_{table.label}", options, anew)
+            resolve = Resolve(f"version_of_{table.label}", options, built_at_s)
             version = table.spark.range(0, 1, 1, 1).mapInArrow(resolve, f"{_VERSION_COLUMN} binary")
             if observed:
                 digest = sf.lower(sf.hex(sf.substring(_VERSION_COLUMN, 2, 16)))
@@ -344,12 +343,16 @@ def _version_of(table: LookedUp, observed: bool) -> DataFrame:
         return known[place]
 
 
-def _in_micro_batch(spark: SparkSession) -> bool:
-    """Whether this thread runs a `foreachBatch` function, whose actions Spark counts to the micro-batch."""
+def _built_at_s(spark: SparkSession) -> float | None:
+    """The time, in a `foreachBatch` function of Spark Classic: what is built there reads back what it has written before.
+
+    Over Connect the actions of such a function are executions of their own.
+    """
     try:
-        return bool(spark.sparkContext.getLocalProperty("streaming.sql.batchId"))
-    except (AttributeError, NotImplementedError, PySparkException):  # Connect: its actions are executions of their own
-        return False
+        inside = bool(spark.sparkContext.getLocalProperty("streaming.sql.batchId"))
+    except (AttributeError, NotImplementedError, PySparkException):
+        inside = False
+    return time.time() if inside else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,8 +366,7 @@ class _Join:
     def cached(self, df: DataFrame, name: str) -> DataFrame:
         """The join by lookups."""
         marked = self.how == "inner" or not self.names
-        anew = _in_micro_batch(self.table.spark)
-        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity, anew=anew)
+        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
         told = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))
         rows = told.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -17,14 +16,11 @@ from pyspark_lookup.reader import ReadPlan, ReadTask
 from pyspark_lookup.runtime import runtime
 from pyspark_lookup.views import ViewTask, view_batches
 
-ANEW = math.inf
-"""As a time of planning: for the action that runs, whatever its micro-batch has resolved before."""
-
-__all__ = ["ANEW", "count_for_application", "current_execution", "read", "session_options"]
+__all__ = ["count_for_application", "current_execution", "read", "session_options"]
 
 
-def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[pa.RecordBatch]:
-    """The batches of a task. Everything is read from the store before the first one."""
+def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask, built_at_s: float) -> Iterator[pa.RecordBatch]:
+    """The batches of a task of a DataFrame that was built at a time. Everything is read from the store before the first one."""
     context = TaskContext.get()
     count_for_application(context)
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options(context))
@@ -32,12 +28,12 @@ def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask) -> Iterator[
     try:
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
-            execution = current_execution(context, ANEW)
+            execution = current_execution(context, built_at_s)
             told = functools.partial(announced, options, execution)
             batches = view_batches(engine, task, options, told, execution)
         else:
             assert isinstance(task, ReadTask)
-            batches = read_rows(engine.reader, plan, task, current_execution(context, plan.planned_at_s))
+            batches = read_rows(engine.reader, plan, task, current_execution(context, built_at_s))
         # Now: a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
         yield from batches
@@ -67,11 +63,11 @@ def session_options(context: TaskContext | None) -> dict[str, str]:
     return {key: value for key, value in {**known, **found}.items() if value}
 
 
-def current_execution(context: TaskContext | None, planned_at_s: float | None = None) -> Execution | None:
+def current_execution(context: TaskContext | None, built_at_s: float | None = None) -> Execution | None:
     """What this task's rows must agree with: a stream's micro-batch, or a query with all its parts.
 
-    `planned_at_s`: when what resolves was planned, if that may have been inside a `foreachBatch` function (`ANEW`: for this
-    action). None outside Spark, or where Spark does not say: the task then resolves for itself.
+    `built_at_s`: when what asks was built, if that may have been inside a `foreachBatch` function. None outside Spark, or where
+    Spark does not say: the task then resolves for itself.
     """
     if context is None:
         return None
@@ -80,8 +76,7 @@ def current_execution(context: TaskContext | None, planned_at_s: float | None = 
     if stream and batch:
         # A batch that runs again after a restart is another execution: it sees what is current then.
         run = context.getLocalProperty("spark.jobGroup.id") or ""
-        action = context.getLocalProperty("spark.sql.execution.id") or ""
-        return Execution(application, f"stream {stream} run {run} batch {batch}", action, planned_at_s)
+        return Execution(application, f"stream {stream} run {run} batch {batch}", built_at_s)
     for key in ("spark.sql.execution.root.id", "spark.sql.execution.id"):
         execution = context.getLocalProperty(key)
         if execution:

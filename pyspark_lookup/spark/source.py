@@ -6,6 +6,7 @@ methods, the one place in this package where imports are not at the top.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class LookupCacheDataSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = dict(options)
+        self._built_at_s = time.time()
         self._found: Found | None = None
 
     @classmethod
@@ -56,7 +58,8 @@ class LookupCacheDataSource(DataSource):
 
         plan = planning.Planning.of(self.options, schema, self._found)
         # Spark refuses a reader with pushFilters unless it is about to call it.
-        return PushdownReader(plan) if planning.prunes_by_pushed_filters(plan) else LookupReader(plan)
+        reader = PushdownReader if planning.prunes_by_pushed_filters(plan) else LookupReader
+        return reader(plan, self._built_at_s)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A write of a managed table; its first write creates it."""
@@ -78,32 +81,37 @@ class LookupCacheDataSource(DataSource):
 
 
 class LookupPartition(InputPartition):
-    """One task of a read; carries its whole plan, because nothing else reaches the reading process."""
+    """One task of a read; carries its whole plan, because nothing else reaches the reading process.
 
-    def __init__(self, plan: Any, task: Any) -> None:
+    `built_at_s`: when its DataFrame was made, which may be long before Spark plans it.
+    """
+
+    def __init__(self, plan: Any, task: Any, built_at_s: float) -> None:
         super().__init__(None)
         self.plan = plan
         self.task = task
+        self.built_at_s = built_at_s
 
 
 class LookupReader(DataSourceReader):
     """Plans tasks and reads them. Its state is not needed after `partitions()`."""
 
-    def __init__(self, plan: Planning) -> None:
+    def __init__(self, plan: Planning, built_at_s: float) -> None:
         self._plan: Planning | None = plan
+        self._built_at_s = built_at_s
 
     def partitions(self) -> list[InputPartition]:
         assert self._plan is not None
-        return [LookupPartition(plan, task) for plan, task in self._plan.tasks()]
+        return [LookupPartition(plan, task, self._built_at_s) for plan, task in self._plan.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
         assert isinstance(partition, LookupPartition)
-        return reading.read(partition.plan, partition.task)
+        return reading.read(partition.plan, partition.task, partition.built_at_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": None}  # what a task needs is in its partition
+        return {"_plan": None, "_built_at_s": 0.0}  # what a task needs is in its partition
 
 
 class PushdownReader(LookupReader):

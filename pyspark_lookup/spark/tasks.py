@@ -12,7 +12,7 @@ from pyspark import TaskContext
 
 from pyspark_lookup.joining import announced, lookup_of, parsed_options
 from pyspark_lookup.runtime import runtime
-from pyspark_lookup.spark.reading import ANEW, count_for_application, current_execution, session_options
+from pyspark_lookup.spark.reading import count_for_application, current_execution, session_options
 
 __all__ = ["VERSION_SCHEMA", "Probe", "Resolve"]
 
@@ -20,12 +20,12 @@ VERSION_SCHEMA = pa.schema([("_lookup_version", pa.binary())])
 
 
 class Resolve:
-    """For `mapInArrow`: one row with the version that this execution reads of a table. `anew`: see `Probe`."""
+    """For `mapInArrow`: one row with the version that this execution reads of a table. `built_at_s`: see `Execution`."""
 
-    def __init__(self, name: str, options: str, anew: bool) -> None:
+    def __init__(self, name: str, options: str, built_at_s: float | None) -> None:
         self.__name__ = name  # as plans show it
         self._options = options
-        self._planned_at_s = ANEW if anew else None
+        self._built_at_s = built_at_s
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -33,24 +33,24 @@ class Resolve:
         context = TaskContext.get()
         count_for_application(context)
         options = runtime().effective(parsed_options(self._options).on_host(session_options(context)))
-        told = announced(options, current_execution(context, self._planned_at_s))
+        told = announced(options, current_execution(context, self._built_at_s))
         yield pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=VERSION_SCHEMA)
 
 
 class Probe:
     """For an iterator Arrow UDF: the rows of the keys in all arguments but the last, which is the version.
 
-    `anew`: this lookup was built inside a `foreachBatch` function, where each action is a query of its own.
+    `built_at_s`: see `Execution`.
     """
 
-    def __init__(self, name: str, spec: str, anew: bool) -> None:
+    def __init__(self, name: str, spec: str, built_at_s: float | None) -> None:
         self.__name__ = name
         self._spec = spec
-        self._planned_at_s = ANEW if anew else None
+        self._built_at_s = built_at_s
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         context = TaskContext.get()
-        execution = current_execution(context, self._planned_at_s)
+        execution = current_execution(context, self._built_at_s)
         count_for_application(context)
         lookup = lookup_of(self._spec, session_options(context))
         try:

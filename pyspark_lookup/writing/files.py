@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.errors import SchemaError, UfsError
+from pyspark_lookup.errors import PutUnknownError, SchemaError, UfsError, UfsUnavailableError
 from pyspark_lookup.hidden import PATH, ROW, distinct_places, hidden_bytes
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.notifications import DataFile, Definition
@@ -175,5 +175,8 @@ class DataFiles:
     def _put_bytes(self, data: bytes, path: str, rows: int) -> DataFile:
         while True:  # no file that somebody has put is ever replaced
             name = f"{path}-{self._rng.getrandbits(64):016x}.parquet"
-            if self._ufs.put_if_absent(f"{self._url}/{name}", data):
-                return DataFile(name, len(data), rows)
+            try:
+                if self._ufs.put_if_absent(f"{self._url}/{name}", data):
+                    return DataFile(name, len(data), rows)
+            except PutUnknownError as problem:  # if it is there, nothing names it
+                raise UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__}") from problem

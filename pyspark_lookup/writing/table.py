@@ -67,7 +67,8 @@ _OF_ROWS = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.DELETE)  # without som
 class Job:
     """A write under way: what its tasks and its commit need, in any process.
 
-    `write_id` None: it is allocated at the commit. `definition`: what its files have as columns.
+    `write_id` None: it is allocated at the commit. `definition`: what its files have as columns. `nonce`: of the event that has
+    allocated the id, which a table that was restored from a copy may give to somebody else as well.
     """
 
     table_id: str
@@ -76,6 +77,7 @@ class Job:
     directory: str
     definition: Definition
     began_s: float
+    nonce: str = ""
 
 
 class TableWriter:
@@ -121,20 +123,21 @@ class TableWriter:
             mode = WriteMode.UPSERT
         known = None if self._abort_dead(state) else state
         write_id: int | None = None
+        nonces = [""]
         if name is None:
             found: list[int] = []
 
             def allocate(state: TableState, nonce: str, at_s: float) -> Event:
                 self._definition(state, schema, mode.by_key)
                 found[:] = [state.high_watermark + 1]
+                nonces[:] = [nonce]
                 return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
 
             state = self._append(allocate, after=known)
             write_id = found[0]
             name = _directory(write_id)
-        return Job(
-            state.table_id, write_id, mode, name, self._definition(state, schema, mode.by_key), self._clock.steady_s()
-        )
+        definition = self._definition(state, schema, mode.by_key)
+        return Job(state.table_id, write_id, mode, name, definition, self._clock.steady_s(), *nonces)
 
     def _create(self, schema: pa.Schema) -> TableState:
         self._check_empty()
@@ -165,7 +168,7 @@ class TableWriter:
     def _check_above(self) -> None:
         """Raise NotATableError for a place below a managed table: who drops that one, or copies it, means its own files."""
         above = self._log.url.rpartition("/")[0]
-        while "/" in above.split("://", 1)[-1]:
+        while above.partition("://")[2].strip("/"):
             try:
                 self._ufs.get_meta(NotificationLog.first_event(above))
             except (UfsNotFoundError, UfsPermissionError):
@@ -219,7 +222,7 @@ class TableWriter:
         aborted then, if that can be), CommitUnknownError if the store does not say whether it is committed.
         """
         if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
-            self.abort(job, files, "no rows")
+            self._give_up(job, files, "no rows")
             return self._log.latest()
         state, job = self._allocated(job, batch)
         if job.write_id is None:
@@ -239,27 +242,38 @@ class TableWriter:
         except Exception as problem:
             state = self._ended(job, files, problem)
         if not state.writes[job.write_id].committed:
-            self.abort(job, files, "no rows")
+            self._give_up(job, files, "no rows")
             return self._log.latest()
-        self._committed(state.table_id, state.position)
+        self._committed(state.table_id, self.position_of(job, state))
         self._tidy(job, state)
         return state
+
+    def position_of(self, job: Job, state: TableState) -> int:
+        """The log position of a job's commit; the state's, if it has none."""
+        write = _own(state, job)
+        return (
+            write.ended_at if write is not None and write.committed and write.ended_at is not None else state.position
+        )
+
+    def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
+        """Abort a job, if the store lets us; an open one that is never committed is not seen either."""
+        with contextlib.suppress(UfsError, DamagedFileError):
+            self.abort(job, files, reason)
 
     def _ended(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
         """The state with a job committed whose commit seemed to fail; otherwise raises what says how it ended.
 
         An abort in the log decides it: nothing of the write can be put behind that.
         """
-        write_id, state = job.write_id, None
         try:
             state = self.abort(job, files)
         except (UfsError, DamagedFileError):
             raise problem from problem.__cause__
-        if state is not None and write_id is not None and state.table_id == job.table_id:
-            if state.writes[write_id].committed:
-                return state
-            if isinstance(problem, CommitUnknownError):
-                raise self._nothing_written(problem) from problem
+        write = None if state is None else _own(state, job)
+        if state is not None and write is not None and write.committed:
+            return state
+        if isinstance(problem, CommitUnknownError):
+            raise self._nothing_written(problem) from problem
         raise problem from problem.__cause__
 
     def _nothing_written(self, problem: CommitUnknownError) -> UfsUnavailableError:
@@ -329,22 +343,25 @@ class TableWriter:
         """The job with a write id; without, if its batch is committed already, as the state says."""
         if job.write_id is not None:
             return None, job
-        found: list[int] = []
+        found: list[tuple[int, str]] = []
 
         def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
             self._check_same(state, job)
             found.clear()
             if batch is not None and state.is_committed(batch):
                 return None
-            found.append(state.high_watermark + 1)
-            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], job.mode)
+            found.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], job.mode)
 
         state = self._append(allocate)
-        return state, dataclasses.replace(job, write_id=found[0] if found else None)
+        write_id, nonce = found[0] if found else (None, "")
+        return state, dataclasses.replace(job, write_id=write_id, nonce=nonce)
 
     def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
         """The table's definition if the job is committed next. Raises what makes that impossible."""
         self._check_same(state, job)
+        if write_id in state.writes and _own(state, job) is None:
+            raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
         state.check_open(write_id)
         if not isinstance(effect, Plain) and state.definition.keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
@@ -374,18 +391,19 @@ class TableWriter:
             write_id = job.write_id
 
             def abort(state: TableState, nonce: str, at_s: float) -> Event | None:
-                write = state.writes.get(write_id) if state.table_id == job.table_id else None
+                write = _own(state, job)
                 if write is None or write.ended_at is not None:
                     return None
                 return Abort(state.position + 1, state.table_id, nonce, at_s, write_id, reason)
 
             try:
-                state = self._log.append(abort)
+                state = self._append(abort)
             except UfsNotFoundError:
                 return None
-            if state.table_id != job.table_id:
+            write = _own(state, job)
+            if write is None:
                 return state
-            if state.writes[write_id].committed:
+            if write.committed:
                 # Its commit lies in the log, though its answer was lost.
                 _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
                 return state
@@ -444,13 +462,13 @@ class TableWriter:
         if asked.num_rows:
             job = self.begin(asked.schema, WriteMode.DELETE)
             state = self.commit(job, (), effect=self.deletion(asked))
+            assert state is not None
+            return self.position_of(job, state)
         assert state is not None
         return state.position
 
-    def alter(
-        self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None
-    ) -> TableState:
-        """Commit another definition of the table; the state with it.
+    def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
+        """Commit another definition of the table; the log position of that, or of the table if nothing changes.
 
         `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the
         table has otherwise, or keys that it does not have or names twice, UfsNotFoundError if there is no table.
@@ -464,31 +482,33 @@ class TableWriter:
             check_key_types([changed.schema.field(name) for name in named])
             return Definition(changed.schema, named, {**own.properties, **(properties or {})})
 
-        found: list[int] = []
+        found: list[tuple[int, str]] = []
 
         def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
             found.clear()
             if altered(state.definition) == state.definition:
                 return None
-            found.append(state.high_watermark + 1)
-            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], WriteMode.ALTER)
+            found.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], WriteMode.ALTER)
 
         state = self._append(allocate)
         if not found:
-            return state
-        job = Job(state.table_id, found[0], WriteMode.ALTER, _directory(found[0]), state.definition, 0.0)
+            return state.position
+        ((write_id, own_nonce),) = found
+        directory = _directory(write_id)
+        job = Job(state.table_id, write_id, WriteMode.ALTER, directory, state.definition, 0.0, own_nonce)
 
         def commit(state: TableState, nonce: str, at_s: float) -> Event:
-            self._check_same(state, job)
-            state.check_open(found[0])
-            return Commit(state.position + 1, state.table_id, nonce, at_s, found[0], altered(state.definition))
+            self._check(state, job, write_id, Plain())
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, altered(state.definition))
 
         try:
             state = self._log.append(commit, after=state)
         except Exception as problem:
             state = self._ended(job, (), problem)
-        self._committed(state.table_id, state.position)
-        return state
+        position = self.position_of(job, state)
+        self._committed(state.table_id, position)
+        return position
 
     # --- a transaction's side ---------------------------------------------------------------------
 
@@ -533,10 +553,16 @@ def _directory(write_id: int) -> str:
     return f"write-{write_id:020d}"
 
 
+def _own(state: TableState, job: Job) -> TableWrite | None:
+    """The job's write, if the state has it; one of its id may be somebody else's, of a table that was restored from a copy."""
+    write = state.writes.get(job.write_id) if job.write_id is not None and state.table_id == job.table_id else None
+    return None if write is None or (job.nonce and write.nonce and job.nonce != write.nonce) else write
+
+
 def _named(state: TableState, job: Job) -> set[str]:
     """The files that writes which are not aborted have in a job's directory."""
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
-    if writes and job.write_id is not None and job.directory == _directory(job.write_id):
+    if job.write_id in state.writes and job.directory == _directory(job.write_id):
         writes = [state.writes[job.write_id]]  # nobody else's are there
     paths = (file.path for write in writes for file in (*write.files, *write.hidden))
     return {path for path in paths if path.startswith(job.directory + "/")}

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import CommitUnknownError, UfsError, UfsUnavailableError, WriteConflictError
+from pyspark_lookup.errors import (
+    CommitUnknownError,
+    DamagedFileError,
+    UfsError,
+    UfsUnavailableError,
+    WriteConflictError,
+)
 from pyspark_lookup.notifications import DataFile, NotificationLog, TableState, WriteMode, text_of_schema
 from pyspark_lookup.table import Table, TableVersion, managed_version
 from pyspark_lookup.writeids import ValidWriteIdList
@@ -17,6 +24,8 @@ from pyspark_lookup.writing.effects import Both, ByKey, NewKeys, RowsByKey
 from pyspark_lookup.writing.table import Job, TableWriter
 
 __all__ = ["OpenWrites"]
+
+_INTERRUPTED = "one of its writes was interrupted"
 
 
 class OpenWrites:
@@ -74,19 +83,37 @@ class OpenWrites:
 
     def write(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
         """Write rows, which the transaction sees from now on. Raises as `TableWriter.begin` and `commit` do."""
-        if mode is not WriteMode.OVERWRITE or self._job is None:
-            self._add(schema, batches, mode)
-            return
-        before = self._job, self._keyed, self._new
-        self._job = None
+        self._attempt(lambda: self._add(schema, batches, mode), mode is WriteMode.OVERWRITE)
+
+    def delete(self, keys: pa.Table) -> None:
+        """Remove the rows with those keys, own ones too. Raises as `TableWriter.delete` does."""
+        asked = self._writer.keys_asked(keys)
+        if asked.num_rows:
+            self._attempt(lambda: self._hide(self._begun(asked.schema, WriteMode.DELETE), [], asked), False)
+
+    def _attempt(self, act: Callable[[], None], anew: bool) -> None:
+        """Let `act` write. Where that fails the transaction is as it was before; where it is interrupted it is given up.
+
+        `anew`: under a write id of its own, in place of what was written before.
+        """
+        self._check_whole()
+        before = self._job, self._keyed, self._new, self._base
+        begins = anew or self._job is None
+        if begins:
+            self._job = None
         try:
-            self._add(schema, batches, mode)
+            act()
         except Exception:
-            self.abort("the transaction could not overwrite it")
-            self._job, self._keyed, self._new = before  # these writes still count
+            if begins:
+                self.abort("this write of the transaction failed")
+            self._job, self._keyed, self._new, self._base = before
             raise
-        with contextlib.suppress(UfsError):  # who is not committed is not seen, aborted or not
-            self._writer.abort(before[0], (), "the transaction has overwritten it")
+        except BaseException:
+            self._lost = _INTERRUPTED
+            raise
+        if begins and before[0] is not None:
+            with contextlib.suppress(UfsError, DamagedFileError):  # who is not committed is not seen, aborted or not
+                self._writer.abort(before[0], (), "the transaction has overwritten it")
 
     def _add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
         job = self._begun(schema, mode)
@@ -100,20 +127,12 @@ class OpenWrites:
                 self._writer.discard(job, files, state)
             raise
 
-    def delete(self, keys: pa.Table) -> None:
-        """Remove the rows with those keys, own ones too. Raises as `TableWriter.delete` does."""
-        asked = self._writer.keys_asked(keys)
-        if asked.num_rows:
-            job = self._begun(asked.schema, WriteMode.DELETE)
-            self._hide(job, [], asked)
-
     def _begun(self, schema: pa.Schema, mode: WriteMode) -> Job:
-        self._check_whole()
         if self._job is None:
             self._job = self._writer.begin(schema, mode, first=True)
             if self._base is None:
                 self._base = ValidWriteIdList(self._job.table_id, 0)
-            elif self._base.table != self._job.table_id:
+            if self._base.table != self._job.table_id:
                 raise WriteConflictError(
                     f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"
                 )
@@ -134,20 +153,25 @@ class OpenWrites:
             keys = self._rows.keys_of(definition, files)
             self._rows.check_different(keys)
             self._rows.check_new(definition, keys, self.version()[1].files)
-            self._new.add(keys)
+            self._log_put(job, files, None, functools.partial(self._new.add, keys))
+            return
         self._log_put(job, files, None)
 
     def _hide(self, job: Job, files: list[DataFile], keys: pa.Table) -> None:
         """Put files whose rows take the place of those with the keys, of which the transaction sees some already."""
         assert self._keyed is not None
         seen = self.version()[1].files
-        self._log_put(job, files, self._rows.find(job.definition, keys, seen))
         own = f"{self._table.url}/{job.directory}/"
-        self._keyed.add(keys, [file for file in seen if not file.url.startswith(own)])
+        looked = [file for file in seen if not file.url.startswith(own)]
+        found = self._rows.find(job.definition, keys, seen)
+        self._log_put(job, files, found, functools.partial(self._keyed.add, keys, looked))
 
-    def _log_put(self, job: Job, files: list[DataFile], rows: pa.Table | None) -> None:
+    def _log_put(
+        self, job: Job, files: list[DataFile], rows: pa.Table | None, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Put files in the log, and `then` take note of that."""
         # If this does not end by saying so, the log may name the files, or come to do so: they stay, and nothing is committed.
-        self._lost = "one of its writes was interrupted"
+        self._lost = _INTERRUPTED
         try:
             self._writer.put(job, files, rows)
         except CommitUnknownError as problem:
@@ -156,6 +180,7 @@ class OpenWrites:
         except Exception:
             self._lost = None
             raise
+        then()
         self._lost = None
 
     def _check_whole(self, cause: Exception | None = None) -> None:
@@ -168,24 +193,24 @@ class OpenWrites:
 
     # --- its end ----------------------------------------------------------------------------------
 
-    def commit(self) -> TableState | None:
-        """Make all of it visible at once; None if that changes nothing. Raises as `TableWriter.commit` does."""
-        if self._job is None or self._keyed is None or self._new is None:
-            return None
+    def commit(self) -> int | None:
+        """Make all of it visible at once: the log position of the commit; None if that changes nothing. Raises as `TableWriter.commit` does."""
         if self._lost is not None:
             self.abort("what it has written is unknown")
             self._check_whole()
+        if self._job is None or self._keyed is None or self._new is None:
+            return None
         job, write_id, self._job = self._job, self._write_id, None
         effect = Both((self._keyed, self._new) if self._unique else (self._keyed,))
         state = self._writer.commit(job, (), effect=effect)
         own = state.writes.get(write_id) if state is not None and state.table_id == job.table_id else None
-        return state if own is not None and own.committed else None
+        return own.ended_at if own is not None and own.committed else None
 
     def abort(self, reason: str) -> None:
         """See to it that nothing of it is ever seen."""
         if self._job is not None:
             job, self._job = self._job, None
-            with contextlib.suppress(UfsError):  # without its commit nothing of it is seen, aborted or not
+            with contextlib.suppress(UfsError, DamagedFileError):  # without its commit nothing of it is seen
                 self._writer.abort(job, (), reason)
 
     @property

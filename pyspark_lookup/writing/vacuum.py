@@ -11,7 +11,7 @@ import dataclasses
 import re
 
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.errors import CommitUnknownError, OptionError, UfsError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.notifications import Event, NotificationLog, TableState, Vacuum
 from pyspark_lookup.stores import LOG_DIRECTORY
 from pyspark_lookup.ufs import FileVersion, Ufs
@@ -59,7 +59,10 @@ def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, forc
         ids = _removable(state, oldest)
         return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, oldest) if ids else None
 
-    state = log.append(removed, after=state)
+    try:
+        state = log.append(removed, after=state)
+    except CommitUnknownError as problem:
+        raise UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}") from problem
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
     done = _sweep(ufs, log, state, until_s)

@@ -11,9 +11,11 @@ import pyarrow as pa
 import pytest
 from py4j import finalizer
 from pyspark.sql import SparkSession as ClassicSession
+from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
 from tests.spark.test_join_streams import events, stream_of
+from tests.spark.test_source import conf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,8 +35,7 @@ class Dim:
             LookupTable(self.path, {"lookup.keys": "id"}).write(pa.table({"id": [1]}))
         else:
             spark.range(1, 2).write.parquet(self.path)
-        self._function = name
-        register_lookup(spark, name, self.path, key="id", columns=["id"])
+        self.function = name
 
     def append(self, spark: SparkSession, number: int) -> None:
         """One more row."""
@@ -42,11 +43,12 @@ class Dim:
         spark.range(number, number + 1).write.format(form).mode("append").save(self.path)
 
     def seen(self, spark: SparkSession) -> Seen:
-        """The keys that a new scan, a new join and the function find."""
+        """The keys that a scan, a join and a function find which are made now."""
+        register_lookup(spark, self.function, self.path, key="id", columns=["id"])
         asked = spark.createDataFrame([(key,) for key in KEYS], "id long")
         joined = lookup_join(asked, self.path, "id", columns=["id"], prefix="d_", strategy="cache")
         called = spark.sql(
-            f"SELECT {self._function}(id).id AS d FROM VALUES {', '.join(f'({k}L)' for k in KEYS)} AS t(id)"
+            f"SELECT {self.function}(id).id AS d FROM VALUES {', '.join(f'({k}L)' for k in KEYS)} AS t(id)"
         )
         return {
             "scan": sorted(row.id for row in spark.read.format("lookupcache").load(self.path).collect()),
@@ -68,7 +70,7 @@ def each_batch(spark: SparkSession, home: Path, stream: DataFrame, act: Callable
 
 @pytest.mark.parametrize("kind", ["plain", "managed"])
 def test_what_a_batch_writes_it_reads_back(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """Scans, joins and functions that are planned in the function are queries of their own: each sees what is there then."""
+    """Scans, joins and functions that are made in the function after a write see what it has written."""
     dim = Dim(kind, tmp_path, spark, f"read_back_{kind}")
     for number in range(2):
         events(tmp_path / "events", number, range(3))
@@ -84,28 +86,58 @@ def test_what_a_batch_writes_it_reads_back(spark: SparkSession, tmp_path: Path, 
     assert seen == [dict.fromkeys(("scan", "join", "function"), keys) for keys in expected]
 
 
+@pytest.mark.parametrize("adaptive", ["true", "false"])
+@pytest.mark.parametrize("side", ["scan", "stream", "neither"])
 @pytest.mark.parametrize("kind", ["plain", "managed"])
-def test_the_streams_own_lookups_keep_a_batch_to_one_version(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """A join and a scan that are part of the stream's plan answer all actions of a micro-batch from one version."""
+def test_the_streams_own_lookups_keep_a_batch_to_one_version(
+    spark: SparkSession, tmp_path: Path, kind: str, side: str, adaptive: str
+) -> None:
+    """Joins, scans and functions in the stream's plan answer all actions of a micro-batch from one version, however Spark
+    carries them out."""
     dim = Dim(kind, tmp_path, spark, f"one_version_{kind}")
+    register_lookup(spark, dim.function, dim.path, key="id", columns=["id"])
     for number in range(2):
         events(tmp_path / "events", number, range(1, 4))
     stream = stream_of(spark, tmp_path / "events")
     stream = lookup_join(stream, dim.path, "id", columns=["id"], prefix="join_", strategy="cache")
-    scanned = spark.read.format("lookupcache").load(dim.path).selectExpr("id", "id AS scan_id")
-    stream = stream.join(scanned.hint("broadcast"), "id", "left")
-    seen: list[tuple[list[int], list[int]]] = []
+    stream = stream.selectExpr("id", "join_id", f"{dim.function}(id).id AS called_id")
+    scanned = spark.read.format("lookupcache").load(dim.path).selectExpr("id AS scan_id")
+    scanned = scanned.hint("broadcast") if side == "scan" else scanned
+    stream = (stream.hint("broadcast") if side == "stream" else stream).join(scanned, sf.expr("scan_id = id"), "inner")
+    seen: list[list[tuple[int, int, int]]] = []
 
     def act(batch: DataFrame, number: int) -> None:
-        for attempt in range(2):
+        for attempt in range(3):
             rows = batch.select("*").collect()  # a plan of its own: Spark keeps what it has broadcast for an object
-            found = [sorted(row[c] for row in rows if row[c] is not None) for c in ("join_id", "scan_id")]
-            seen.append((found[0], found[1]))
+            seen.append(sorted((row.join_id, row.called_id, row.scan_id) for row in rows))
             if attempt == 0:
                 dim.append(batch.sparkSession, number + 2)
 
-    each_batch(spark, tmp_path, stream, act)
-    assert seen == [([1], [1]), ([1], [1]), ([1, 2], [1, 2]), ([1, 2], [1, 2])]
+    with conf(spark, "spark.sql.adaptive.enabled", adaptive):
+        each_batch(spark, tmp_path, stream, act)
+    assert seen == [[(1, 1, 1)]] * 3 + [[(1, 1, 1), (2, 2, 2)]] * 3
+
+
+def test_what_a_function_builds_keeps_its_version_in_the_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """Two writes of one join that is built in the function are of one version; what is built later sees what came between."""
+    dim = Dim("plain", tmp_path, spark, "kept_in_batch")
+    events(tmp_path / "events", 0, range(3))
+    seen: list[int] = []
+
+    def act(batch: DataFrame, number: int) -> None:
+        session = batch.sparkSession
+        for _ in range(2):
+            asked = session.createDataFrame([(key,) for key in KEYS], "id long")
+            joined = lookup_join(asked, dim.path, "id", how="inner", columns=["id"], prefix="d_", strategy="cache")
+            scanned = session.read.format("lookupcache").load(dim.path)
+            for frame in (joined, scanned):
+                seen.append(frame.select("*").count())
+            dim.append(session, 2 + len(seen) // 4)
+            for frame in (joined, scanned):
+                seen.append(frame.select("*").count())
+
+    each_batch(spark, tmp_path, stream_of(spark, tmp_path / "events"), act)
+    assert seen == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.timeout(280)
