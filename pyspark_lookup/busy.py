@@ -6,7 +6,7 @@ import logging
 
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
-from pyspark_lookup.errors import TableBusyError, UfsNotFoundError
+from pyspark_lookup.errors import TableBusyError, UfsError
 from pyspark_lookup.hostversions import HostVersions
 from pyspark_lookup.logs import log_event
 from pyspark_lookup.metrics import CacheMetricGroup
@@ -28,6 +28,8 @@ class WritingJobs:
         self._clock = clock
         self._told: set[str] = set()
         self._lacking: str | None = None
+        self._seen_s: dict[str, float] = {}  # when a version of a table was kept, by its id
+        self._alive_until_s: dict[str, float] = {}  # a job's directory cannot be that of a dead one before, by URL
 
     def kept(self, table: Table, problem: Exception, gone: str | None) -> TableVersion | None:
         """While a job writes, the last version that this host knows: what the job has written is nobody's yet.
@@ -40,7 +42,9 @@ class WritingJobs:
         kept = self._host.files(table, record["digest"]) if record is not None else None
         if kept is None or kept.digest == gone:
             return None
-        self._lacking = kept.digest if set(kept.files).difference(problem.files) else None
+        self._seen_s[table.id] = self._clock.steady_s()
+        lacks = problem.listing is not None and set(kept.files).difference(problem.listing.files)
+        self._lacking = kept.digest if lacks else None
         self._metrics.inc("busyServedCount")
         self._tell_once(table, str(problem), f"going on with version {kept.digest}")
         return kept
@@ -51,25 +55,32 @@ class WritingJobs:
 
     def was_here_lately(self, table: Table) -> bool:
         """Whether this host has seen the table within `lookup.busy-timeout`."""
-        record = self._host.last(table)
-        return (
-            record is not None
-            and record["boot"] == self._clock.boot
-            and self._clock.steady_s() - record["started_s"] <= table.busy.timeout_s
-        )
+        record, now_s = self._host.last(table), self._clock.steady_s()
+        if record is None or record["boot"] != self._clock.boot:
+            return False
+        return bool(now_s - max(record["started_s"], self._seen_s.get(table.id, 0.0)) <= table.busy.timeout_s)
 
     def dead(self, table: Table, listing: Listing) -> list[str]:
         """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
         dead = []
         for directory in job_directories(table.url, table.kind, listing):
+            url, steady_s = f"{listing.url}/{directory}", self._clock.steady_s()
+            if steady_s < self._alive_until_s.get(url, 0.0):
+                continue
             try:
-                changed_s, now_s = self._ufs.last_change_s(f"{listing.url}/{directory}")
-            except UfsNotFoundError:
-                continue  # its job has just ended: the listing is older than that
-            if changed_s is not None and now_s - changed_s >= table.busy.timeout_s:
-                dead.append(directory)
-                reason = f"{listing.url}/{directory} is of a job that died {now_s - changed_s:.0f} s ago or more"
-                self._tell_once(table, reason, "reading the files as if it were not there; remove it")
+                changed_s, now_s = self._ufs.last_change_s(url)
+            except UfsError:
+                continue  # its job has just ended, or nobody may look into it: not known to be dead
+            if changed_s is not None and not url.startswith("file://"):
+                # An object store's directories have no time: a commit that copies files out of one shows in the files.
+                changed_s = max([changed_s, *(file.modified_at_s or 0.0 for file in listing.files)])
+            if changed_s is None or now_s - changed_s < table.busy.timeout_s:
+                if changed_s is not None:
+                    self._alive_until_s[url] = steady_s + table.busy.timeout_s - (now_s - changed_s)
+                continue
+            dead.append(directory)
+            reason = f"{url} is of a job that died {now_s - changed_s:.0f} s ago or more"
+            self._tell_once(table, reason, "reading the files as if it were not there; remove it")
         return dead
 
     def _tell_once(self, table: Table, reason: str, instead: str) -> None:

@@ -132,9 +132,9 @@ class TableEmptyError(NotATableError):
 
 
 class TableBusyError(NotATableError):
-    """A job is writing the directory, or has not marked it complete. `files`: what a listing shows of it."""
+    """A job is writing the directory, or has not marked it complete. `listing`: what the store has said of it, if that is known."""
 
-    files: tuple[Any, ...] = ()
+    listing: Any = None
 
 
 class NonUniqueKeyError(PysparkLookupError, ValueError):

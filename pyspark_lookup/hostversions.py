@@ -25,6 +25,7 @@ from pyspark_lookup.ufs import FileVersion, Ufs
 __all__ = ["HostVersions"]
 
 _LOCK_WAIT_S = 30.0
+_LEARN_WAIT_S = 1.0
 
 
 class HostVersions:
@@ -61,14 +62,16 @@ class HostVersions:
         """
         if self._disk is None:
             return version
-        # One that is slow between reading the record and writing it would take the host back.
-        with self.locked("learned", table.id):
+        # One that is slow between reading the record and writing it would take the host back. One that is stopped there keeps
+        # nobody waiting: what is not on record costs a later call.
+        with self.locked("learned", table.id, _LEARN_WAIT_S) as held:
             record = self.last(table)
             if record and self._is_newer(record, version, started_s):
                 newer = self.files(table, record["digest"])
                 if newer is not None:
                     return newer
-            self.attempt(lambda disk: self._write(disk, table, version, started_s, record))
+            if held:
+                self.attempt(lambda disk: self._write(disk, table, version, started_s, record))
         return version
 
     def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
@@ -224,16 +227,16 @@ class HostVersions:
             self._metrics.inc("cacheFailureCount")
 
     @contextlib.contextmanager
-    def locked(self, kind: str, name: str) -> Iterator[None]:
-        """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
+    def locked(self, kind: str, name: str, wait_s: float = _LOCK_WAIT_S) -> Iterator[bool]:
+        """Hold a lock of this host; go on without it if it is not had in time or the directory fails. Whether it is held."""
         lock = None
         try:
             if self._disk is not None:
-                lock = self._disk.acquire(kind, name, _LOCK_WAIT_S)
+                lock = self._disk.acquire(kind, name, wait_s)
         except OSError:
             self._metrics.inc("cacheFailureCount")
         try:
-            yield
+            yield lock is not None
         finally:
             if lock is not None:
                 lock.release()

@@ -42,6 +42,7 @@ from pyspark_lookup.table import (
     TableVersion,
     data_files,
     is_glob,
+    job_directories,
     kind_of,
     managed_version,
 )
@@ -85,7 +86,7 @@ class Metadata:
 
     # --- planning: what is at this path? ----------------------------------------------------------
 
-    def discover(self, options: LookupOptions) -> tuple[Table, TableVersion]:
+    def discover(self, options: LookupOptions, patient: bool = True) -> tuple[Table, TableVersion]:
         """The table a path names and its current version: one metadata call (see `Ufs.get_status`).
 
         In CACHE mode a table this host knows and may still answer for costs none. A path that ends with a slash names a
@@ -113,7 +114,7 @@ class Metadata:
         if probe.managed:
             return probe, self._cached(probe, options) or self._ask(probe, started_s)
         cached = self._cached(probe, options) if status is None else None
-        version = cached or self._ask(probe, started_s, status)
+        version = cached or self._ask(probe, started_s, status, patient=patient)
         return self.table_of(options, kind, version), version
 
     def table_of(self, options: LookupOptions, kind: Kind, version: TableVersion | None = None) -> Table:
@@ -218,9 +219,9 @@ class Metadata:
         version = self._ask(table, self._clock.steady_s(), gone=gone)
         return self.settled(table, version) if settled else version
 
-    def ask(self, table: Table) -> TableVersion:
-        """The store's current version: one metadata call, remembered on this host."""
-        return self._ask(table, self._clock.steady_s())
+    def ask(self, table: Table, patient: bool = True) -> TableVersion:
+        """The store's current version: one metadata call, remembered on this host. `patient`: see `_ask`."""
+        return self._ask(table, self._clock.steady_s(), patient=patient)
 
     def version_of(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record. No store call."""
@@ -238,7 +239,12 @@ class Metadata:
             known = self.host.files(table, digest)  # whoever held the lock before us may have found it
             if known is not None:
                 return known
-            version = self._ask(table, self._clock.steady_s())
+            try:
+                version = self._ask(table, self._clock.steady_s(), patient=False)
+            except TableBusyError as problem:  # what was announced may be told from what a job adds
+                if problem.listing is None:
+                    raise
+                version = self._version(table, problem.listing, past_jobs=True)
             states = [version]
             log = self.log(table.url).known() if table.managed else None
             if log is not None and table.pinned is None:
@@ -466,14 +472,26 @@ class Metadata:
         newest = max((file.modified_at_s for file in files if file.modified_at_s is not None), default=0.0)
         return min(newest + table.settle_s - self._clock.wall_s(), table.settle_s)
 
-    def _version(self, table: Table, status: FileVersion | Listing) -> TableVersion:
+    def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
+        """What the store's answer is a version of. `past_jobs`: whatever jobs are at it. Raises what says that it is none."""
         if isinstance(status, FileVersion):
             return TableVersion(table.id, (status,))
+        ignored = job_directories(table.url, table.kind, status) if past_jobs else self._jobs.dead(table, status)
         try:
-            files = data_files(table.url, table.kind, status, table.success_file, self._jobs.dead(table, status))
+            files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored)
         except TableBusyError as problem:
-            problem.files = status.files
+            problem.listing = status
             raise
+        except TableEmptyError:
+            if not ignored:
+                raise
+            # A job that overwrites has removed the files, and put none: that says nothing of what the table is.
+            busy = TableBusyError(
+                f"{status.url} holds no data file but {ignored[0]}, of a job that overwrites it or has died: wait for the job, or "
+                "write the table anew"
+            )
+            busy.listing = status
+            raise busy from None
         if "_spark_metadata" in status.directories:
             files = committed_by_sink(self._blocks, status, files)
             if not files:

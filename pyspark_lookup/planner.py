@@ -89,9 +89,9 @@ def _known_or_discovered(
         try:
             version = reader.metadata.resolve(known, options, None).version
         except UfsNotFoundError:
-            pass  # a file may have become a directory, or the other way round
-        else:
-            return reader.metadata.table_of(options, known.kind, version), version
+            # A file may have become a directory, or the other way round. What vanished was waited for.
+            return reader.metadata.discover(options, patient=False)
+        return reader.metadata.table_of(options, known.kind, version), version
     return reader.metadata.discover(options)
 
 

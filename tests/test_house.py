@@ -77,6 +77,7 @@ RANKS = {
     "writing.files": 14,
     "writing.heartbeat": 14,
     "writing.sizes": 13,
+    "writing.places": 14,
     "writing.vacuum": 14,
     "writing.table": 15,
     "writing.compaction": 16,

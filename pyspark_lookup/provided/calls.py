@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
-__all__ = ["CallFailedError", "CallTimeoutError", "Calls"]
+__all__ = ["CallFailedError", "CallTimeoutError", "Calls", "beside"]
 
 T = TypeVar("T")
+
+_LOOK_S = 1.0  # how soon a thread notices that nobody takes what it makes
 
 
 class CallTimeoutError(Exception):
@@ -24,6 +27,47 @@ class CallFailedError(Exception):
     def __init__(self, problem: BaseException) -> None:
         super().__init__(problem)
         self.problem = problem
+
+
+def beside(make: Callable[[], Iterable[T]], name: str, timeout_s: float) -> Iterator[T]:
+    """What `make()` gives, one by one, made on a thread of its own, which waits until one is taken.
+
+    Raises CallFailedError, or CallTimeoutError for one that takes longer than `timeout_s`: then the thread is left to itself.
+    """
+    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
+    left = threading.Event()
+
+    def put(one: T | None, problem: BaseException | None) -> None:
+        while not left.is_set():
+            with contextlib.suppress(queue.Full):
+                made.put((one, problem), timeout=_LOOK_S)
+                return
+
+    def run() -> None:
+        try:
+            for one in make():
+                put(one, None)
+                if left.is_set():
+                    return
+            put(None, StopIteration())
+        except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
+            put(None, problem)
+
+    # A daemon: a call that hangs must not keep the process from ending.
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        while True:
+            try:
+                one, problem = made.get(timeout=timeout_s)
+            except queue.Empty:
+                raise CallTimeoutError from None
+            if isinstance(problem, StopIteration):
+                return
+            if problem is not None:
+                raise CallFailedError(problem)
+            yield cast(T, one)
+    finally:
+        left.set()
 
 
 class Calls:

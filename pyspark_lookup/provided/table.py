@@ -42,7 +42,7 @@ from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource
 from pyspark_lookup.partial.rows import key_numbers, match_rows, renumbered, rows_at
 from pyspark_lookup.predicate import columns_of
-from pyspark_lookup.provided.calls import CallFailedError, Calls, CallTimeoutError
+from pyspark_lookup.provided.calls import CallFailedError, Calls, CallTimeoutError, beside
 from pyspark_lookup.reload import CacheReloadTrigger
 from pyspark_lookup.schema import cast_column, resolve_names, spark_schema, spark_type, widens
 from pyspark_lookup.where import parse_where
@@ -176,18 +176,8 @@ class ProvidedTable:
         """
         provider = self._current()
         assert isinstance(provider, FullCachingLookupProvider)
-        calls, timeout_s = Calls(f"lookupcache-scan-{self.name}"), self._options.async_timeout_s
-        scan = provider.scan
-
-        async def begin() -> Iterator[pa.RecordBatch]:
-            return iter(scan())
-
-        async def step() -> pa.RecordBatch | None:
-            return next(batches, None)
-
         try:
-            batches = calls.run(begin, timeout_s)
-            while (batch := calls.run(step, timeout_s)) is not None:
+            for batch in beside(provider.scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
                 yield from self._conformed(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:
             self._replace()
@@ -198,8 +188,6 @@ class ProvidedTable:
             raise self._failed("scan()", failed.problem) from cause_of(failed.problem)
         except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
             raise self._failed("scan()", problem) from cause_of(problem)
-        finally:
-            calls.close()
 
     # --- lookups ----------------------------------------------------------------------------------
 

@@ -125,9 +125,11 @@ class FullCache:
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
         state, snapshot = self._seen()
-        if state.gone:
-            self.schedule.ensure()
-            raise UfsNotFoundError(f"{self._url} is no such table any more: plan the query again; {state.error}")
+        if state.gone:  # as the last load found it; whoever asks has just found it to be there again
+            with self._stored.locked():
+                if self._stored.state().finished_at_s == state.finished_at_s:
+                    self._load(None, None)
+            state, snapshot = self._stored.seen(lambda state: state.latest)
         if snapshot is None:
             snapshot = self._first()
         elif self._options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
@@ -178,10 +180,13 @@ class FullCache:
     def _first(self) -> Snapshot | None:
         if self._gave_up():
             return None
+        failures = self._stored.state().failures
         try:
             with self._stored.locked():
                 state = self._stored.state()  # whoever held the lock before may have made it
                 snapshot = self._stored.opened(state.latest)
+                if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
+                    raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
         except OSError as problem:
             if isinstance(problem, UfsError):
@@ -309,7 +314,7 @@ class FullCache:
         """A version's snapshot, of which only what changed is fetched."""
         given = version
         for _ in range(_STARTS):
-            version = given if given is not None else self._resolved()
+            version = given if given is not None else self._resolved(patient=state.latest is None)
             chosen = self._chosen(version)
             known = state.find(version.digest)
             unchanged = self._stored.opened(known)
@@ -331,9 +336,9 @@ class FullCache:
             f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
         )
 
-    def _resolved(self) -> TableVersion:
+    def _resolved(self, patient: bool) -> TableVersion:
         """The store's current version, with its files old enough to be told from their next state."""
-        return self._metadata.settled(self._table, self._metadata.ask(self._table))
+        return self._metadata.settled(self._table, self._metadata.ask(self._table, patient))
 
     def _chosen(self, version: TableVersion) -> TableVersion:
         """What `lookup.partition` leaves of a version."""

@@ -8,18 +8,13 @@ from typing import Any
 from pyspark_lookup.notifications import LogVersion
 from pyspark_lookup.plain import count_of, counts_of, name_of, number_of, text_of
 from pyspark_lookup.snapshot.load import StoredLayer
-from pyspark_lookup.ufs import FileVersion
 
 __all__ = ["State", "StoredVersion"]
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredVersion:
-    """A version as layers on disk. `superseded_at_s`: since when a newer one is the latest (None: it is).
-
-    `beside`: its files that `lookup.partition` leaves out. They are part of what the version is, and of what types its columns
-    have, though no layer has their rows.
-    """
+    """A version as layers on disk. `superseded_at_s`: since when a newer one is the latest (None: it is)."""
 
     digest: str
     layers: tuple[StoredLayer, ...]
@@ -28,7 +23,6 @@ class StoredVersion:
     superseded_at_s: float | None = None
     log: LogVersion | None = None
     marks: tuple[tuple[str, int], ...] = ()  # (URL, size) of the files that say which rows do not count
-    beside: tuple[FileVersion, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +84,6 @@ class State:
         record = dataclasses.asdict(self)
         for row, version in zip(record["versions"], self.versions, strict=True):
             row["log"] = None if version.log is None else version.log.plain()
-            row["beside"] = [file.plain() for file in version.beside]
         return record
 
     @classmethod
@@ -129,7 +122,6 @@ def _version_of(row: Any) -> StoredVersion:
         _time_of(row["superseded_at_s"]),
         None if row["log"] is None else LogVersion.of_plain(row["log"]),
         tuple((text_of(url), count_of(size)) for url, size in row["marks"]),
-        tuple(map(FileVersion.of_plain, row["beside"])),
     )
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
@@ -98,7 +99,8 @@ class StoredSnapshots:
             for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
             if rank >= 0
         ]
-        files += stored.beside
+        # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
+        files += self._disk.get_record("snapshot", self._beside(stored.digest), _files_of) or ()
         return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)), stored.log)
 
     def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
@@ -141,9 +143,11 @@ class StoredSnapshots:
             url = redact("path", self._table.url)
             raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
         marks = tuple((mark.url, mark.size) for mark in version.hidden)
-        kept = {file.url for file in chosen.files}
-        beside = tuple(file for file in version.files if file.url not in kept)
-        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, None, version.log, marks, beside)
+        if chosen is not version:
+            kept = {file.url for file in chosen.files}
+            others = [file.plain() for file in version.files if file.url not in kept]
+            self._disk.replace_record("snapshot", self._beside(version.digest), others)
+        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, None, version.log, marks)
         self._remember(stored, snapshot)
         return snapshot, stored
 
@@ -160,8 +164,16 @@ class StoredSnapshots:
         with self._mutex:
             for version in expired:
                 self._open.pop(version.digest, None)
+                self._disk.remove_record("snapshot", self._beside(version.digest))
         used = {name for version in versions for layer in version.layers for name in (layer.name, layer.hidden)}
         names = [name for name in self._disk.segments(self._key) if name not in used]
         left = tuple(name for name in names if not self._disk.remove_segment(self._key, name))
         if left != state.left:
             self.record(dataclasses.replace(state, left=left))
+
+    def _beside(self, digest: str) -> str:
+        return f"{self._key}-{digest}"
+
+
+def _files_of(found: Any) -> tuple[FileVersion, ...]:
+    return tuple(map(FileVersion.of_plain, found))

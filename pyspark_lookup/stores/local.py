@@ -63,14 +63,17 @@ class LocalStore:
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
         for _ in range(_WALKS):
-            # A link that is set to another directory meanwhile must not lead into that one half-way.
+            # A link that is set to another directory meanwhile must not lead into that one half-way. Inode numbers alone
+            # do not tell: that of a directory which was removed is given to the next.
             real = os.path.realpath(root)
-            before = os.stat(real)
-            found = self._walked(root, real, count)
             with contextlib.suppress(FileNotFoundError):
+                before = os.stat(real)
+                found = self._walked(root, real, count)
                 after = os.stat(root)
-                if (after.st_dev, after.st_ino) == (before.st_dev, before.st_ino):
+                same = (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino)
+                if same and os.path.realpath(root) == real:
                     return found
+        os.stat(root)
         raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
 
     def _walked(self, root: str, real: str, count: Count) -> Listing:

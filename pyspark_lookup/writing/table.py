@@ -22,12 +22,10 @@ from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import (
     CommitUnknownError,
     DamagedFileError,
-    NotATableError,
     OptionError,
     SchemaError,
     UfsError,
     UfsNotFoundError,
-    UfsPermissionError,
     UfsUnavailableError,
     WriteConflictError,
 )
@@ -51,10 +49,11 @@ from pyspark_lookup.notifications import (
 from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.table import Table
-from pyspark_lookup.ufs import FileVersion, Ufs
+from pyspark_lookup.ufs import Ufs
 from pyspark_lookup.writing.effects import ByKey, Effect, NewKeys, Plain, RowsByKey
 from pyspark_lookup.writing.files import DataFiles, defined, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
+from pyspark_lookup.writing.places import check_place
 from pyspark_lookup.writing.sizes import WriteSizes
 
 __all__ = ["Job", "TableWriter"]
@@ -140,8 +139,7 @@ class TableWriter:
         return Job(state.table_id, write_id, mode, name, definition, self._clock.steady_s(), *nonces)
 
     def _create(self, schema: pa.Schema) -> TableState:
-        self._check_empty()
-        self._check_above()
+        check_place(self._ufs, self._log.url)
         definition = defined(schema, self._options.keys or (), self._url)
         table_id = f"{self._rng.getrandbits(128):032x}"
         try:
@@ -152,31 +150,6 @@ class TableWriter:
         if state is None:
             raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
         return state
-
-    def _check_empty(self) -> None:
-        """Raise NotATableError for a place where somebody else's files are, or that lies in another managed table."""
-        try:
-            found = self._ufs.get_status(self._log.url)
-        except UfsNotFoundError:
-            return
-        if isinstance(found, FileVersion) or found.files or found.directories:
-            raise NotATableError(
-                f"{self._url} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
-                "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
-            )
-
-    def _check_above(self) -> None:
-        """Raise NotATableError for a place below a managed table: who drops that one, or copies it, means its own files."""
-        above = self._log.url.rpartition("/")[0]
-        while above.partition("://")[2].strip("/"):
-            try:
-                self._ufs.get_meta(NotificationLog.first_event(above))
-            except (UfsNotFoundError, UfsPermissionError):
-                above = above.rpartition("/")[0]
-                continue
-            raise NotATableError(
-                f"{self._url} lies in the managed table {redact('path', above)}: write to another place"
-            )
 
     def _definition(self, state: TableState, schema: pa.Schema, by_key: bool) -> Definition:
         """What the table is defined as with these rows. Raises SchemaError or OptionError."""
@@ -272,7 +245,7 @@ class TableWriter:
         write = None if state is None else _own(state, job)
         if state is not None and write is not None and write.committed:
             return state
-        if isinstance(problem, CommitUnknownError):
+        if write is not None and isinstance(problem, CommitUnknownError):
             raise self._nothing_written(problem) from problem
         raise problem from problem.__cause__
 
