@@ -108,8 +108,9 @@ class _Machine:
                     self._check_past(self.place.managed, rng)
                 if not content.busy:
                     self._quiet = content
-                    for name in QUESTIONS:
-                        self._note(self._question(name), content)
+                # Of a busy directory, too: whose job seems dead is read as it is, and may be what is kept later.
+                for name in QUESTIONS:
+                    self._note(self._question(name), content)
 
     def _take(self, step: Step) -> bool:
         """Take a step; whether it went well."""
