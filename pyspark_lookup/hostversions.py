@@ -25,7 +25,6 @@ from pyspark_lookup.ufs import FileVersion, Ufs
 __all__ = ["HostVersions"]
 
 _LOCK_WAIT_S = 30.0
-_LEARN_WAIT_S = 1.0
 
 
 class HostVersions:
@@ -49,29 +48,37 @@ class HostVersions:
 
     def last(self, table: Table) -> dict[str, Any] | None:
         """What was learned last: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
-        return self._disk.get_record("table", table.id, _last_of) if self._disk else None
+        return self._newest(table)[1]
+
+    def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
+        return self._disk.newest_record("table", table.id, _last_of) if self._disk else (0, None)
 
     def forget(self, table: Table) -> None:
         """Know no last version any more."""
-        self.attempt(lambda disk: disk.remove_record("table", table.id))
+        self.attempt(lambda disk: disk.remove_records("table", table.id))
 
-    def learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
+    def learned(
+        self, table: Table, version: TableVersion, started_s: float, again: bool = False
+    ) -> TableVersion | None:
         """Record a resolution that began at `started_s`. What is known already and newer is returned in its place.
 
-        So a slow listing cannot take the host back to an older state (monotonic reads).
+        So a slow listing cannot take the host back to an older state (monotonic reads). None if there is something newer
+        whose files nobody here knows: then ask the store `again`, which is believed.
         """
         if self._disk is None:
             return version
-        # One that is slow between reading the record and writing it would take the host back. One that is stopped there keeps
-        # nobody waiting: what is not on record costs a later call.
-        with self.locked("learned", table.id, _LEARN_WAIT_S) as held:
-            record = self.last(table)
-            if record and self._is_newer(record, version, started_s):
-                newer = self.files(table, record["digest"])
-                if newer is not None:
-                    return newer
-            if held:
-                self.attempt(lambda disk: self._write(disk, table, version, started_s, record))
+        try:
+            while True:
+                number, record = self._newest(table)
+                if record and self._is_newer(record, version, started_s):
+                    newer = self.files(table, record["digest"])
+                    if newer is not None or not again:
+                        return newer
+                if self._succeeds(self._disk, table, version, started_s, number):
+                    break
+            self._note(self._disk, table, version, started_s, record)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")  # which costs a later call, not this one
         return version
 
     def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
@@ -81,9 +88,8 @@ class HostVersions:
             return int(known[1]) > log.position
         return bool(record["boot"] == self._clock.boot and record["started_s"] > started_s)
 
-    def _write(
-        self, disk: Disk, table: Table, version: TableVersion, started_s: float, record: Mapping[str, Any] | None
-    ) -> None:
+    def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
+        """Record a version as the one after record `number`; False if another has taken its place."""
         self._remember_files(table, version)
         value = {
             "digest": version.digest,
@@ -92,14 +98,19 @@ class HostVersions:
             "boot": self._clock.boot,
             "wall_s": self._clock.wall_s(),
         }
-        disk.replace_record("table", table.id, value)
-        floor = self.floor(table.url) if version.log is not None else None
-        if floor is not None and not self._is_in_log(table.url, floor):
+        return disk.succeed_record("table", table.id, number, value)
+
+    def _note(
+        self, disk: Disk, table: Table, version: TableVersion, started_s: float, before: Mapping[str, Any] | None
+    ) -> None:
+        """What follows from a version that was learned after `before`."""
+        floor = self._raised(table.url) if version.log is not None else None
+        if floor is not None and self._is_obsolete(table.url, floor, started_s):
             disk.remove_record("floor", self._floor_key(table.url))
-        if record is None or record["digest"] != version.digest:
+        if before is None or before["digest"] != version.digest:
             row = {
                 "digest": version.digest,
-                "resolved_at": value["wall_s"],
+                "resolved_at": self._clock.wall_s(),
                 "files": len(version.files),
                 "bytes": version.bytes,
                 "position": None if version.log is None else version.log.position,
@@ -115,16 +126,27 @@ class HostVersions:
         with self.locked("floor", url):
             known = self.floor(url)
             if known is None or known[0] != table_id or known[1] < position:
-                self.attempt(lambda disk: disk.replace_record("floor", self._floor_key(url), [table_id, position]))
+                value = {"commit": [table_id, position], "raised_s": self._clock.steady_s(), "boot": self._clock.boot}
+                self.attempt(lambda disk: disk.replace_record("floor", self._floor_key(url), value))
 
     def floor(self, url: str) -> tuple[str, int] | None:
         """(table id, log position) of the newest commit that this host has made to the table at `url`."""
-        return self._disk.get_record("floor", self._floor_key(url), _commit_of) if self._disk is not None else None
+        raised = self._raised(url)
+        return raised["commit"] if raised is not None else None
 
-    def _is_in_log(self, url: str, commit: tuple[str, int]) -> bool:
-        """Whether the log, as this host knows it now, has a commit: not if the table was dropped, or restored from a copy."""
-        state = self._log(url).known(commit[1])
-        return state is not None and (state.table_id, state.position >= commit[1]) == (commit[0], True)
+    def _raised(self, url: str) -> dict[str, Any] | None:
+        return self._disk.get_record("floor", self._floor_key(url), _floor_of) if self._disk is not None else None
+
+    def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
+        """Whether the log lacks a commit of this host's: its table was dropped, or restored from a copy.
+
+        Who began to ask before the commit cannot tell.
+        """
+        if floor["boot"] == self._clock.boot and started_s <= floor["raised_s"]:
+            return False
+        table_id, position = floor["commit"]
+        state = self._log(url).known(position)
+        return state is None or state.table_id != table_id or state.position < position
 
     def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
         """The options of a read that is planned here, for hosts that do not know what this one has committed."""
@@ -227,16 +249,16 @@ class HostVersions:
             self._metrics.inc("cacheFailureCount")
 
     @contextlib.contextmanager
-    def locked(self, kind: str, name: str, wait_s: float = _LOCK_WAIT_S) -> Iterator[bool]:
-        """Hold a lock of this host; go on without it if it is not had in time or the directory fails. Whether it is held."""
+    def locked(self, kind: str, name: str) -> Iterator[None]:
+        """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
         lock = None
         try:
             if self._disk is not None:
-                lock = self._disk.acquire(kind, name, wait_s)
+                lock = self._disk.acquire(kind, name, _LOCK_WAIT_S)
         except OSError:
             self._metrics.inc("cacheFailureCount")
         try:
-            yield lock is not None
+            yield
         finally:
             if lock is not None:
                 lock.release()
@@ -258,6 +280,11 @@ def _last_of(found: Any) -> dict[str, Any]:
 def _commit_of(found: Any) -> tuple[str, int]:
     table_id, position = found
     return text_of(table_id), count_of(position)
+
+
+def _floor_of(found: Any) -> dict[str, Any]:
+    commit, raised_s, boot = _commit_of(found["commit"]), number_of(found["raised_s"]), text_of(found["boot"])
+    return {"commit": commit, "raised_s": raised_s, "boot": boot}
 
 
 def _row_of(found: Any) -> dict[str, Any]:

@@ -366,11 +366,13 @@ class Metadata:
         a job, up to `lookup.busy-wait`.
         """
         if table.managed:
-            return self._learned(table, self._at_log(table), started_s)
+            version = self._learned(table, self._at_log(table), started_s)
+            return version or self._learned_again(table, self._at_log)
         until_s: float | None = None
         while True:
             try:
-                return self._learned(table, self._listed(table, started_s, status), started_s)
+                version = self._learned(table, self._listed(table, started_s, status), started_s)
+                return version or self._learned_again(table, self._listed_now)
             except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
                 kept = self._jobs.kept(table, problem, gone)
                 if kept is not None:
@@ -396,6 +398,9 @@ class Metadata:
             f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
         )
 
+    def _listed_now(self, table: Table) -> TableVersion:
+        return self._listed(table, self._clock.steady_s(), None)
+
     def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
         """Whether a job may end soon, or begin: one that overwrites removes files before anything tells of it."""
         if not table.busy.keep or table.kind is Kind.FILE:
@@ -404,10 +409,16 @@ class Metadata:
             return True
         return self._jobs.was_here_lately(table) and not self._is_another_kind(table)
 
-    def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion:
+    def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion | None:
         self._metrics.inc("resolutionCount")
         self._metrics.set_gauge("versionAsOf", int(self._clock.wall_s() * 1000))
         return self.host.learned(table, version, started_s)
+
+    def _learned_again(self, table: Table, ask: Callable[[Table], TableVersion]) -> TableVersion:
+        """What the store says once more, where this host had learned of something newer that it does not know the files of."""
+        started_s = self._clock.steady_s()
+        version = ask(table)
+        return self.host.learned(table, version, started_s, again=True) or version
 
     def log_of(self, options: LookupOptions) -> TableState | None:
         """What the log of the table at `options.path` says now; None if it has none."""

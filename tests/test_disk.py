@@ -685,6 +685,52 @@ def test_records_past_their_time_are_swept(opened: Opened, kind: str, kept_days:
     assert opened.disk.has_record("metrics", "old")
 
 
+def test_a_row_of_records_never_goes_back(opened: Opened) -> None:
+    """Of many who put the next record each takes the newest one into account; all but the last two are removed."""
+    begin = threading.Barrier(6)
+
+    def count() -> None:
+        begin.wait()
+        for _ in range(50):
+            while True:
+                number, value = opened.disk.newest_record("table", "t", int)
+                if opened.disk.succeed_record("table", "t", number, (value or 0) + 1):
+                    break
+
+    threads = [threading.Thread(target=count) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    newest = opened.disk.newest_record("table", "t", int)
+    assert newest[1] == 300
+    row = opened.root / "records" / "table~t"
+    assert len(os.listdir(row)) <= 2
+    # One that was stopped since then: neither where a record is, nor where one was, does it put its own.
+    assert not opened.disk.succeed_record("table", "t", newest[0] - 1, 0)
+    assert not opened.disk.succeed_record("table", "t", newest[0] - 3, 0)
+    assert opened.disk.newest_record("table", "t", int) == newest
+
+
+def test_a_row_of_records_that_is_damaged_old_or_forgotten(opened: Opened) -> None:
+    """A damaged newest one is no value, and what follows it counts; names of others are no records; a sweep removes all."""
+    row = opened.root / "records" / "table~t"
+    assert opened.disk.newest_record("table", "t") == (0, None)
+    assert opened.disk.succeed_record("table", "t", 0, "first")
+    (row / f"{2:016x}").write_bytes(b"noise")
+    (row / "ffff").write_bytes(b"noise")
+    assert opened.disk.newest_record("table", "t") == (2, None)
+    assert opened.disk.succeed_record("table", "t", 2, "third")
+    assert opened.disk.newest_record("table", "t") == (3, "third")
+    opened.disk.remove_records("table", "t")
+    assert (os.listdir(row), opened.disk.newest_record("table", "t")) == (["ffff"], (0, None))
+    assert opened.disk.succeed_record("table", "t", 0, "again")
+    for path in row.iterdir():
+        os.utime(path, (opened.clock.wall_s - 31 * 86400,) * 2)
+    opened.disk.sweep()
+    assert not row.exists()
+
+
 def test_a_sweep_never_raises(opened: Opened) -> None:
     """Sweeping a directory that lost parts of itself, or all, is no error."""
     shutil.rmtree(opened.root / "tmp")

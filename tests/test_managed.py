@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -13,6 +14,7 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.stores import FileVersion
 from pyspark_lookup.table import TableVersion
 from tests.fakes import make_host
 from tests.test_announcing import Process
@@ -103,6 +105,43 @@ def test_a_host_never_goes_back(dim: Dim, tmp_path: Path) -> None:
     last = host.metadata.host.last(table)
     assert last is not None
     assert last["digest"] == new.digest
+
+
+def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, tmp_path: Path) -> None:
+    """What this host has committed it goes on reading, though one that began to ask before does not find it in the log."""
+    host = make_host(str(dim.path), tmp_path / "host")
+    table, old = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    assert old.log is not None
+    versions, began_s = host.metadata.host, host.clock.steady_s
+    host.clock.tick(1)
+    versions.raise_floor(table.url, old.log.table_id, old.log.position + 3)
+    assert versions.learned(table, old, began_s) == old
+    assert versions.floor(table.url) == (old.log.table_id, old.log.position + 3)
+    host.clock.tick(1)
+    assert versions.learned(table, old, host.clock.steady_s) == old
+    assert versions.floor(table.url) is None  # the log was asked later, and has no such commit
+
+
+def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> None:
+    """A slow resolution gives it up for an older one only once the store, asked again, says the same."""
+    slow, fast = (make_host(str(dim.path), tmp_path / "host") for _ in range(2))
+    options = LookupOptions.parse({"path": str(dim.path)})
+    table, old = slow.metadata.discover(options)
+    asked = slow.store._inner.get_meta
+    interleaved: list[TableVersion] = []
+
+    def interleave(path: str, count: Callable[[str], None]) -> FileVersion:
+        try:
+            return asked(path, count)
+        finally:
+            if not interleaved:  # the log ended here …
+                dim.writer.write(rows([100], 2))
+                interleaved.append(fast.metadata.ask(table))
+                assert slow.disk is not None
+                slow.disk.remove_record("files", interleaved[0].digest)  # … and its successor was lost again
+
+    slow.store._inner.get_meta = interleave  # type: ignore[method-assign,assignment]
+    assert slow.metadata.ask(table) == interleaved[0] != old
 
 
 @pytest.mark.parametrize("mode", MODES)

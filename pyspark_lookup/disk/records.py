@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.disk.files import Directory, content_of, entries_below, unwrap, wrap
+from pyspark_lookup.disk.files import Directory, content_of, directories_in, entries_below, unwrap, wrap
 from pyspark_lookup.plain import UNREADABLE
 
 __all__ = ["Records", "json_bytes", "record_value"]
@@ -35,6 +36,15 @@ _RECORDS_KEPT_S = {
     "announced": 30 * _DAY_S,
     "asked": _DAY_S,
 }
+
+
+_ROW = "~"  # between kind and key in the name of a directory with a row of records
+_NUMBERED = re.compile("[0-9a-f]{16}")
+_NEWEST_TRIES = 8
+
+
+def _numbered(number: int) -> str:
+    return f"{number:016x}"
 
 
 def _as_it_is(value: Any) -> Any:
@@ -82,6 +92,55 @@ class Records(Directory):
                 os.unlink(temporary)
         raise OSError(f"record {path} cannot be created")
 
+    def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
+        """(number, value) of the newest in a row of records; (0, None) if there is none, no value if it is damaged."""
+        row = f"{kind}{_ROW}{key}"
+        number = 0
+        for _ in range(_NEWEST_TRIES):
+            numbers = self._numbers(row)
+            if numbers:
+                number = max(numbers)
+                value = self._load_record(row, _numbered(number), parse)
+                if value is not None or number in self._numbers(row):
+                    return number, value
+        return number, None  # others put and remove them faster than one can be read here
+
+    def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
+        """Put the record after number `number` in a row; False if somebody else has: then read the newest one again.
+
+        No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
+        OSError if the directory cannot be written.
+        """
+        row = f"{kind}{_ROW}{key}"
+        path = self._record_path(row, _numbered(number + 1))
+        temporary = self._write_temporary(wrap(json_bytes(value), f"{row}/{path.name}"))
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+        numbers = self._numbers(row)
+        # The place may be free because those who have gone on from it have removed it.
+        if max(numbers, default=0) != number + 1:
+            return False
+        for older in numbers:
+            if older < number:  # who lists the directory now may miss what is new, and finds the one before
+                self.remove_record(row, _numbered(older))
+        return True
+
+    def remove_records(self, kind: str, key: str) -> None:
+        """Forget a row of records."""
+        row = f"{kind}{_ROW}{key}"
+        for number in self._numbers(row):
+            self.remove_record(row, _numbered(number))
+
+    def _numbers(self, row: str) -> set[int]:
+        with contextlib.suppress(OSError):
+            names = os.listdir(self._place("records", row))
+            return {int(name, 16) for name in names if _NUMBERED.fullmatch(name)}
+        return set()
+
     def replace_record(self, kind: str, key: str, value: Any) -> None:
         """Record `value`, whatever was there. OSError if the directory cannot be written."""
         self._publish(self._record_path(kind, key), wrap(json_bytes(value), f"{kind}/{key}"))
@@ -124,8 +183,13 @@ class Records(Directory):
         """Remove records past their time."""
         for path in entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
-                if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(path.parent.name, float("inf")):
+                kind = path.parent.name.partition(_ROW)[0]
+                if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, float("inf")):
                     self._remove(path)
+        for directory in directories_in(self._root / "records"):
+            if _ROW in directory.name:
+                with contextlib.suppress(OSError):  # there is something in it
+                    directory.rmdir()
 
     def _damaged_records(self) -> Iterator[Path]:
         for path in entries_below(self._root / "records"):

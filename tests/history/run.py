@@ -1,4 +1,4 @@
-"""A history from beginning to end: processes are started, some killed and started again, and all is checked.
+"""A history from beginning to end: processes are started, some paused, some killed and started again, and all is checked.
 
 `python -m tests.history.run --minutes 30` runs both stores, as long each as half of it.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -25,6 +26,8 @@ from tests.history.checker import check, notes_of, states
 from tests.s3server import S3Server
 
 WRITERS = 6
+PAUSED = 3
+"""How many processes stand still at any time, for up to two seconds."""
 ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50}
 """How many notes of some kinds there are to be: a slow machine takes longer over them."""
 SIZES = {
@@ -135,7 +138,8 @@ def run(
     kills = 0
     try:
         while (now := time.monotonic()) < began + seconds or (now < began + 3 * seconds and not _is_enough(work)):
-            time.sleep(rng.uniform(0.2, 2.0))
+            with _stopped([running[name] for name in rng.sample(sorted(running), PAUSED)]):
+                time.sleep(rng.uniform(0.2, 2.0))
             name = rng.choice(sorted(running))
             running[name].send_signal(signal.SIGKILL)
             running[name].wait()
@@ -166,6 +170,18 @@ def run(
     told["removed files"] = len(list((work / "graves").glob("*.parquet")))
     log(f"{place.path}: {dict(told)}")
     return dict(told)
+
+
+@contextlib.contextmanager
+def _stopped(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Have processes stand still meanwhile: what they had begun they end later, over what others have done."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
 
 
 def _notes(work: Path) -> Iterator[dict[str, Any]]:
