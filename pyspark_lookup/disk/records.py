@@ -106,7 +106,7 @@ class Records(Directory):
         return number, None  # others put and remove them faster than one can be read here
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
-        """Put the record after number `number` in a row; False if somebody else has: then read the newest one again.
+        """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.
 
         No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
         OSError if the directory cannot be written.
@@ -121,7 +121,7 @@ class Records(Directory):
         finally:
             os.unlink(temporary)
         numbers = self._numbers(row)
-        # The place may be free because those who have gone on from it have removed it.
+        # The place may be free because those who have gone on from it have removed it; or they have gone on from this one.
         if max(numbers, default=0) != number + 1:
             return False
         for older in numbers:
