@@ -8,12 +8,14 @@ create, and every later one of that execution on this host takes it: one version
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import random
 from collections.abc import Callable
 
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.busy import WritingJobs
+from pyspark_lookup.choices import CsvOptions
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import Disk
@@ -132,10 +134,17 @@ class Metadata:
         form = FileFormatName.PARQUET if kind is Kind.MANAGED else options.format
         if form is None and version is not None and options.provider is None:
             form = format_of([file.url for file in version.files])
+        wrong = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
+        if wrong and form not in (None, FileFormatName.CSV) and kind is not Kind.MANAGED:
+            raise OptionError(
+                f"option {wrong[0]} is for CSV files: {redact('path', options.path)} has {form.value}: remove it"
+            )
         url = self._ufs.url_of(options.path)
         pinned = options.pinned
         busy = Busy(options.on_busy is OnBusy.KEEP, options.busy_wait_s, options.busy_timeout_s)
-        return Table(url, self._ufs.scope, kind, form, options.success_file, options.settle_s, pinned, busy=busy)
+        csv, declared = (CsvOptions(), None) if kind is Kind.MANAGED else (options.csv, options.schema)
+        parts = (url, self._ufs.scope, kind, form, options.success_file, options.settle_s, pinned)
+        return Table(*parts, busy=busy, csv=csv, declared=declared)
 
     def _vanished_kind(self, url: str, options: LookupOptions) -> Kind | None:
         """DIRECTORY, if that is what was here lately: an overwrite may have removed it, and not begun to write."""
@@ -147,10 +156,8 @@ class Metadata:
         learned: dict[tuple[bool, float], Kind] = {}
         kinds = (Kind.DIRECTORY, Kind.MANAGED) if _names_directory(options) else _KINDS
         for kind in kinds:
-            pinned = options.pinned if kind is Kind.MANAGED else None
-            record = self.host.last(
-                Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s, pinned)
-            )
+            probe = self._table(options if kind is Kind.MANAGED else _unpinned(options), kind, None)
+            record = self.host.last(probe)
             if record is not None:
                 # The wall clock may have been set back in between.
                 here = record["boot"] == self._clock.boot
@@ -425,10 +432,8 @@ class Metadata:
         url = self._ufs.url_of(options.path)
         if is_glob(url):
             return None
-        known = any(
-            self.host.last(Table(url, self._ufs.scope, kind, None, options.success_file, options.settle_s)) is not None
-            for kind in (Kind.DIRECTORY, Kind.FILE)
-        )
+        probes = [self._table(_unpinned(options), kind, None) for kind in (Kind.DIRECTORY, Kind.FILE)]
+        known = any(self.host.last(probe) is not None for probe in probes)
         return None if known and self.log(url).known() is None else self.log(url).latest()
 
     def log(self, url: str) -> NotificationLog:
@@ -517,6 +522,11 @@ def _names_directory(options: LookupOptions) -> bool:
     return options.path.endswith("/") and not options.path.startswith(("http://", "https://"))
 
 
+def _unpinned(options: LookupOptions) -> LookupOptions:
+    pinned = options.pinned is not None
+    return dataclasses.replace(options, version=None, valid_write_ids=None) if pinned else options
+
+
 def _check_managed(options: LookupOptions) -> None:
     """Raise OptionError for an option about files that somebody else writes."""
     given = {
@@ -524,6 +534,7 @@ def _check_managed(options: LookupOptions) -> None:
         "lookup.partition": options.partition is not None,
         "lookup.success-file": options.success_file,
         "lookup.settle": options.settle_s is not None,
+        **{key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")},
     }
     for key in (key for key, is_given in given.items() if is_given):
         raise OptionError(f"option {key} has no meaning for {redact('path', options.path)}, a managed table: remove it")

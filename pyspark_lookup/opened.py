@@ -52,13 +52,15 @@ class Slice:
 class Projection:
     """What a scan returns: `columns` (names and types as planned, in order) of rows where `predicate` holds.
 
-    `data` is the planned schema of all columns in the files, `partitions` of those in directories.
+    `data` is the planned schema of all columns in the files, `partitions` of those in directories. `declared`: somebody has said
+    what they are, and files are to be read so; else they are what planning found.
     """
 
     columns: pa.Schema
     data: pa.Schema
     partitions: pa.Schema
     predicate: Predicate | None = None
+    declared: bool = False
 
 
 _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]

@@ -13,14 +13,17 @@ import datetime
 import difflib
 import functools
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 from pyspark_lookup.choices import (
     CacheMode,
+    CsvOptions,
     FileFormatName,
     FilterPushdown,
     KeyedWrite,
@@ -37,19 +40,25 @@ from pyspark_lookup.choices import (
     View,
 )
 from pyspark_lookup.conf import STORAGE, redact, storage_value, tells_secret
+from pyspark_lookup.ddl import parse_columns
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.parsing import (
     bounded_bytes,
     choice_of,
     parse_boolean,
+    parse_character,
+    parse_commit,
     parse_count,
     parse_days,
     parse_duration_s,
+    parse_encoding,
     parse_factory,
     parse_name,
     parse_names,
     parse_positive_count,
     parse_positive_duration_s,
+    parse_quote,
+    parse_stream_start,
     parse_sync_interval_s,
     parse_text,
 )
@@ -108,24 +117,6 @@ def _write_ids(text: str) -> str:
     return str(ValidWriteIdList.parse(text.strip()))
 
 
-def _floor(text: str) -> str:
-    table_id, _, position = text.strip().rpartition(":")
-    if not table_id or not re.fullmatch(r"[0-9]{1,18}", position):
-        raise ValueError("what LookupTable.floor says: the table's id and a log position, as id:7")
-    return text.strip()
-
-
-def _stream_start(text: str) -> StreamStart | int:
-    if re.fullmatch(r"[0-9]{1,18}", text.strip()) and int(text) >= 1:
-        return int(text)
-    try:
-        found = choice_of(StreamStart)(text)
-    except ValueError:
-        raise ValueError("SNAPSHOT, LATEST or a log position, such as 12") from None
-    assert isinstance(found, StreamStart)
-    return found
-
-
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
 _FULL = "lookup.full-cache."
@@ -145,6 +136,14 @@ class LookupOptions:
     path: str = _option("path", "string", parse_text, "", "File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`. Where an object and a directory have one name, `s3://bucket/name/` is the directory.")  # fmt: skip
     keys: tuple[str, ...] | None = _option("lookup.keys", "names", parse_names, None, "Key columns of the table.")
     format: FileFormatName | None = _option("lookup.format", "parquet, arrow, csv, json, orc", choice_of(FileFormatName), None, "File format.", "from the file names")  # fmt: skip
+    schema: pa.Schema | None = _option("lookup.schema", "DDL", parse_columns, None, "The columns and their types, as in CREATE TABLE: `id INT, name STRING`. Text (CSV, JSON) is parsed to them; other files are cast where no value changes; a column that no file has is null.", "from the files")  # fmt: skip
+    csv_header: bool = _option("lookup.csv.header", "boolean", parse_boolean, True, "Of CSV files: the first line names the columns; else they are `_c0`, `_c1`, …, or those of lookup.schema in their order.", "true")  # fmt: skip
+    csv_sep: str = _option("lookup.csv.sep", "character", parse_character, ",", "Of CSV files: what separates values; `\\t` is a tab.")  # fmt: skip
+    csv_quote: str = _option("lookup.csv.quote", "character or nothing", parse_quote, '"', "Of CSV files: what surrounds text that may hold anything.")  # fmt: skip
+    csv_escape: str | None = _option("lookup.csv.escape", "character", parse_character, None, "Of CSV files: what stands before a quote inside of quoted text: `\\` in files that Spark wrote.", "the quote itself")  # fmt: skip
+    csv_null_value: str = _option("lookup.csv.null-value", "text", str, "", "Of CSV files: text that is null, as an empty value without quotes always is.")  # fmt: skip
+    csv_encoding: str = _option("lookup.csv.encoding", "name", parse_encoding, "utf-8", "Of CSV files: their encoding.")  # fmt: skip
+    csv_infer_schema: bool = _option("lookup.csv.infer-schema", "boolean", parse_boolean, True, "Of CSV files: find out types from all values; false: every column is text.", "true")  # fmt: skip
     columns: tuple[str, ...] | None = _option("lookup.columns", "names", parse_names, None, "Columns to read, in this order.", "all")  # fmt: skip
     where: str | None = _option("lookup.where", "SQL predicate", parse_text, None, "Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.", "all rows")  # fmt: skip
     valid_from: str | None = _option("lookup.valid-from", "name", parse_name, None, "The column that says from when a row is valid, for `lookup_join(…, as_of=…)`; null: always was.")  # fmt: skip
@@ -162,7 +161,7 @@ class LookupOptions:
     sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
     version: int | None = _option("lookup.version", "log position", parse_positive_count, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
     valid_write_ids: str | None = _option("lookup.valid-write-ids", "`table:5:2:2:4`", _write_ids, None, "Of a managed table: read what this list lets through, in Hive's form: table id, high watermark, least open id, open ids, aborted ids.")  # fmt: skip
-    floor: str | None = _option("lookup.floor", "`table id:log position`", _floor, None, "Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). Commits of the own host are included without it.")  # fmt: skip
+    floor: str | None = _option("lookup.floor", "`table id:log position`", parse_commit, None, "Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). Commits of the own host are included without it.")  # fmt: skip
     version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
     on_version_gone: OnVersionGone | None = _option("lookup.on-version-gone", "NEWER, FAIL", choice_of(OnVersionGone), None, "When a file was replaced after the version was resolved: read the newer one, or fail.", "NEWER; of a managed table FAIL")  # fmt: skip
     cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; PARTIAL the rows of the keys that were asked for, on top; FULL all rows, decoded and indexed, on local disk.")  # fmt: skip
@@ -195,7 +194,7 @@ class LookupOptions:
     on_error: OnError = _option("lookup.on-error", "FAIL, NULL", choice_of(OnError), OnError.FAIL, "Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in its columns and the reason in the column `lookup_error`.")  # fmt: skip
     filter_pushdown: FilterPushdown = _option("lookup.filter-pushdown", "AUTO, true, false", choice_of(FilterPushdown), FilterPushdown.AUTO, "Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).")  # fmt: skip
     split_size: int = _option("lookup.scan.split-size", "size", bounded_bytes(_MIB, 2**60), 128 * _MIB, "A scan above this many file bytes is split into several tasks.", "128 MiB")  # fmt: skip
-    stream_start: StreamStart | int = _option("lookup.stream.start", "SNAPSHOT, LATEST or log position", _stream_start, StreamStart.SNAPSHOT, "Of a stream of changes: begin with the rows there are; with what is committed from now on; or with what was after this position.")  # fmt: skip
+    stream_start: StreamStart | int = _option("lookup.stream.start", "SNAPSHOT, LATEST or log position", parse_stream_start, StreamStart.SNAPSHOT, "Of a stream of changes: begin with the rows there are; with what is committed from now on; or with what was after this position.")  # fmt: skip
     stream_max_rows: int | None = _option("lookup.stream.max-rows-per-trigger", "integer", parse_positive_count, None, "Of a stream of changes: a micro-batch takes commits of about so many rows, or one.")  # fmt: skip
     stream_max_files: int | None = _option("lookup.stream.max-files-per-trigger", "integer", parse_positive_count, None, "... of so many files.")  # fmt: skip
     stream_max_bytes: int | None = _option("lookup.stream.max-bytes-per-trigger", "size", bounded_bytes(1, 2**60), None, "... of so many bytes.")  # fmt: skip
@@ -306,7 +305,7 @@ class LookupOptions:
                 raise OptionError(f"option {min(given)} is for tables of a provider: set lookup.provider, or remove it")
             return
         of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
-        of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout"}
+        of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema", *_CSV}
         wrong = sorted(of_files & self.explicit) + [STORAGE + key for key, _ in self.storage]
         if wrong:
             raise OptionError(f"option {min(wrong)} is for tables of files: with lookup.provider it has no meaning")
@@ -370,6 +369,11 @@ class LookupOptions:
                 f"option {_FULL}max-staleness = {self.max_staleness_s:g} s is less than {_FULL}periodic-reload.interval = "
                 f"{self.reload_interval_s:g} s: queries would fail between reloads"
             )
+
+    @property
+    def csv(self) -> CsvOptions:
+        """How CSV files are written."""
+        return CsvOptions(*(getattr(self, _FIELDS[key].name) for key in _CSV))
 
     @property
     def pinned(self) -> int | str | None:
@@ -471,6 +475,9 @@ class LookupOptions:
 _FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.metadata["key"]: field for field in dataclasses.fields(LookupOptions) if field.metadata
 }
+
+
+_CSV = tuple(key for key in _FIELDS if key.startswith("lookup.csv."))  # in the order of `CsvOptions`
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:

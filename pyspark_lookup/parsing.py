@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import enum
 import re
 from collections.abc import Callable
 from typing import Any
 
+from pyspark_lookup.choices import StreamStart
+
 __all__ = [
     "bounded_bytes",
     "choice_of",
     "parse_boolean",
     "parse_bytes",
+    "parse_character",
+    "parse_commit",
     "parse_count",
     "parse_days",
     "parse_duration_s",
+    "parse_encoding",
     "parse_factory",
     "parse_name",
     "parse_names",
     "parse_positive_count",
     "parse_positive_duration_s",
+    "parse_quote",
+    "parse_stream_start",
     "parse_sync_interval_s",
     "parse_text",
 ]
@@ -132,6 +140,30 @@ def choice_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
     return parse
 
 
+def parse_character(text: str) -> str:
+    """One character, a tab also as `\\t`."""
+    found = "\t" if text == "\\t" else text
+    if len(found) != 1 or not found.isascii() or found in "\r\n\0":
+        raise ValueError("one ASCII character, such as ; or \\t")
+    return found
+
+
+def parse_quote(text: str) -> str:
+    """One character, or nothing."""
+    return parse_character(text) if text else ""
+
+
+def parse_encoding(text: str) -> str:
+    """The name of an encoding that Python has, as Python spells it."""
+    try:
+        found = codecs.lookup(text.strip())
+    except (LookupError, ValueError):
+        found = None
+    if found is None or not found._is_text_encoding:
+        raise ValueError("the name of an encoding, such as UTF-8, ISO-8859-1 or UTF-16")
+    return str(found.name)
+
+
 def parse_factory(text: str) -> str:
     module, separator, factory = text.strip().partition(":")
     if not separator or not all(part.isidentifier() for part in (*module.split("."), *factory.split("."))):
@@ -165,3 +197,23 @@ def parse_name(text: str) -> str:
     if len(names) != 1:
         raise ValueError("one name")
     return names[0]
+
+
+def parse_commit(text: str) -> str:
+    """A commit of a managed table: the table's id and a log position."""
+    table_id, _, position = text.strip().rpartition(":")
+    if not table_id or not re.fullmatch(r"[0-9]{1,18}", position):
+        raise ValueError("what LookupTable.floor says: the table's id and a log position, as id:7")
+    return text.strip()
+
+
+def parse_stream_start(text: str) -> StreamStart | int:
+    """Where a stream of changes begins."""
+    if re.fullmatch(r"[0-9]{1,18}", text.strip()) and int(text) >= 1:
+        return int(text)
+    try:
+        found = choice_of(StreamStart)(text)
+    except ValueError:
+        raise ValueError("SNAPSHOT, LATEST or a log position, such as 12") from None
+    assert isinstance(found, StreamStart)
+    return found

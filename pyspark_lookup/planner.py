@@ -40,6 +40,13 @@ class Found:
     data: pa.Schema
     partitions: pa.Schema
 
+    @property
+    def columns(self) -> pa.Schema:
+        """All columns: those of the files, then those of the directories; or in the order in which they were declared."""
+        everything = all_columns((self.data, self.partitions))
+        declared = self.table.declared
+        return everything if declared is None else pa.schema([everything.field(name) for name in declared.names])
+
 
 def find(reader: TableReader, options: LookupOptions, known: Table | None = None) -> Found:
     """The table at `options.path` now: one metadata call, and the data calls its schema needs.
@@ -105,7 +112,7 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
         raise OptionError(
             f"option lookup.success-file = 'true': {found.table.url} is one file, not a directory of a job"
         )
-    everything = all_columns((found.data, found.partitions))
+    everything = found.columns
     if options.cache is CacheMode.PARTIAL and not options.keys:
         raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
     if options.keys:
@@ -131,24 +138,26 @@ def plan_read(
     columns: pa.Schema,
     clock: HostClock,
     pushed: Sequence[Predicate] = (),
+    declared: bool = False,
 ) -> ReadPlan:
     """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
 
-    Raises SchemaError if the table does not have such columns.
+    `declared`: somebody has said what they are. Raises SchemaError if the table does not have such columns.
     """
-    everything = all_columns((found.data, found.partitions))
+    declared = declared or found.table.declared is not None
+    everything = found.columns
     spelled = resolve_names(columns.names, everything, "schema")
     for wanted, name in zip(columns, spelled, strict=True):
-        check_readable(wanted, everything.field(name).type, found.table.url)
+        check_readable(wanted, everything.field(name).type, found.table.url, declared)
         if wanted.name != name:
             raise SchemaError(f"column {wanted.name!r} of the given schema is spelled {name!r} in the table")
-    predicates = [*([parse_where(options.where, everything)] if options.where else []), *pushed]
-    predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
     # A column read in a wider type is planned in that type; others stay as they were found.
     types = {field.name: field.type for field in columns}
     data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.data])
     partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.partitions])
-    projection = Projection(columns, data, partitions, predicate)
+    predicates = [*([parse_where(options.where, all_columns((data, partitions)))] if options.where else []), *pushed]
+    predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
+    projection = Projection(columns, data, partitions, predicate, declared)
     return ReadPlan(uuid.uuid4().hex, options, found.table, projection, clock.wall_s())
 
 

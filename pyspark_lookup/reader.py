@@ -153,7 +153,7 @@ class TableReader:
             names = {*keys, *resolve_names(options.columns, everything, "lookup.columns")}
             names |= columns_of(parse_where(options.where, everything)) if options.where else set()
         columns = pa.schema([field for field in everything if field.name in names])
-        return Layout(columns, tuple(keys), data, partitions)
+        return Layout(columns, tuple(keys), data, partitions, table.declared is not None)
 
     def resolve(
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from pyspark_lookup.blocks import BlockCache, BlocksAndLocations
 from pyspark_lookup.errors import DamagedFileError, SchemaError
-from pyspark_lookup.formats import BATCH_ROWS, Data, FileFormat, FileIndex, Unit, open_format
+from pyspark_lookup.formats import BATCH_ROWS, Data, FileFormat, FileIndex, Inferred, Unit, joined, open_format
 from pyspark_lookup.hidden import HiddenRows, counted
 from pyspark_lookup.keys import Numbers
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.opened import KnownFiles, OpenFile, Projection, Slice, decoded, is_missing, spellings, to_read
 from pyspark_lookup.predicate import ColumnStats, Predicate, columns_of, evaluate, joined_stats, may_match
-from pyspark_lookup.schema import check_readable, merge_schemas
+from pyspark_lookup.schema import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.stores import HIDDEN
 from pyspark_lookup.table import Table, partition_fields, partition_value, partition_values
 from pyspark_lookup.ufs import FileVersion, Range
@@ -111,20 +111,24 @@ class Scan:
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may be read in parts."""
         assert table.format is not None
-        return open_format(table.format, self._block_size).splittable
+        return open_format(table.format, self._block_size).splittable  # whatever the columns
 
     # --- schema -----------------------------------------------------------------------------------
 
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories), typed as Spark takes them.
 
-        Reads what tells each file's schema (a footer; all of a CSV or JSON file), through the cache.
-        A column in both counts as the directory's. Raises SchemaError naming both files if they disagree.
+        Reads what tells each file's schema (a footer; all of a CSV or JSON file), through the cache; nothing where somebody has
+        declared it. A column in both counts as the directory's. Raises SchemaError naming both files if they disagree.
         """
-        opened = self._open(table, slices_of(files), None)
-        data = merge_schemas((file.piece.file.url, file.index.schema) for file in opened)
         partitions = partition_fields(table, files)
         folded = {name.casefold() for name in partitions.names}
+        if table.declared is not None:
+            partitions = pa.schema([field for field in partitions if field.name in table.declared.names])
+            data = table.declared
+        else:
+            opened = self._open(table, slices_of(files), None)
+            data = merge_schemas((file.piece.file.url, schema) for file, schema in _inferred_together(opened))
         return pa.schema([field for field in data if field.name.casefold() not in folded]), partitions
 
     def bounds(
@@ -232,7 +236,7 @@ class Scan:
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
         """Open every file's index, all files at once: one round of requests where a tail suffices."""
         assert table.format is not None
-        form = open_format(table.format, self._block_size)
+        form = open_format(table.format, self._block_size, table.csv, _declared(table, pieces))
         columns = projection.data if projection else None
         reopen = functools.partial(self._open_anew, form, columns)
         planned = columns or pa.schema([])
@@ -288,16 +292,21 @@ class Scan:
             asked = result
 
     def _check_schema(
-        self, opened: list[OpenFile], projection: Projection, complete: bool, whole: Callable[[], pa.Schema] | None
+        self,
+        opened: list[OpenFile],
+        projection: Projection,
+        complete: bool,
+        whole: Callable[[], pa.Schema] | None,
     ) -> None:
         needed = _needed(projection)
         for file in opened:
             for name in needed & file.names.keys():
                 found = file.index.schema.field(file.names[name]).type
-                check_readable(projection.data.field(name), found, file.piece.file.url)
+                misfit = file.index.misfits.get(file.names[name])
+                check_readable(projection.data.field(name), found, file.piece.file.url, projection.declared, misfit)
         lost = sorted(name for name in needed if not any(name in file.names for file in opened))
-        if not lost or not opened or (not complete and whole is None):
-            return
+        if projection.declared or not lost or not opened or (not complete and whole is None):
+            return  # as in Spark, a declared column that no file has is null
         if not complete and whole is not None:  # files that are not read here may have it
             elsewhere = {name.casefold() for name in whole().names}
             lost = [name for name in lost if name.casefold() not in elsewhere]
@@ -316,6 +325,8 @@ class Scan:
                 return ColumnStats(file.partition[name], file.partition[name], int(file.partition[name] is None), 1)
             if name not in file.names:
                 return ColumnStats(None, None, 1, 1)  # the file lacks the column: null in every row
+            if not widens(file.index.schema.field(file.names[name]).type, projection.data.field(name).type):
+                return None  # of another type than is asked for
             return file.index.stats(unit, file.names[name])
 
         return may_match(projection.predicate, stats)
@@ -448,6 +459,31 @@ def _needed(projection: Projection) -> frozenset[str]:
     """Columns of the files that the scan returns or tests."""
     tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
     return (frozenset(projection.columns.names) | tested) - frozenset(projection.partitions.names)
+
+
+def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
+    """The columns that a table's files are declared to have."""
+    if table.declared is None:
+        return None
+    in_directories = {name for piece in pieces[:1] for name, _ in partition_values(table.root, piece.file.url)}
+    return pa.schema([field for field in table.declared if field.name not in in_directories])
+
+
+def _inferred_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
+    """The columns of each file; those of text with the types of the values in all files."""
+    found: dict[str, Inferred] = {}
+    for file in opened:
+        for name, inferred in (file.index.inferred or {}).items():
+            folded = name.casefold()
+            found[folded] = joined(found[folded], inferred) if folded in found else inferred
+    types = {folded: inferred.type() for folded, inferred in found.items()}
+    for file in opened:
+        schema = file.index.schema
+        if file.index.inferred is not None:
+            schema = spark_schema(
+                pa.schema([f.with_type(types[f.name.casefold()]) for f in schema]), file.piece.file.url
+            )
+        yield file, schema
 
 
 def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:

@@ -18,6 +18,7 @@ from pyspark_lookup.errors import SchemaError
 __all__ = [
     "cast_column",
     "check_readable",
+    "converts",
     "is_source",
     "merge_schemas",
     "resolve_names",
@@ -141,6 +142,27 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return False
 
 
+def converts(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a value of `found` may be one of `wanted`, which `cast_column` finds out for each."""
+    if widens(found, wanted) or (_is_number(found) and _is_number(wanted)):
+        return True
+    if {found, wanted} == {pa.string(), pa.binary()}:
+        return True
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        return converts(found.value_type, wanted.value_type)
+    if pa.types.is_map(found) and pa.types.is_map(wanted):
+        return converts(found.key_type, wanted.key_type) and converts(found.item_type, wanted.item_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        return [f.name for f in found] == [f.name for f in wanted] and all(
+            converts(a.type, b.type) for a, b in zip(found, wanted, strict=True)
+        )
+    return False
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
 def is_source(held: pa.Schema, wanted: pa.Schema) -> bool:
     """Whether values that were decoded with the types of `held` are those that decoding with `wanted` would give.
 
@@ -200,11 +222,22 @@ def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None
 
 
-def check_readable(planned: pa.Field, found: pa.DataType, origin: str) -> None:
-    """Raise SchemaError unless a column of type `found` in `origin` can be read as `planned`."""
-    if not widens(found, planned.type):
+def check_readable(
+    planned: pa.Field, found: pa.DataType, origin: str, declared: bool = False, misfit: str | None = None
+) -> None:
+    """Raise SchemaError unless a column of type `found` in `origin` can be read as `planned`.
+
+    `declared`: somebody has said its type, so that values are tried (`converts`). `misfit`: what says that one is none.
+    """
+    value = f" ({misfit})" if misfit is not None else ""
+    if declared and (misfit is not None or not converts(found, planned.type)):
         raise SchemaError(
-            f"column {planned.name!r} was planned as {planned.type} but is {found} in {origin}: the table changed; "
+            f"column {planned.name!r} of {origin} is {found} and cannot be read as {planned.type}, as lookup.schema or "
+            f".schema(…) says{value}: give it a type that its values have"
+        )
+    if not declared and not widens(found, planned.type):
+        raise SchemaError(
+            f"column {planned.name!r} was planned as {planned.type} but is {found} in {origin}{value}: the table changed; "
             "plan again (a new load() or SQL statement; a catalog table must be created again)"
         )
 
@@ -238,9 +271,22 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
             return _cast_nested(column, kind, name, origin)
         if pa.types.is_timestamp(column.type) and column.type.tz is None and kind == pa.timestamp("us", tz="UTC"):
             column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC without saying so
-        return column if column.type == kind else pc.cast(column, kind)
+        if column.type == kind:
+            return column
+        found = pc.cast(column, kind)
+        held = spark_type(column.type)
+        if _is_number(kind) and not (widens(held, kind) or _are_equal(found.cast(held), column.cast(held))):
+            raise pa.ArrowInvalid("a value would be rounded")
+        return found
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
         raise SchemaError(f"column {name!r} of {origin} cannot be read as {kind}: {problem}") from problem
+
+
+def _are_equal(one: pa.Array, other: pa.Array) -> bool:
+    same = pc.equal(one, other)
+    if pa.types.is_floating(one.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(one), pc.is_nan(other)))
+    return bool(pc.all(same, min_count=0).as_py())
 
 
 def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:

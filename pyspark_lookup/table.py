@@ -20,11 +20,13 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from pyspark_lookup.choices import CsvOptions
 from pyspark_lookup.conf import redact
 from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import (
     NotATableError,
     OptionError,
+    SchemaError,
     TableBusyError,
     TableEmptyError,
     TableFormatError,
@@ -88,7 +90,8 @@ class Table:
 
     `url` is the canonical path; `format` is None only until the files are known. `pinned`: of a managed table, the
     one version that is read, by a log position or a list of write ids; None: the current one. `own`: a write that is open
-    and seen all the same, by its transaction.
+    and seen all the same, by its transaction. `csv`: how CSV files are written. `declared`: the columns that somebody has said
+    it has; None: those that its files have.
     """
 
     url: str
@@ -100,6 +103,8 @@ class Table:
     pinned: int | str | None = None
     own: int | None = None
     busy: Busy = Busy()
+    csv: CsvOptions = CsvOptions()
+    declared: pa.Schema | None = None
 
     def __repr__(self) -> str:
         return f"Table({redact('path', self.url)!r}, {self.kind.value}, {self.format}, {self.pinned!r})"
@@ -110,8 +115,9 @@ class Table:
         return key_of(self.scope, self.url, self.kind.value, self.success_file, self.settle_s, *self._pin)
 
     @property
-    def _pin(self) -> tuple[int | str, ...]:
-        return () if self.pinned is None else (self.pinned,)
+    def _pin(self) -> tuple[object, ...]:
+        read = () if (self.csv, self.declared) == (CsvOptions(), None) else (self.csv, self.declared)
+        return read if self.pinned is None else (self.pinned,)
 
     @property
     def managed(self) -> bool:
@@ -387,7 +393,16 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
             )
         for name, value in pairs:
             columns.setdefault(name, []).append(value)
-    return pa.schema([pa.field(name, _partition_type(values)) for name, values in columns.items()])
+    declared = {field.name.casefold(): field for field in table.declared or ()}
+    fields = []
+    for name, values in columns.items():
+        field = declared.get(name.casefold())
+        if field is not None and field.name != name:
+            raise SchemaError(
+                f"column {field.name!r} of lookup.schema is spelled {name!r} in the directories: spell it so"
+            )
+        fields.append(pa.field(name, _partition_type(values) if field is None else field.type))
+    return pa.schema(fields)
 
 
 def _partition_type(values: list[PartitionValue]) -> pa.DataType:
@@ -430,6 +445,11 @@ def partition_value(value: PartitionValue, kind: pa.DataType) -> object:
         if not _NUMBER.fullmatch(value):
             raise ValueError(value)
         return float(value)
+    if not pa.types.is_string(kind):  # of a schema that somebody has declared
+        try:
+            return pa.array([value]).cast(kind)[0].as_py()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ValueError(value) from None
     return value
 
 

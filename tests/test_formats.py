@@ -898,8 +898,8 @@ def test_good_files_are_no_damaged_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_empty_file(name: str) -> None:
-    """A file of no bytes is damaged in every format."""
-    assert read_or_damaged(name, b"")
+    """A file of no bytes is damaged, but for one of text: Spark writes it where there was no row."""
+    assert read_or_damaged(name, b"") is not name.startswith(("d.csv", "d.json"))
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -910,6 +910,8 @@ def test_truncated_file(name: str) -> None:
     points = {*range(0, len(content), step), *range(min(40, len(content))), *range(len(content) - 30, len(content))}
     for point in sorted(points):
         if read_or_damaged(name, content[:point]) or name not in BINARY:
+            continue
+        if point == 0 and name.startswith(("d.csv", "d.json")):
             continue
         assert name == "d.orc", f"cut at {point} of {len(content)}"
         assert Stored(name, content[:point]).table() == Stored(name, content).table()
@@ -936,7 +938,7 @@ def test_random_bytes(name: str, content: bytes) -> None:
     except SchemaError:
         assert name == "d.csv"  # a header that names a column twice
         return
-    assert damaged or name in ("d.csv", "d.json")
+    assert damaged or name in ("d.csv", "d.json") or not content
 
 
 @pytest.mark.parametrize("name", ["d.parquet", "d.arrow", "d.orc"])
@@ -1059,14 +1061,9 @@ def test_column_name_that_is_no_text(name: str) -> None:
 def test_text_that_is_no_utf8(name: str) -> None:
     """A text value that is not UTF-8 is damage, also where its type was planned."""
     content = {"d.csv": b"id,s\n1,a\n2,\xff\n", "d.json": b'{"id":1,"s":"a"}\n{"id":2,"s":"\xff"}\n'}[name]
-    assert read_or_damaged(name, content) or name == "d.csv"  # there such a column is binary
-    planned = pa.schema([("id", pa.int64()), ("s", pa.string())])
-    stored = Stored(name, content)
-    try:
-        found = stored.open(planned).schema.field("s").type
-    except DamagedFileError:
-        found = None
-    assert found == (pa.binary() if name == "d.csv" else None)
+    assert read_or_damaged(name, content)
+    with pytest.raises(DamagedFileError, match=r"lookup\.csv\.encoding" if name == "d.csv" else None):
+        Stored(name, content).open(pa.schema([("id", pa.int64()), ("s", pa.string())]))
 
 
 def test_damage_keeps_its_cause() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,6 +67,20 @@ VALID = [
     ("lookup.format", "Csv", FileFormatName.CSV),
     ("lookup.format", "json", FileFormatName.JSON),
     ("lookup.format", " orc ", FileFormatName.ORC),
+    (
+        "lookup.schema",
+        "id INT, `a b` ARRAY<STRING>",
+        pa.schema({"id": pa.int32(), "a b": pa.list_(pa.field("element", pa.string()))}),
+    ),
+    ("lookup.csv.header", "false", False),
+    ("lookup.csv.sep", ";", ";"),
+    ("lookup.csv.sep", "\\t", "\t"),
+    ("lookup.csv.quote", "'", "'"),
+    ("lookup.csv.quote", "", ""),
+    ("lookup.csv.escape", "\\", "\\"),
+    ("lookup.csv.null-value", " NA", " NA"),
+    ("lookup.csv.encoding", "ISO-8859-1", "iso8859-1"),
+    ("lookup.csv.infer-schema", "FALSE", False),
     ("lookup.columns", "b,a", ("b", "a")),
     ("lookup.where", "id = 1 ", "id = 1"),
     ("lookup.partition", "max_pt()", "max_pt()"),

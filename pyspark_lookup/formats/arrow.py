@@ -11,6 +11,7 @@ import pyarrow.json
 import pyarrow.orc
 
 from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.formats.inference import Inferred
 from pyspark_lookup.formats.model import (
     BATCH_ROWS,
     Data,
@@ -68,6 +69,8 @@ class ArrowIndex:
     """An Arrow IPC footer: its record batches are whole, so columns are pruned after the read."""
 
     def __init__(self, file: FileVersion, schema: pa.Schema, dictionaries: list[Range], batches: list[Range]) -> None:
+        self.inferred: Mapping[str, Inferred] | None = None
+        self.misfits: Mapping[str, str] = {}
         self._file = file
         self._dictionaries = dictionaries
         self._batches = batches

@@ -13,6 +13,7 @@ import pyarrow.json
 import pyarrow.orc
 
 from pyspark_lookup.errors import DamagedFileError
+from pyspark_lookup.formats.inference import Inferred
 from pyspark_lookup.predicate import ColumnStats
 from pyspark_lookup.ufs import FileVersion, Range
 
@@ -109,6 +110,13 @@ class FileIndex(Protocol):
     def schema(self) -> pa.Schema: ...
     @property
     def units(self) -> Sequence[Unit]: ...
+    @property
+    def inferred(self) -> Mapping[str, Inferred] | None:
+        """Of text files: what their values tell of the columns that were not planned."""
+
+    @property
+    def misfits(self) -> Mapping[str, str]:
+        """Columns of text files that have a value which is not of the planned type, with that value."""
 
     def stats(self, unit: Unit, column: str) -> ColumnStats | None: ...
     def rows(self, unit: Unit) -> int | None: ...

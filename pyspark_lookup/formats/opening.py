@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
+from pyspark_lookup.choices import CsvOptions
 from pyspark_lookup.formats.arrow import ArrowFormat
 from pyspark_lookup.formats.model import (
     FileFormat,
@@ -13,10 +16,12 @@ from pyspark_lookup.options import FileFormatName
 __all__ = ["open_format"]
 
 
-def open_format(name: FileFormatName, block_size: int) -> FileFormat:
-    """The format of that name; `block_size` in bytes is for formats without natural blocks."""
+def open_format(
+    name: FileFormatName, block_size: int, csv: CsvOptions | None = None, declared: pa.Schema | None = None
+) -> FileFormat:
+    """The format of that name. `block_size`: bytes, for formats without natural blocks. `declared`: the columns of text files."""
     if name is FileFormatName.PARQUET:
         return ParquetFormat()
     if name is FileFormatName.ARROW:
         return ArrowFormat()
-    return WholeFileFormat(name, block_size)
+    return WholeFileFormat(name, block_size, csv or CsvOptions(), declared)

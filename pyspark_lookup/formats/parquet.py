@@ -16,6 +16,7 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.formats.inference import Inferred
 from pyspark_lookup.formats.model import (
     BATCH_ROWS,
     Data,
@@ -68,6 +69,8 @@ class ParquetIndex:
     """A parquet footer."""
 
     def __init__(self, file: FileVersion, metadata: pq.FileMetaData) -> None:
+        self.inferred: Mapping[str, Inferred] | None = None
+        self.misfits: Mapping[str, str] = {}
         self._file = file
         self._metadata = metadata
         arrow = metadata.schema.to_arrow_schema()

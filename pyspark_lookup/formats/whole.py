@@ -1,4 +1,4 @@
-"""CSV, JSON lines and ORC: blocks are aligned ranges, and one task decodes a file whole."""
+"""CSV, JSON and ORC: blocks are aligned ranges, and one task decodes a file whole."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
 import pyarrow.orc
 
-from pyspark_lookup.errors import NotSupportedError, PysparkLookupError
+from pyspark_lookup.choices import CsvOptions
+from pyspark_lookup.errors import NotSupportedError, PysparkLookupError, SchemaError
+from pyspark_lookup.formats.csvtext import CsvFile
+from pyspark_lookup.formats.inference import Inferred, fits
+from pyspark_lookup.formats.jsontext import JsonFile
 from pyspark_lookup.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, damaged
 from pyspark_lookup.formats.names import DECOMPRESS, base_name
 from pyspark_lookup.options import FileFormatName
@@ -18,17 +20,24 @@ from pyspark_lookup.predicate import ColumnStats
 from pyspark_lookup.schema import spark_schema
 from pyspark_lookup.ufs import FileVersion, Range
 
-__all__ = ["WholeFileFormat", "WholeFileIndex"]
+__all__ = ["WholeFileFormat"]
 
 
 class WholeFileFormat:
-    """Blocks: aligned ranges. The schema is inferred from the whole file; one task decodes it."""
+    """Blocks: aligned ranges. The schema of text is inferred from the whole file; one task decodes it.
+
+    `declared`: the columns of text that somebody has said (`lookup.schema`), to which it is parsed.
+    """
 
     splittable = False
 
-    def __init__(self, name: FileFormatName, block_size: int) -> None:
+    def __init__(
+        self, name: FileFormatName, block_size: int, csv: CsvOptions, declared: pa.Schema | None = None
+    ) -> None:
         self._name = name
         self._block_size = block_size
+        self._csv = csv
+        self._declared = declared
 
     def first_ranges(self, file: FileVersion) -> list[Range]:
         starts = range(0, file.size, self._block_size)
@@ -43,39 +52,35 @@ class WholeFileFormat:
             for suffix, decompress in DECOMPRESS.items():
                 if base_name(file.url).endswith(suffix):
                     content = decompress(content)
-            if len(content) >= 2**31 - 1 and self._name is not FileFormatName.ORC:
+            if self._name is FileFormatName.ORC:
+                return _OrcIndex(file, content, self.first_ranges(file))
+            if len(content) >= 2**31 - 1:
                 raise NotSupportedError(
                     f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
                     "2 GiB: split it, or write parquet"
                 )
-            if self._name is FileFormatName.ORC:
-                table = None
-                schema = pa.orc.ORCFile(pa.BufferReader(content)).schema
+            text: CsvFile | JsonFile
+            if self._name is FileFormatName.JSON or not content.strip():
+                text = JsonFile(content)  # Spark writes empty files where there was no row
             else:
-                table = _parse(self._name, content, planned)
-                schema = table.schema
-            return WholeFileIndex(file, self._name, schema, table, content, self.first_ranges(file))
+                text = CsvFile(content, self._csv, file.url, self._declared.names if self._declared else None)
+            return _TextIndex(file, self._name, text, planned, self._declared is not None, self.first_ranges(file))
         except PysparkLookupError:
             raise
-        except (pa.ArrowException, OSError, EOFError, ValueError, zlib.error) as problem:
+        except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, zlib.error) as problem:
             raise damaged(file, self._name.value, problem) from problem
 
 
-class WholeFileIndex:
+class _Whole:
     """A file decoded as one unit."""
 
-    def __init__(
-        self,
-        file: FileVersion,
-        name: FileFormatName,
-        schema: pa.Schema,
-        table: pa.Table | None,
-        content: bytes,
-        ranges: list[Range],
-    ) -> None:
-        self._file, self._name, self._table, self._content, self._ranges = file, name, table, content, ranges
+    inferred: Mapping[str, Inferred] | None = None
+
+    def __init__(self, file: FileVersion, ranges: list[Range], schema: pa.Schema) -> None:
+        self._file, self._ranges = file, ranges
         self.schema = spark_schema(schema, file.url)
         self.units = [Unit(0, 0)]
+        self.misfits: dict[str, str] = {}
 
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
         return None
@@ -86,70 +91,65 @@ class WholeFileIndex:
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         return self._ranges
 
+
+class _OrcIndex(_Whole):
+    def __init__(self, file: FileVersion, content: bytes, ranges: list[Range]) -> None:
+        super().__init__(file, ranges, pa.orc.ORCFile(pa.BufferReader(content)).schema)
+        self._content = content
+
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         try:
-            table = self._table
-            if table is None:
-                # Without any column it would read no row.
-                wanted = list(columns) or self.schema.names[:1]
-                table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=wanted)
+            # Without any column it would read no row.
+            wanted = list(columns) or self.schema.names[:1]
+            table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=wanted)
             yield from table.select(list(columns)).to_batches(BATCH_ROWS)
         except (pa.ArrowException, OSError) as problem:
-            raise damaged(self._file, self._name.value, problem) from problem
+            raise damaged(self._file, "orc", problem) from problem
 
 
-def _parse(name: FileFormatName, content: bytes, planned: pa.Schema | None) -> pa.Table:
-    """CSV with a header line or JSON lines as a table of the file's own columns; types as planned where given.
+class _TextIndex(_Whole):
+    """Columns with the planned types that their values have; others, and those not planned, with the types of their values.
 
-    Where a value does not fit its planned type, types are inferred, for the caller to compare.
+    `parsed`: whether the planned types were declared, so that a text is parsed to them, whatever else it may be.
     """
-    read = _read_json if name is FileFormatName.JSON else _read_csv
-    wanted = {} if planned is None else {field.name: field.type for field in planned}
-    try:
-        table = read(content, wanted)
-    except pa.ArrowInvalid:
-        if not wanted:
-            raise
-        return read(content, {})
-    names = table.schema.names
-    if name is FileFormatName.JSON:
-        # A JSON reader adds the columns it is told of. Those without a value may not be in the file.
-        told = {n: kind for n, kind in wanted.items() if table.column(n).null_count < table.num_rows}
-        if len(told) < len(wanted):
-            names = read(content, told).schema.names
-    folded = {n.casefold(): kind for n, kind in wanted.items()}
-    spelled = {n: folded[n.casefold()] for n in names if n.casefold() in folded}
-    if not spelled.keys() <= wanted.keys():  # in another letter case
-        table = read(content, spelled)
-    return table.select(names)
 
+    def __init__(
+        self,
+        file: FileVersion,
+        name: FileFormatName,
+        text: CsvFile | JsonFile,
+        planned: pa.Schema | None,
+        parsed: bool,
+        ranges: list[Range],
+    ) -> None:
+        types = {field.name.casefold(): field.type for field in planned or ()}
+        misfits: dict[str, str] = {}
+        self.inferred = {}
+        self._arrays: dict[str, pa.Array] = {}
+        kinds: dict[str, pa.DataType] = {}
+        for column in text.names:
+            kind = types.get(column.casefold())
+            if kind is not None:
+                try:
+                    # A number of a file that came later may be written in another way than those that decided the type.
+                    if parsed or fits(text.infer(column), kind) or fits(text.infer(column, by_value=True), kind):
+                        self._arrays[column] = text.column(column, kind)
+                        kinds[column] = kind
+                        continue
+                except SchemaError as problem:
+                    misfits[column] = str(problem)
+            found = text.infer(column)
+            self.inferred[column], kinds[column] = found, found.type()
+        super().__init__(file, ranges, pa.schema([pa.field(column, kinds[column]) for column in text.names]))
+        self._name, self._text, self._kinds = name, text, kinds
+        self.misfits = misfits
 
-def _read_json(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
-    schema = pa.schema(list(types.items())) if types else None
-    options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
-    read = pa.json.ReadOptions(block_size=_one_block(content))
-    table = pa.json.read_json(pa.BufferReader(content), read, options)
-    table.validate(full=True)  # the reader lets texts through that are no UTF-8
-    return table
-
-
-def _read_csv(content: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
-    if not content.endswith((b"\n", b"\r")):
-        content += b"\n"  # a header line alone is no CSV to pyarrow without it
-    read = pa.csv.ReadOptions(block_size=_one_block(content))
-    parse = pa.csv.ParseOptions(newlines_in_values=True)
-    convert = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
-
-    def table(types: Mapping[str, pa.DataType]) -> pa.Table:
-        options = pa.csv.ConvertOptions(column_types=dict(types), **convert)
-        return pa.csv.read_csv(pa.BufferReader(content), read, parse, options)
-
-    inferred = table(types)
-    # Spark takes no time of day: such columns stay the text they were.
-    times = {field.name: pa.string() for field in inferred.schema if pa.types.is_time(field.type)}
-    return table({**types, **times}) if times else inferred
-
-
-def _one_block(content: bytes) -> int:
-    """Inference must see every value, or a file could not be read by its own schema."""
-    return max(len(content) + 1, 1024)
+    def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
+        for column in columns:
+            if column not in self._arrays:
+                self._arrays[column] = self._text.column(column, self._kinds[column])
+        arrays = [self._arrays[column] for column in columns]
+        if not arrays:
+            yield pa.RecordBatch.from_struct_array(pa.nulls(self._text.rows, pa.struct([])))
+            return
+        yield from pa.Table.from_arrays(arrays, list(columns)).to_batches(BATCH_ROWS)

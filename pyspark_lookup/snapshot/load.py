@@ -52,10 +52,11 @@ class Layout:
     keys: tuple[str, ...]
     data: pa.Schema
     partitions: pa.Schema
+    declared: bool = False
 
     @property
     def projection(self) -> Projection:
-        return Projection(self.columns, self.data, self.partitions)
+        return Projection(self.columns, self.data, self.partitions, declared=self.declared)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,8 @@ def _check(
 ) -> None:
     """Raise SchemaError as reading the files would."""
     lost = [name for name in names if name not in snapshot.schema.names]
+    if projection.declared:
+        lost = []
     if lost:
         elsewhere = {name.casefold() for name in whole().names}
         lost = [name for name in lost if name.casefold() not in elsewhere]
@@ -75,7 +77,8 @@ def _check(
         )
     for name in names:
         if name in snapshot.schema.names:
-            check_readable(_planned(projection, name), snapshot.schema.field(name).type, url)
+            found = snapshot.schema.field(name).type
+            check_readable(_planned(projection, name), found, url, projection.declared)
 
 
 def _planned(projection: Projection, name: str) -> pa.Field:

@@ -6,6 +6,7 @@ are written into the first field's metadata, and read back under the options of 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from pyspark.sql.types import StringType, StructType, VarcharType
 from pyspark_lookup import planner
 from pyspark_lookup.changes import change_columns
 from pyspark_lookup.conf import conf_file_options, redact, tells_secret
+from pyspark_lookup.ddl import columns_ddl
 from pyspark_lookup.errors import NotSupportedError, OptionError
 from pyspark_lookup.options import FilterPushdown, LookupOptions, View
 from pyspark_lookup.plain import UNREADABLE, text_of, texts_of
@@ -26,6 +28,7 @@ from pyspark_lookup.planner import Found
 from pyspark_lookup.predicate import Predicate
 from pyspark_lookup.reader import ReadPlan, ReadTask
 from pyspark_lookup.runtime import Engine, runtime
+from pyspark_lookup.schema import spark_type
 from pyspark_lookup.spark.filters import predicate_of
 from pyspark_lookup.spark.versions import arrow_schema, scopes_pushed_filters, struct_type
 from pyspark_lookup.views import ViewTask, view_schema, view_tasks
@@ -183,8 +186,9 @@ def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str
 class Planning:
     """One read being planned in this process."""
 
-    def __init__(self, options: LookupOptions, columns: pa.Schema, found: Found | None) -> None:
+    def __init__(self, options: LookupOptions, columns: pa.Schema, found: Found | None, declared: bool) -> None:
         self.options = options
+        self._declared = declared
         self._columns = columns
         self._found = found
         self._pushed: list[Predicate] = []
@@ -205,7 +209,10 @@ class Planning:
         columns = arrow_schema(schema)
         if options.columns is not None and list(options.columns) != columns.names and found is None and not stored:
             raise OptionError("option lookup.columns contradicts the given schema: give one of them")
-        return cls(options, columns, found)
+        declared = found is None and not stored and options.view is View.DATA
+        if declared and options.provider is None:
+            options = _declaring(options, columns)
+        return cls(options, columns, found, declared)
 
     def push(self, filters: list[Filter]) -> None:
         """Prune by those filters that mean the same here as in Spark."""
@@ -226,8 +233,20 @@ class Planning:
         found = self._found or planner.find(engine.reader, self.options)
         options = engine.reader.metadata.host.with_floor(found.table, planner.completed(self.options, found))
         planner.table_columns(found, options)
-        plan = planner.plan_read(found, options, self._columns, runtime().clock, self._pushed)
+        plan = planner.plan_read(found, options, self._columns, runtime().clock, self._pushed, self._declared)
         return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
+
+
+def _declaring(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
+    """The options with the columns of `.schema(…)` as if `lookup.schema` said them."""
+    columns = pa.schema(
+        [pa.field(name, spark_type(kind)) for name, kind in zip(columns.names, columns.types, strict=True)]
+    )
+    if options.schema is not None and options.schema != columns:
+        raise OptionError(
+            f"option lookup.schema = {columns_ddl(options.schema)!r} contradicts .schema({columns_ddl(columns)!r}): give one of them"
+        )
+    return dataclasses.replace(options, schema=columns)
 
 
 def prunes_by_pushed_filters(plan: Planning) -> bool:

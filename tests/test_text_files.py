@@ -1,0 +1,469 @@
+"""CSV and JSON files as tables: types that lose nothing, in one file or in several, schemas that are declared, dialects."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.formats.inference import NOTHING, converted, infer_texts, joined
+
+D = decimal.Decimal
+UTC = datetime.timezone.utc
+CACHES: dict[str, dict[str, str]] = {
+    "none": {},
+    "full": {"lookup.cache": "FULL", "lookup.keys": "id"},
+    "partial": {"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.max-rows": "1000"},
+}
+
+
+@pytest.fixture
+def dim(tmp_path: Path) -> Path:
+    """An empty directory."""
+    (tmp_path / "dim").mkdir()
+    return tmp_path / "dim"
+
+
+def table_of(dim: Path, options: dict[str, str] | None = None) -> LookupTable:
+    return LookupTable(str(dim), {"lookup.cache.dir": str(dim.parent / "cache"), **(options or {})})
+
+
+def read(dim: Path, **options: str) -> pa.Table:
+    """All rows; options by the ends of their names."""
+    found: pa.Table = table_of(
+        dim, {f"lookup.{key.replace('__', '.')}".replace("_", "-"): v for key, v in options.items()}
+    ).scan()
+    return found
+
+
+def put(dim: Path, name: str, content: str | bytes) -> None:
+    (dim / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+# --- types that lose nothing -----------------------------------------------------------------------------
+
+NUMBERS = st.one_of(
+    st.integers(-(2**70), 2**70).map(str),
+    st.integers(-99, 99).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.decimals(-1000, 1000, places=2).map(str),
+    st.decimals(-(10**20), 10**20, places=3).map(str),
+)
+WORDS = st.sampled_from(
+    [
+        "007",
+        "+5",
+        "1e3",
+        "1.50",
+        "-0",
+        "-0.0",
+        "true",
+        "TRUE",
+        "False",
+        "NaN",
+        "Infinity",
+        "x",
+        "1_000",
+        "0x1f",
+        "٣",
+        "2020-01-01",
+        "2020-02-30",
+        "20200101",
+        "2020-01-01T00:00:00Z",
+        "2020-01-01T00:00:00+02:00",
+        "2020-01-01T10:00",
+        "10:11:12",
+        "9007199254740993",
+        "9223372036854775808",
+        "-9223372036854775808",
+        "0.1",
+        "0.30000000000000004",
+        "1.",
+        ".5",
+        "infinity",
+        "",
+        " 1",
+        "1 ",
+        "2020-01-01 00:00:00",
+    ]
+)
+COLUMNS = st.one_of(
+    st.lists(NUMBERS, max_size=6),
+    st.lists(st.decimals(-1000, 1000, places=2).map(str), max_size=6),
+    st.lists(st.floats(allow_nan=False, allow_infinity=False).map(repr), max_size=6),
+    st.lists(WORDS, max_size=6),
+    st.lists(st.one_of(NUMBERS, WORDS), max_size=6),
+    st.lists(st.datetimes(timezones=st.just(UTC)).map(lambda at: at.isoformat()), max_size=4),
+)
+
+
+def is_back(text: str, value: Any) -> bool:
+    """Whether a value is written as the text it was read from; times are as they are meant, numbers may lack a `.0`."""
+    if isinstance(value, bool):
+        return text.lower() == str(value).lower()
+    if isinstance(value, float):
+        special = {"NaN": math.isnan(value), "Infinity": value == math.inf, "-Infinity": value == -math.inf}
+        return special.get(text, False) or text == repr(value) or D(text) == D(repr(value))
+    if isinstance(value, datetime.datetime):
+        return datetime.datetime.fromisoformat(text.replace("Z", "+00:00")) == value
+    return text == (value.isoformat() if isinstance(value, datetime.date) else str(value))
+
+
+@settings(max_examples=400, deadline=None)
+@given(texts=COLUMNS, data=st.data())
+def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
+    """Every value of a column is written back as it was read; whatever files they are in, its type is the same."""
+    whole = infer_texts(pa.array(texts, pa.string()))
+    found = converted(pa.array(texts, pa.string()), whole.type())
+    assert all(is_back(text, value) for text, value in zip(texts, found.to_pylist(), strict=True)) or not texts
+    cut = data.draw(st.integers(0, len(texts)))
+    parts = [infer_texts(pa.array(part, pa.string())) for part in (texts[:cut], texts[cut:])]
+    assert joined(*parts).type() == joined(*reversed(parts)).type()
+    if not pa.types.is_boolean(joined(*parts).type()):  # of which each file may have a spelling
+        assert joined(*parts).type() == whole.type()
+    assert joined(whole, NOTHING) == whole
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["1", "-20"], pa.int64()),
+        (["01234", "98765"], pa.string()),
+        (["1", "x"], pa.string()),
+        (["1", "2.5"], pa.float64()),
+        (["1.50", "22.25"], pa.decimal128(18, 2)),
+        (["1.50", "22.5"], pa.string()),
+        (["9007199254740993", "0.5"], pa.string()),
+        (["18446744073709551615", "1"], pa.decimal128(20, 0)),
+        (["9" * 39], pa.string()),
+        (["1e3"], pa.string()),
+        (["true", "false"], pa.bool_()),
+        (["TRUE", "false"], pa.string()),
+        (["2020-01-01"], pa.date32()),
+        (["2020-02-30"], pa.string()),
+        (["2020-01-01T01:00:00+01:00"], pa.timestamp("us", "UTC")),
+        (["2020-01-01 01:00:00"], pa.timestamp("us")),
+        (["2020-01-01 01:00:00", "2020-01-01T01:00:00Z"], pa.string()),
+        (["2020-01-01T01:00:00.1234567Z"], pa.string()),
+        (["10:11:12"], pa.string()),
+    ],
+)
+def test_types(texts: list[str], kind: pa.DataType) -> None:
+    """Types by example; in one file, and with a file for each value."""
+    assert infer_texts(pa.array(texts)).type() == kind
+    found = NOTHING
+    for text in texts:
+        found = joined(found, infer_texts(pa.array([text])))
+    if texts != ["TRUE", "false"]:
+        assert found.type() == kind
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-9, 9), st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=3), st.sampled_from(["2020-01-01", "2020-01-01T00:00:00Z", "2020-01-01T01:00:00+01:00", "1", "true"]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["x", "y"]), inner, max_size=2)),
+    max_leaves=5,
+)  # fmt: skip
+OBJECTS = st.lists(st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES, max_size=3), max_size=4)
+
+
+def means(value: Any, found: Any, kind: pa.DataType) -> bool:
+    """Whether what was read of a JSON value has all of it."""
+    if value is None or found is None:
+        return value is None and found is None
+    if pa.types.is_struct(kind):
+        return (
+            isinstance(value, dict)
+            and all(means(value.get(f.name), found[f.name], f.type) for f in kind)
+            and value.keys() <= found.keys()
+        )
+    if pa.types.is_list(kind):
+        return (
+            isinstance(value, list)
+            and len(value) == len(found)
+            and all(means(a, b, kind.value_type) for a, b in zip(value, found, strict=True))
+        )
+    if pa.types.is_string(kind) and not isinstance(value, str):
+        return bool(json.loads(found) == value)
+    if pa.types.is_timestamp(kind):
+        return datetime.datetime.fromisoformat(value.replace("Z", "+00:00")) == found
+    if isinstance(value, bool) or isinstance(found, bool):
+        return value is found
+    return bool(found == value) and (not isinstance(value, int) or int(found) == value)
+
+
+@settings(max_examples=400, deadline=None)
+@given(rows=OBJECTS, cut=st.integers(0, 4), array=st.booleans())
+def test_json_of_any_shape(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cut: int, array: bool
+) -> None:
+    """JSON lines and arrays, in one file or two, of values of all types at once: all of every value is there."""
+    dim = tmp_path_factory.mktemp("json") / "dim"
+    dim.mkdir()
+    put(dim, "a.json", json.dumps(rows[:cut]) if array else "\n".join(map(json.dumps, rows[:cut])))
+    put(dim, "b.json", "\n".join(map(json.dumps, rows[cut:])))
+    if not any(rows):
+        return  # without any column there is no row
+    found = read(dim)
+    assert found.num_rows == len(rows)
+    assert set(found.column_names) == {name for row in rows for name in row}
+    for row, there in zip(rows, found.to_pylist(), strict=True):
+        assert all(means(row.get(name), there[name], found.schema.field(name).type) for name in there), (row, there)
+
+
+@pytest.mark.parametrize("mode", CACHES)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("1", "01234", ["1", "01234"]),
+        ("1", "2.5", [1.0, 2.5]),
+        ("1", "99999999999999999999", [D(1), D("99999999999999999999")]),
+        ("1.50", "x", ["1.50", "x"]),
+        ("2020-01-01", "", [datetime.date(2020, 1, 1), None]),
+        ("true", "1", ["true", "1"]),
+    ],
+)
+def test_a_second_file_decides_the_type(dim: Path, mode: str, first: str, second: str, expected: list[Any]) -> None:
+    """A table whose second file has other-looking values goes on, in every mode, and the first file's values are their texts."""
+    table = table_of(dim, CACHES[mode])
+    put(dim, "a.csv", f"id,v\n1,{first}\n")
+    before = table.scan()["v"].to_pylist()
+    assert len(before) == 1
+    put(dim, "b.csv", f"id,v\n2,{second}\n")
+    assert table.scan()["v"].to_pylist() == expected
+    if mode != "none":
+        assert [table.get(n)[0]["v"] for n in (1, 2)] == expected
+
+
+def test_json_of_two_types(dim: Path) -> None:
+    """What is an object in one file and a text in the other is text; compact JSON, and numbers as they were written."""
+    put(dim, "a.json", '{"id": 1, "v": {"b": [1.50, "ü"], "a": null}}\n{"id": 2, "v": 1.50}\n')
+    put(dim, "b.json", '[{"id": 3, "v": "x"},\n {"id": 4, "v": true}]')
+    assert read(dim)["v"].to_pylist() == ['{"b":[1.50,"ü"],"a":null}', "1.50", "x", "true"]
+
+
+def test_json_times(dim: Path) -> None:
+    """A text with an offset is an instant; other texts that look like times are texts, as in Spark."""
+    put(
+        dim,
+        "a.json",
+        '{"i": "2020-01-01T01:00:00+01:00", "d": "2020-01-01", "l": "2020-01-01T00:00:00", "s": {"i": "2020-01-01T00:00:00Z"}}',
+    )
+    midnight = datetime.datetime(2020, 1, 1, tzinfo=UTC)
+    assert read(dim).to_pylist() == [
+        {"i": midnight, "d": "2020-01-01", "l": "2020-01-01T00:00:00", "s": {"i": midnight}}
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"a": 1', '{"a": 1} x', "[1, 2]", '{"a": nan}', '"x"', '[{"a": 1}', '{"a": 1}]', "{'a': 1}"],
+)
+def test_json_that_is_none(dim: Path, content: str) -> None:
+    """Damage is told by the file's name."""
+    put(dim, "a.json", content)
+    with pytest.raises(DamagedFileError, match=r"a\.json is not a readable json file"):
+        read(dim)
+
+
+# --- schemas that are declared ---------------------------------------------------------------------------
+
+DECLARED = "zip STRING, n DECIMAL(5, 2), at TIMESTAMP, ok BOOLEAN, gone INT"
+
+
+@pytest.mark.parametrize("mode", CACHES)
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"a.csv": "id,zip,n,at,ok,more\n1,01234,1.5,2020-01-01T00:00:00Z,true,x\n", "b.csv": "zip,id\n0,2\n"},
+        {"a.json": '{"id": 1, "zip": "01234", "n": 1.5, "at": "2020-01-01T00:00:00Z", "ok": true, "more": "x"}', "b.json": '[{"id": 2, "zip": 0}]'},
+    ],
+    ids=["csv", "json"],
+)  # fmt: skip
+def test_a_declared_schema_is_what_one_gets(dim: Path, mode: str, content: dict[str, str]) -> None:
+    """Columns, their order and types as declared, whatever the texts look like; what no file has is null."""
+    for name, text in content.items():
+        put(dim, name, text)
+    table = table_of(dim, {**CACHES[mode], "lookup.schema": f"{DECLARED}, id SMALLINT"})
+    found = table.scan()
+    assert found.schema == pa.schema(
+        [("zip", pa.string()), ("n", pa.decimal128(5, 2)), ("at", pa.timestamp("us", "UTC")), ("ok", pa.bool_()), ("gone", pa.int32()), ("id", pa.int16())]
+    )  # fmt: skip
+    at = datetime.datetime(2020, 1, 1, tzinfo=UTC)
+    first = {"zip": "01234", "n": D("1.50"), "at": at, "ok": True, "gone": None, "id": 1}
+    second = {**dict.fromkeys(first), "zip": "0", "id": 2}
+    assert found.to_pylist() == [first, second]
+    if mode != "none":
+        assert (table.get(1), table.get(2), table.get(3)) == ([first], [second], [])
+
+
+@pytest.mark.parametrize("mode", CACHES)
+def test_a_declared_schema_casts_what_it_can(dim: Path, mode: str) -> None:
+    """Parquet is cast where no value changes, and pruned no wrong way; a value that would change is an error that names it."""
+    held = pa.table(
+        {"id": [1, 2], "n": [1.0, 2.0], "s": [b"a", b"b"], "f": [0.5, 0.25], "t": pa.array([{"x": 1}, None])}
+    )
+    pq.write_table(held, dim / "a.parquet")
+    options = {**CACHES[mode], "lookup.schema": "s STRING, id INT, n INT, f FLOAT, t STRUCT<x: TINYINT>"}
+    table = table_of(dim, options)
+    expected = [{"s": "a", "id": 1, "n": 1, "f": 0.5, "t": {"x": 1}}, {"s": "b", "id": 2, "n": 2, "f": 0.25, "t": None}]
+    assert table.scan().to_pylist() == expected
+    assert table.scan(predicate="s = 'b' AND n = 2").to_pylist() == expected[1:]
+    pq.write_table(pa.table({"id": [3], "n": [2.5], "s": [b"c"], "f": [0.1]}), dim / "b.parquet")
+    with pytest.raises(SchemaError, match=r"column 'n' .*b\.parquet cannot be read as int32"):
+        table.scan()
+    assert table_of(dim, {**options, "lookup.schema": "id INT, s STRING"}).scan().num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "declared"),
+    [
+        (pa.int64(), [2**40], "INT"),
+        (pa.float64(), [0.1], "FLOAT"),
+        (pa.float64(), [float(2**53)], "DECIMAL(5, 0)"),
+        (pa.decimal128(30, 10), [D("12345678901234567890.1234567891")], "DOUBLE"),
+        (pa.decimal128(5, 2), [D("1.25")], "DECIMAL(5, 1)"),
+        (pa.int64(), [2**53 + 1], "DOUBLE"),
+        (pa.binary(), [b"\xff"], "STRING"),
+    ],
+)
+def test_no_value_changes_by_a_declaration(dim: Path, kind: pa.DataType, values: list[Any], declared: str) -> None:
+    """What a cast would round or cut is an error."""
+    pq.write_table(pa.table({"v": pa.array(values, kind)}), dim / "a.parquet")
+    with pytest.raises(SchemaError, match=r"column 'v' of .*a\.parquet cannot be read as"):
+        read(dim, schema=f"v {declared}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared"),
+    [(pa.int64(), "STRING"), (pa.string(), "INT"), (pa.int64(), "DATE"), (pa.int64(), "ARRAY<INT>")],
+)
+def test_a_declaration_that_no_value_has(dim: Path, kind: pa.DataType, declared: str) -> None:
+    """Both types are named."""
+    pq.write_table(pa.table({"v": pa.array([], kind)}), dim / "a.parquet")
+    with pytest.raises(
+        SchemaError, match=rf"column 'v' of .*a\.parquet is {kind} and cannot be read as .*lookup\.schema"
+    ):
+        read(dim, schema=f"v {declared}")
+
+
+@pytest.mark.parametrize(
+    ("text", "declared", "value"),
+    [("x", "INT", "x"), ("1.255", "DECIMAL(5, 2)", "1.255"), ("2020-01-01 00:00:00", "TIMESTAMP", "2020"), ("3000000000", "INT", "3000000000"), ("maybe", "BOOLEAN", "maybe")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["a.csv", "a.json"])
+def test_a_text_that_is_not_of_the_declared_type(dim: Path, name: str, text: str, declared: str, value: str) -> None:
+    """The column, its types and the value are named; other columns can be read."""
+    put(dim, name, f"id,v\n1,{text}\n" if name == "a.csv" else json.dumps({"id": 1, "v": text}))
+    with pytest.raises(SchemaError, match=rf"column 'v' of .*{name} is .* cannot be read as .*'{value}.*' is no "):
+        read(dim, schema=f"v {declared}, id INT")
+    assert table_of(dim, {"lookup.schema": f"v {declared}, id INT"}).scan(columns=["id"]).to_pylist() == [{"id": 1}]
+
+
+def test_declared_columns_of_directories(dim: Path) -> None:
+    """Partition columns have the declared types and places; one that is not declared is not there."""
+    for name in ("r=01/q=x", "r=2/q=y"):
+        (dim / name).mkdir(parents=True)
+        put(dim / name, "a.csv", f"id\n{len(name)}\n")
+    assert read(dim).column_names == ["id", "r", "q"]
+    found = read(dim, schema="r STRING, id BIGINT")
+    assert found.to_pylist() == [{"r": "01", "id": 8}, {"r": "2", "id": 7}]
+    assert read(dim, schema="id INT, r INT", partition="r=1").to_pylist() == [{"id": 8, "r": 1}]
+    with pytest.raises(SchemaError, match=r"column 'R' of lookup\.schema is spelled 'r' in the directories"):
+        read(dim, schema="id INT, R INT")
+
+
+@pytest.mark.parametrize("options", [{"lookup.schema": "id INT"}, {"lookup.csv.sep": ";"}])
+def test_a_managed_table_has_its_own_schema(dim: Path, options: dict[str, str]) -> None:
+    """Its log says what its columns are."""
+    table_of(dim).write(pa.table({"id": [1]}))
+    with pytest.raises(OptionError, match=f"option {next(iter(options))} has no meaning for .* a managed table"):
+        table_of(dim, options).scan()
+
+
+# --- dialects of CSV -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "expected"),
+    [
+        ({"csv__header": "false"}, "1,a\n2,b\n", [{"_c0": 1, "_c1": "a"}, {"_c0": 2, "_c1": "b"}]),
+        ({"csv__header": "false", "schema": "n INT, s STRING"}, "1,a\n", [{"n": 1, "s": "a"}]),
+        ({"csv__sep": ";"}, "a;b\n1,5;x\n", [{"a": "1,5", "b": "x"}]),
+        ({"csv__sep": "\\t"}, "a\tb\n1\tx\n", [{"a": 1, "b": "x"}]),
+        ({"csv__quote": "'"}, "a,b\n'x,\"y',''''\n", [{"a": 'x,"y', "b": "'"}]),
+        ({"csv__quote": ""}, 'a,b\n"x,y"\n', [{"a": '"x', "b": 'y"'}]),
+        ({"csv__null_value": "NA"}, 'a,b\nNA,"NA"\n,""\n', [{"a": None, "b": None}, {"a": None, "b": ""}]),
+        ({"csv__infer_schema": "false"}, "a,b\n1,\n", [{"a": "1", "b": None}]),
+        ({"csv__encoding": "ISO-8859-1"}, "a\nß\n".encode("latin-1"), [{"a": "ß"}]),
+        ({"csv__encoding": "UTF-16"}, "a,b\nß,1\n".encode("utf-16"), [{"a": "ß", "b": 1}]),
+        ({}, "\ufeffa\n1\n", [{"a": 1}]),
+        ({}, "a,,c\n1,2,3\n", [{"a": 1, "_c1": 2, "c": 3}]),
+        ({}, 'a,b\n"x ""y""",\\\n', [{"a": 'x "y"', "b": "\\"}]),
+        ({"csv__escape": '"'}, 'a\n"x\\""y"\n', [{"a": 'x\\"y'}]),
+        ({"csv__escape": "\\"}, 'a,b\n"x\\"y","c,\\\\"\nd\\\\e,"\\n"\n', [{"a": 'x"y', "b": "c,\\"}, {"a": "d\\\\e", "b": "\\n"}]),
+    ],
+)  # fmt: skip
+def test_dialects(dim: Path, options: dict[str, str], content: str | bytes, expected: list[dict[str, Any]]) -> None:
+    """Each option of `lookup.csv`, by example."""
+    put(dim, "a.csv", content)
+    assert read(dim, **options).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "content", "message"),
+    [
+        ({}, 'a,b\n"x\\"y",1\n', r"has \\\" inside of quoted text, as Spark writes it: set lookup\.csv\.escape"),
+        ({}, "a\n\xff\n".encode("latin-1"), r"bytes that are no utf-8: set lookup\.csv\.encoding"),
+        ({"csv__header": "false", "schema": "a INT"}, "1,2\n", r"has 2 columns and no header, but lookup\.schema has 1: a"),
+        ({"csv__sep": ";;"}, "a\n", r"option lookup\.csv\.sep = ';;'.*: expected one ASCII character"),
+        ({"csv__encoding": "klingon"}, "a\n", r"option lookup\.csv\.encoding = 'klingon'.*: expected the name of an encoding"),
+        ({"schema": "a INT NOT NULL"}, "a\n", r"option lookup\.schema = .*says more"),
+        ({"schema": "a"}, "a\n", r"option lookup\.schema = 'a'.*: expected columns and their types as in CREATE TABLE"),
+        ({}, "a,b\n1,2,3\n", r"not a readable csv file"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_other_files(dim: Path, options: dict[str, str], content: str | bytes, message: str) -> None:
+    """Errors name the option to set."""
+    put(dim, "a.csv", content)
+    with pytest.raises(PysparkLookupError, match=message):
+        read(dim, **options)
+
+
+def test_csv_options_are_for_csv(dim: Path) -> None:
+    """Nothing is ignored without a word."""
+    put(dim, "a.json", '{"a": 1}')
+    with pytest.raises(OptionError, match=r"option lookup\.csv\.sep is for CSV files: .* has json: remove it"):
+        read(dim, csv__sep=";")
+
+
+@pytest.mark.parametrize("name", ["b.csv", "b.json"])
+def test_an_empty_file_has_no_rows(dim: Path, name: str) -> None:
+    """As Spark writes one where there was none."""
+    put(dim, f"a.{name[2:]}", "a\n1\n" if name == "b.csv" else '{"a": 1}')
+    put(dim, name, "")
+    assert read(dim).to_pylist() == [{"a": 1}]
+
+
+def test_two_readers_of_one_path(dim: Path) -> None:
+    """What one makes of the files by its options is nothing to the other, in the same cache."""
+    put(dim, "a.csv", "id;v\n1;01\n")
+    tables = [
+        table_of(dim, {**CACHES["full"], "lookup.csv.sep": ";", **more})
+        for more in ({}, {"lookup.schema": "id INT, v INT"})
+    ]
+    assert [table.get(1) for table in tables] == [[{"id": 1, "v": "01"}], [{"id": 1, "v": 1}]]
+    assert [table.get(1) for table in tables] == [[{"id": 1, "v": "01"}], [{"id": 1, "v": 1}]]
