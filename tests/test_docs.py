@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import pyspark_lookup
 from pyspark_lookup.conf import conf_file_options, conf_file_secrets
+from pyspark_lookup.ddl import parse_columns
+from pyspark_lookup.formats.inference import infer_texts
 from pyspark_lookup.options import LookupOptions, options_table
 from pyspark_lookup.spark.session import RECOMMENDED
 
@@ -40,6 +44,20 @@ def test_pages_name_known_options() -> None:
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", text))
     prefixes = ("lookup.storage", "lookup.provider.")
     assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
+
+
+def test_files_guide() -> None:
+    """Its Python block gives what stands below it, and its table of types is true."""
+    guide = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)\n# (\[.*?\])\n```", guide, re.DOTALL)
+    scope: dict[str, object] = {"datetime": datetime}
+    exec(block[0].replace("LookupTable(path, options)", "rows = LookupTable(path, options)"), scope)
+    assert scope["rows"] == eval(block[1], scope)
+    rows = re.findall(r"^\| (`.+?`) \| `([A-Z_]+(?:\([\d, ]+\))?)` \|", guide, re.MULTILINE)
+    assert len(rows) == 11
+    for values, kind in rows:
+        texts = pa.array(re.findall(r"`(.+?)`", values))
+        assert infer_texts(texts).type() == parse_columns(f"c {kind}").field("c").type, values
 
 
 def test_readme_starts_with_what_it_is() -> None:

@@ -110,6 +110,8 @@ COLUMNS = st.one_of(
 
 def is_back(text: str, value: Any) -> bool:
     """Whether a value is written as the text it was read from; times are as they are meant, numbers may lack a `.0`."""
+    if value is None:
+        return text == ""
     if isinstance(value, bool):
         return text.lower() == str(value).lower()
     if isinstance(value, float):
@@ -141,6 +143,9 @@ def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
         (["1", "-20"], pa.int64()),
         (["01234", "98765"], pa.string()),
         (["1", "x"], pa.string()),
+        (["1", ""], pa.int64()),
+        (["x", ""], pa.string()),
+        ([""], pa.string()),
         (["1", "2.5"], pa.float64()),
         (["1.50", "22.25"], pa.decimal128(18, 2)),
         (["1.50", "22.5"], pa.string()),

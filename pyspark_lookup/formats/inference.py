@@ -109,19 +109,23 @@ class Inferred:
 
 _TYPES = {
     "nothing": pa.null(),
+    "empty": pa.string(),
     "text": pa.string(),
     "boolean": pa.bool_(),
     "date": pa.date32(),
     "instant": _INSTANT,
     "local": _LOCAL,
 }
-NOTHING, TEXT = Inferred("nothing"), Inferred("text")
+NOTHING, TEXT, _EMPTY = Inferred("nothing"), Inferred("text"), Inferred("empty")
 
 
 def joined(one: Inferred, other: Inferred) -> Inferred:
     """The type of a column that has values of both."""
     if one.kind != other.kind:
-        return other if one == NOTHING else one if other == NOTHING else TEXT
+        for tells_least in (NOTHING, _EMPTY):
+            if tells_least in (one, other):
+                return other if one == tells_least else one
+        return TEXT
     if one.number is not None and other.number is not None:
         return dataclasses.replace(one, number=one.number.joined(other.number))
     if one.element is not None and other.element is not None:
@@ -152,12 +156,16 @@ def fits(inferred: Inferred, kind: pa.DataType) -> bool:
 
 
 def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
-    """The type of a column of texts, as of a CSV file. `by_value`: zeros at the end of a fraction say nothing."""
-    texts = texts.drop_null()
+    """The type of a column of texts, as of a CSV file. `by_value`: zeros at the end of a fraction say nothing.
+
+    Writers that quote everything have "" for null, so that empty texts tell nothing beside others.
+    """
+    empty = len(texts) > texts.null_count
+    texts = texts.filter(pc.not_equal(texts, ""))
     if by_value:
         texts = pc.replace_substring_regex(texts, r"^(-?\d+\.\d+?)0+$", r"\1")
     if not len(texts):
-        return NOTHING
+        return _EMPTY if empty else NOTHING
     if (number := infer_numbers(texts)) is not None:
         return Inferred("number", number)
     if any(_all(pc.is_in(texts, value_set=words)) for words in _BOOLEANS):
@@ -224,13 +232,15 @@ def _plain(text: str) -> tuple[str, int]:
 
 
 def converted(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts as values of a type, as Arrow parses them. Raises SchemaError with the first one that is none."""
+    """Texts as values of a type, as Arrow parses them; an empty one is null but as text. Raises SchemaError with the first one that is none."""
     if texts.type == kind:
         return texts
     if pa.types.is_null(kind) or texts.null_count == len(texts):
         return pa.nulls(len(texts), kind)
     if pa.types.is_nested(kind):
         raise SchemaError(f"text is no {kind}")
+    if not pa.types.is_binary(kind):
+        texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:

@@ -178,7 +178,8 @@ def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str
     if not stored:
         raise OptionError(
             "this table's options are lost: Spark passes them on only for a table created without a column list and "
-            "not by CREATE TABLE AS SELECT. Create it as CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim')"
+            "not by CREATE TABLE AS SELECT. Create it as CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim'), with "
+            "'lookup.schema' 'id INT, …' among them to say what its columns are"
         )
     return stored
 
