@@ -75,14 +75,51 @@ class KeyedRows:
         names = list(definition.keys)
         arrays = [one_array(keys.column(name)) for name in names]
         wanted = _among(names, arrays)
-        known = pa.Table.from_arrays(arrays, names=names)
         parts = []
         for rows in self._placed(definition, files, names, wanted):
-            matches = match_rows(known, names, Keys([one_array(rows.column(name)) for name in names]))
-            if len(matches.keys):
-                parts.append(rows.take(pa.array(np.unique(matches.keys))))
+            parts.append(self._matching(rows, names, arrays))
         fields = [definition.schema.field(name) for name in names]
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
+
+    def all_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
+        """All rows of new files, in memory."""
+        prepared = self._prepared(self._versions(files), definition.schema, definition.schema.names, None, keep=False)
+        return pa.Table.from_batches(list(prepared.batches()), definition.schema)
+
+    def completed(
+        self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
+    ) -> tuple[pa.Table, pa.Table]:
+        """(`rows` with the values that those with their keys in `files` have in columns `lacking`, these as `find` says them).
+
+        Raises NonUniqueKeyError for a key that two rows have which count.
+        """
+        names = list(definition.keys)
+        arrays = [one_array(rows.column(name)) for name in names]
+        held = Keys(arrays)
+        data = [*names, *lacking]
+        parts = [
+            self._matching(part, names, arrays) for part in self._placed(definition, files, data, _among(names, arrays))
+        ]
+        fields = [definition.schema.field(name) for name in data]
+        found = pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
+        matches = match_rows(found, names, held)
+        at, counts = np.unique(matches.keys, return_counts=True)
+        if len(counts) and counts.max() > 1:
+            raise self._twice(rows, int(at[np.argmax(counts > 1)]), "the table has it more than once", names)
+        places = np.full(rows.num_rows, -1, np.int64)
+        places[matches.keys] = matches.rows
+        indices = pa.array(places, mask=places < 0)
+        for name in lacking:
+            rows = rows.set_column(
+                rows.schema.get_field_index(name), definition.schema.field(name), found.column(name).take(indices)
+            )
+        return rows, found.select([*names, PATH, ROW])
+
+    def _matching(self, rows: pa.Table, names: Sequence[str], keys: Sequence[pa.Array]) -> pa.Table:
+        """The rows that have one of the keys."""
+        known = pa.Table.from_arrays(list(keys), names=list(names))
+        matches = match_rows(known, names, Keys([one_array(rows.column(name)) for name in names]))
+        return rows.take(pa.array(np.unique(matches.keys)))
 
     def hidden_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
         """The rows that such files name: key columns (null where they were others then), `hidden.PATH` and `hidden.ROW`."""
@@ -197,8 +234,8 @@ class KeyedRows:
         projection = Projection(pa.schema([data.field(name)]), data, pa.schema([]), wanted)
         return scan.unit_bounds(self._table, files, projection)
 
-    def _twice(self, keys: pa.Table, row: int, why: str) -> NonUniqueKeyError:
-        key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)
+    def _twice(self, keys: pa.Table, row: int, why: str, names: Sequence[str] | None = None) -> NonUniqueKeyError:
+        key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in names or keys.column_names)
         return NonUniqueKeyError(
             f"{key} and {why}, so nothing was written to {redact('path', self._table.url)}: write each key once "
             "(lookup.write.unique-keys, or a write by key)"

@@ -12,6 +12,7 @@ __all__ = [
     "FilterPushdown",
     "KeyedWrite",
     "MetadataSource",
+    "MissingColumns",
     "OnBusy",
     "OnError",
     "OnReloadFailure",
@@ -127,6 +128,13 @@ class KeyedWrite(enum.Enum):
     """How Spark's append mode writes rows by their keys."""
 
     UPSERT = "upsert"
+
+
+class MissingColumns(enum.Enum):
+    """`lookup.write.missing-columns`: what an upsert does to columns that its rows do not have."""
+
+    KEEP = "KEEP"
+    NULL = "NULL"
 
 
 class FileFormatName(enum.Enum):

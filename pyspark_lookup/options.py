@@ -28,6 +28,7 @@ from pyspark_lookup.choices import (
     FilterPushdown,
     KeyedWrite,
     MetadataSource,
+    MissingColumns,
     OnBusy,
     OnError,
     OnReloadFailure,
@@ -74,6 +75,7 @@ __all__ = [
     "KeyedWrite",
     "LookupOptions",
     "MetadataSource",
+    "MissingColumns",
     "OnBusy",
     "OnError",
     "OnReloadFailure",
@@ -201,6 +203,7 @@ class LookupOptions:
     write_mode: KeyedWrite | None = _option("lookup.write.mode", "upsert", choice_of(KeyedWrite), None, "Of writes in Spark's append mode: upsert, in place of the rows that have the same keys.")  # fmt: skip
     write_unique_keys: bool = _option("lookup.write.unique-keys", "boolean", parse_boolean, False, "Of writes: fail before the commit if two rows would have one key.", "false")  # fmt: skip
     write_merge_schema: bool = _option("lookup.write.merge-schema", "boolean", parse_boolean, False, "Of writes: add columns that the table does not have; older rows have null there.", "false")  # fmt: skip
+    write_missing_columns: MissingColumns | None = _option("lookup.write.missing-columns", "KEEP, NULL", choice_of(MissingColumns), None, "Of upserts whose rows lack columns: a row that is there keeps its values (KEEP), or they become null (NULL).", "such an upsert is refused")  # fmt: skip
     write_compact_after: int = _option("lookup.write.compact-after", "integer", parse_count, 20, "Of writes: who commits folds small writes together once there are so many; 0: nobody does (`LookupTable.compact`).", "20")  # fmt: skip
     write_timeout_s: float = _option("lookup.write.timeout", "duration", parse_positive_duration_s, 86400.0, "Of writes: one of which nothing was heard for so long may be aborted by others.", "24 h")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
@@ -475,8 +478,6 @@ class LookupOptions:
 _FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.metadata["key"]: field for field in dataclasses.fields(LookupOptions) if field.metadata
 }
-
-
 _CSV = tuple(key for key in _FIELDS if key.startswith("lookup.csv."))  # in the order of `CsvOptions`
 
 

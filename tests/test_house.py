@@ -77,6 +77,7 @@ RANKS = {
     "writing.effects": 14,
     "writing.files": 14,
     "writing.heartbeat": 14,
+    "writing.jobs": 14,
     "writing.sizes": 13,
     "writing.places": 14,
     "writing.vacuum": 14,

@@ -3,8 +3,9 @@
 from pyspark_lookup.writing.compaction import Compactor
 from pyspark_lookup.writing.files import DataFiles, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
+from pyspark_lookup.writing.jobs import Job
 from pyspark_lookup.writing.sizes import WriteSizes
-from pyspark_lookup.writing.table import Job, TableWriter
+from pyspark_lookup.writing.table import TableWriter
 from pyspark_lookup.writing.transaction import OpenWrites
 from pyspark_lookup.writing.vacuum import Vacuumed, vacuum
 

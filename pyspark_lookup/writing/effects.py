@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.errors import WriteConflictError
-from pyspark_lookup.hidden import PATH
+from pyspark_lookup.hidden import PATH, ROW
 from pyspark_lookup.notifications import DataFile, Definition, TableState
 from pyspark_lookup.table import Table, managed_version, version_of_file
 from pyspark_lookup.ufs import FileVersion
 
-__all__ = ["Both", "ByKey", "Effect", "Folding", "NewKeys", "Plain", "RowsByKey"]
+__all__ = ["Both", "ByKey", "Effect", "Folding", "Keeping", "NewKeys", "Plain", "RowsByKey"]
 
 
 class RowsByKey(Protocol):
@@ -30,6 +30,10 @@ class RowsByKey(Protocol):
     def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
     def hidden_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def all_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def completed(
+        self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
+    ) -> tuple[pa.Table, pa.Table]: ...
     def count(self, files: Sequence[FileVersion]) -> int: ...
     def read_back(self, definition: Definition, files: Sequence[DataFile]) -> int: ...
     def ordered(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]: ...
@@ -40,6 +44,9 @@ class Effect(Protocol):
 
     @property
     def replaces(self) -> tuple[int, ...]: ...
+    @property
+    def added(self) -> Sequence[DataFile]:
+        """Files that the last look has put, with rows of the write."""
 
     def check(self, state: TableState) -> None:
         """Raise WriteConflictError if the write can no longer be committed after this state."""
@@ -55,6 +62,7 @@ class Plain:
     """Rows beside those there are, or in place of all of lower write ids: nothing to look into."""
 
     replaces: tuple[int, ...] = ()
+    added: Sequence[DataFile] = ()
 
     def check(self, state: TableState) -> None:
         pass
@@ -70,6 +78,7 @@ class _Looking:
     """Looks into each file that others have committed once."""
 
     replaces: tuple[int, ...] = ()
+    added: Sequence[DataFile] = ()
 
     def __init__(self, rows: RowsByKey, table: Table, own: str | None = None) -> None:
         self._rows = rows
@@ -117,6 +126,69 @@ class ByKey(_Looking):
         return self._rows.find(definition, self._keys, fresh) if fresh and self._keys is not None else None
 
 
+class Keeping:
+    """Takes the place of the rows with its keys, whose values it keeps in columns that its own rows lack.
+
+    What the others are is looked at as often as it changes, so that nothing that was committed meanwhile is lost: then all rows
+    are put anew, and those that were put before do not count. `given`: the rows, with nulls there; `names`: the columns that they
+    have; `put` makes files of rows.
+    """
+
+    replaces: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        rows: RowsByKey,
+        table: Table,
+        given: Sequence[DataFile],
+        names: Sequence[str],
+        put: Callable[[Definition, pa.Table], list[DataFile]],
+    ) -> None:
+        self._rows = rows
+        self._table = table
+        self._given = given
+        self._names = frozenset(names)
+        self._make = put
+        self._seen: str | None = None
+        self._hidden: pa.Table | None = None
+        self._put: tuple[pa.Table, list[DataFile]] | None = None
+        self.added: Sequence[DataFile] = ()
+
+    def check(self, state: TableState) -> None:
+        pass
+
+    def is_due(self, state: TableState) -> bool:
+        return managed_version(self._table, state).digest != self._seen
+
+    def look(self, state: TableState, definition: Definition) -> pa.Table | None:
+        """Raises NonUniqueKeyError for a key that the rows, or those that are there, have twice."""
+        self.added = ()
+        version = managed_version(self._table, state)
+        if version.digest == self._seen:
+            return None
+        self._seen = version.digest
+        given = self._rows.all_of(definition, self._given)
+        self._rows.check_different(given.select(list(definition.keys)))
+        lacking = [name for name in definition.schema.names if name not in self._names]
+        rows, found = self._rows.completed(definition, given, lacking, version.files)
+        parts = [found if self._hidden is None else _beside(found, self._hidden)]
+        self._hidden = parts[0] if self._hidden is None else pa.concat_tables([self._hidden, parts[0]])
+        if self._put is None or not rows.equals(self._put[0]):
+            if self._put is not None:
+                own = [version_of_file(self._table, file) for file in self._put[1]]
+                parts.append(self._rows.find(definition, rows.select(list(definition.keys)), own))
+            self._put = rows, self._make(definition, rows)
+            self.added = self._put[1]
+        return pa.concat_tables(parts)
+
+
+def _beside(places: pa.Table, others: pa.Table) -> pa.Table:
+    """The places that are not among the others."""
+    known = set(zip(*(others.column(name).to_pylist() for name in (PATH, ROW)), strict=True))
+    found = zip(*(places.column(name).to_pylist() for name in (PATH, ROW)), strict=True)
+    return places.filter(pa.array([place not in known for place in found], pa.bool_()))
+
+
 class NewKeys(_Looking):
     """Adds rows with keys that are not there (`lookup.write.unique-keys`), or that `beside` takes the place of."""
 
@@ -158,6 +230,7 @@ class Both:
     """The effects of several writes that are committed as one."""
 
     replaces: tuple[int, ...] = ()
+    added: Sequence[DataFile] = ()
 
     def __init__(self, effects: Sequence[Effect]) -> None:
         self._effects = effects
@@ -179,6 +252,8 @@ class Folding:
 
     What others have hidden of them later is hidden there. `kept`: what the replaced writes hide in other files.
     """
+
+    added: Sequence[DataFile] = ()
 
     def __init__(
         self,

@@ -13,11 +13,12 @@ from pyspark_lookup.errors import PutUnknownError, SchemaError, UfsError, UfsUna
 from pyspark_lookup.hidden import PATH, ROW, distinct_places, hidden_bytes
 from pyspark_lookup.keys import check_key_types
 from pyspark_lookup.notifications import DataFile, Definition
+from pyspark_lookup.options import LookupOptions, MissingColumns
 from pyspark_lookup.schema import cast_column, spark_schema, spark_type, widens
 from pyspark_lookup.ufs import Ufs
 from pyspark_lookup.writing.sizes import WriteSizes
 
-__all__ = ["DataFiles", "conformed", "defined", "matched"]
+__all__ = ["DataFiles", "conformed", "defined", "kept_columns", "matched"]
 
 _AT_ONCE = 4  # files of rows that come in order are sorted together
 
@@ -66,6 +67,24 @@ def matched(definition: Definition, schema: pa.Schema, merge: bool, origin: str)
         return definition
     _check_names(pa.schema(added))
     return Definition(pa.schema([*definition.schema, *added]), definition.keys, definition.properties)
+
+
+def kept_columns(definition: Definition, schema: pa.Schema, options: LookupOptions, origin: str) -> tuple[str, ...]:
+    """The columns that rows of `schema` lack, where `lookup.write.missing-columns` says that rows there are keep their values.
+
+    Raises SchemaError for a key column, and where the option says nothing.
+    """
+    given = {name.casefold() for name in schema.names}
+    lacking = tuple(name for name in definition.schema.names if name.casefold() not in given)
+    keys = [name for name in lacking if name in definition.keys]
+    if keys:
+        raise SchemaError(f"{origin}: the rows of an upsert have no key column {keys[0]!r}")
+    if lacking and options.write_missing_columns is None:
+        raise SchemaError(
+            f"{origin}: the rows of an upsert have no column {lacking[0]!r}: give it, or set lookup.write.missing-columns "
+            "to KEEP (a row that is there keeps its value) or NULL (the value that was there is lost)"
+        )
+    return lacking if options.write_missing_columns is MissingColumns.KEEP else ()
 
 
 def _check_names(columns: pa.Schema) -> None:

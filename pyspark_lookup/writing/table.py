@@ -42,7 +42,6 @@ from pyspark_lookup.notifications import (
     Event,
     NotificationLog,
     TableState,
-    TableWrite,
     Write,
     WriteMode,
 )
@@ -50,33 +49,17 @@ from pyspark_lookup.options import LookupOptions
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.table import Table
 from pyspark_lookup.ufs import Ufs
-from pyspark_lookup.writing.effects import ByKey, Effect, NewKeys, Plain, RowsByKey
-from pyspark_lookup.writing.files import DataFiles, defined, matched
+from pyspark_lookup.writing.effects import ByKey, Effect, Keeping, NewKeys, Plain, RowsByKey
+from pyspark_lookup.writing.files import DataFiles, defined, kept_columns, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
+from pyspark_lookup.writing.jobs import Job, directory_of, named_files, own_write
 from pyspark_lookup.writing.places import check_place
 from pyspark_lookup.writing.sizes import WriteSizes
 
-__all__ = ["Job", "TableWriter"]
+__all__ = ["TableWriter"]
 
 _log = logging.getLogger("pyspark_lookup.writing")
 _OF_ROWS = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.DELETE)  # without some they change nothing
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A write under way: what its tasks and its commit need, in any process.
-
-    `write_id` None: it is allocated at the commit. `definition`: what its files have as columns. `nonce`: of the event that has
-    allocated the id, which a table that was restored from a copy may give to somebody else as well.
-    """
-
-    table_id: str
-    write_id: int | None
-    mode: WriteMode
-    directory: str
-    definition: Definition
-    began_s: float
-    nonce: str = ""
 
 
 class TableWriter:
@@ -118,6 +101,7 @@ class TableWriter:
         begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
         """
         state = self._log.latest() or self._create(schema)
+        kept = () if first else self.kept(state.definition, schema, mode)
         if first and state.definition.keys and mode is not WriteMode.OVERWRITE:
             mode = WriteMode.UPSERT
         known = None if self._abort_dead(state) else state
@@ -134,9 +118,13 @@ class TableWriter:
 
             state = self._append(allocate, after=known)
             write_id = found[0]
-            name = _directory(write_id)
+            name = directory_of(write_id)
         definition = self._definition(state, schema, mode.by_key)
-        return Job(state.table_id, write_id, mode, name, definition, self._clock.steady_s(), *nonces)
+        return Job(state.table_id, write_id, mode, name, definition, self._clock.steady_s(), nonces[0], kept)
+
+    def kept(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
+        """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError where nobody has said so."""
+        return kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
 
     def _create(self, schema: pa.Schema) -> TableState:
         check_place(self._ufs, self._log.url)
@@ -167,6 +155,13 @@ class TableWriter:
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
         """What a write of those files does to the rows of others, as its mode and the options say."""
+        if job.kept:
+
+            def put(definition: Definition, rows: pa.Table) -> list[DataFile]:
+                return self.write(dataclasses.replace(job, definition=definition), rows.to_batches(), "kept")
+
+            given = [name for name in job.definition.schema.names if name not in job.kept]
+            return Keeping(self._rows, self._table, files, given, put)
         if job.mode.by_key:
 
             def keys(definition: Definition) -> pa.Table:
@@ -211,7 +206,9 @@ class TableWriter:
             self._remove(job, files, state)
             return None
         try:
-            state = self._commit(job, job.write_id, files, batch, effect or self.effect(job, files))
+            # The rows that lack columns are not those that the table will have.
+            put = () if job.kept and effect is None else files
+            state = self._commit(job, job.write_id, put, batch, effect or self.effect(job, files))
         except Exception as problem:
             state = self._ended(job, files, problem)
         if not state.writes[job.write_id].committed:
@@ -223,7 +220,7 @@ class TableWriter:
 
     def position_of(self, job: Job, state: TableState) -> int:
         """The log position of a job's commit; the state's, if it has none."""
-        write = _own(state, job)
+        write = own_write(state, job)
         return (
             write.ended_at if write is not None and write.committed and write.ended_at is not None else state.position
         )
@@ -242,7 +239,7 @@ class TableWriter:
             state = self.abort(job, files)
         except (UfsError, DamagedFileError):
             raise problem from problem.__cause__
-        write = None if state is None else _own(state, job)
+        write = None if state is None else own_write(state, job)
         if state is not None and write is not None and write.committed:
             return state
         if write is not None and isinstance(problem, CommitUnknownError):
@@ -275,6 +272,7 @@ class TableWriter:
                 raise UfsNotFoundError(f"{self._url} is no managed table (any more)")
             definition = self._check(state, job, write_id, effect)
             rows = effect.look(state, definition)
+            files = (*files, *effect.added)
             hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
             write = state.writes[write_id]
             if files or hidden or (effect.replaces and not write.replaces):
@@ -333,7 +331,7 @@ class TableWriter:
     def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
         """The table's definition if the job is committed next. Raises what makes that impossible."""
         self._check_same(state, job)
-        if write_id in state.writes and _own(state, job) is None:
+        if write_id in state.writes and own_write(state, job) is None:
             raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
         state.check_open(write_id)
         if not isinstance(effect, Plain) and state.definition.keys != job.definition.keys:
@@ -364,7 +362,7 @@ class TableWriter:
             write_id = job.write_id
 
             def abort(state: TableState, nonce: str, at_s: float) -> Event | None:
-                write = _own(state, job)
+                write = own_write(state, job)
                 if write is None or write.ended_at is not None:
                     return None
                 return Abort(state.position + 1, state.table_id, nonce, at_s, write_id, reason)
@@ -373,7 +371,7 @@ class TableWriter:
                 state = self._append(abort)
             except UfsNotFoundError:
                 return None
-            write = _own(state, job)
+            write = own_write(state, job)
             if write is None:
                 return state
             if write.committed:
@@ -393,7 +391,7 @@ class TableWriter:
         """Remove those of a job's files that no write of the log names."""
         if state.table_id != job.table_id:
             return  # another table may use a directory of that name
-        named = _named(state, job)
+        named = named_files(state, job)
         self._files(job).remove(file for file in files if file.path not in named)
 
     def _tidy(self, job: Job, state: TableState) -> None:
@@ -401,7 +399,7 @@ class TableWriter:
         if state.table_id != job.table_id:
             return
         with contextlib.suppress(UfsError):
-            named = _named(state, job)
+            named = named_files(state, job)
             with contextlib.suppress(UfsNotFoundError):
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
                     if file.url.removeprefix(self._log.url + "/") not in named:
@@ -413,7 +411,7 @@ class TableWriter:
         """Abort the writes of which nothing was heard for too long; whether there are some."""
         dead = self._hearts.dead(state.table_id, [write.id for write in state.open_writes()])
         for write_id in dead:
-            job = Job(state.table_id, write_id, WriteMode.APPEND, _directory(write_id), state.definition, 0.0)
+            job = Job(state.table_id, write_id, WriteMode.APPEND, directory_of(write_id), state.definition, 0.0)
             _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
             self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
         return bool(dead)
@@ -468,7 +466,7 @@ class TableWriter:
         if not found:
             return state.position
         ((write_id, own_nonce),) = found
-        directory = _directory(write_id)
+        directory = directory_of(write_id)
         job = Job(state.table_id, write_id, WriteMode.ALTER, directory, state.definition, 0.0, own_nonce)
 
         def commit(state: TableState, nonce: str, at_s: float) -> Event:
@@ -520,22 +518,3 @@ class TableWriter:
                 with contextlib.suppress(UfsError):
                     self._hearts.beat(job.write_id)
             yield batch
-
-
-def _directory(write_id: int) -> str:
-    return f"write-{write_id:020d}"
-
-
-def _own(state: TableState, job: Job) -> TableWrite | None:
-    """The job's write, if the state has it; one of its id may be somebody else's, of a table that was restored from a copy."""
-    write = state.writes.get(job.write_id) if job.write_id is not None and state.table_id == job.table_id else None
-    return None if write is None or (job.nonce and write.nonce and job.nonce != write.nonce) else write
-
-
-def _named(state: TableState, job: Job) -> set[str]:
-    """The files that writes which are not aborted have in a job's directory."""
-    writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
-    if job.write_id in state.writes and job.directory == _directory(job.write_id):
-        writes = [state.writes[job.write_id]]  # nobody else's are there
-    paths = (file.path for write in writes for file in (*write.files, *write.hidden))
-    return {path for path in paths if path.startswith(job.directory + "/")}

@@ -21,7 +21,9 @@ from pyspark_lookup.notifications import DataFile, NotificationLog, TableState, 
 from pyspark_lookup.table import Table, TableVersion, managed_version
 from pyspark_lookup.writeids import ValidWriteIdList
 from pyspark_lookup.writing.effects import Both, ByKey, NewKeys, RowsByKey
-from pyspark_lookup.writing.table import Job, TableWriter
+from pyspark_lookup.writing.files import conformed
+from pyspark_lookup.writing.jobs import Job
+from pyspark_lookup.writing.table import TableWriter
 
 __all__ = ["OpenWrites"]
 
@@ -117,6 +119,13 @@ class OpenWrites:
 
     def _add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
         job = self._begun(schema, mode)
+        kept = self._writer.kept(job.definition, schema, mode)
+        if kept:
+            given = pa.Table.from_batches(
+                [conformed(batch, job.definition.schema, "the rows") for batch in batches], job.definition.schema
+            )
+            self._rows.check_different(given.select(list(job.definition.keys)))
+            batches = self._rows.completed(job.definition, given, kept, self.version()[1].files)[0].to_batches()
         self._count += 1
         files = self._writer.write(job, batches, f"part-{self._count:05d}")
         try:

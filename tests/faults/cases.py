@@ -170,6 +170,7 @@ class Bench:
             "lookup.cache.dir": str(self._home / host),
             "lookup.max-retries": str(RETRIES),
             "lookup.write.compact-after": "0",
+            "lookup.write.missing-columns": "NULL",
         }
 
     @contextlib.contextmanager

@@ -111,6 +111,10 @@ def upsert(caller: Caller) -> int | None:
     return caller.table().upsert(rows([2, 4, 20], "new"))
 
 
+def keeping(caller: Caller) -> int | None:
+    return caller.table({"lookup.write.missing-columns": "KEEP"}).upsert(rows([2, 4, 20], "new").drop_columns(["n"]))
+
+
 def delete(caller: Caller) -> int | None:
     return caller.table().delete(pa.table({"id": [2, 8]}))
 
@@ -241,6 +245,9 @@ class Kind:
 _APPENDED = counted(rows([1, 20, 21], "new"))
 _TRANSACTED = left_of(SMALL, [2, 8, 20, 21]) + transaction_rows()
 _UPSERTED = left_of(SMALL, [2, 4]) + counted(rows([2, 4, 20], "new"))
+_KEPT = left_of(SMALL, [2, 4]) + Rows(
+    (key, "new", n) for key, n in [*((key, n) for key, _, n in SMALL if key in (2, 4)), (20, None)]
+)
 KINDS = (
     Kind("create", create, None, Rows(), counted(rows([1, 2, 3], "new"))),
     Kind("append", append, small, SMALL, SMALL + _APPENDED),
@@ -257,6 +264,7 @@ KINDS = (
     Kind("overwrite", overwrite, small, SMALL, counted(rows([1, 20], "new")), warm=True),
     Kind("upsert", upsert, small, SMALL, _UPSERTED),
     Kind("warm upsert", upsert, small, SMALL, _UPSERTED, warm=True),
+    Kind("keeping upsert", keeping, small, SMALL, _KEPT, warm=True),
     Kind("delete", delete, small, SMALL, left_of(SMALL, [2, 8])),
     Kind("transaction", transaction, small, SMALL, _TRANSACTED),
     Kind("tolerant", tolerant, small, SMALL, _TRANSACTED, warm=True),

@@ -1,0 +1,184 @@
+"""Upserts whose rows lack columns: refused, unless somebody says what is to be in them; nothing committed meanwhile is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import NonUniqueKeyError, SchemaError, WriteConflictError
+from pyspark_lookup.notifications import NotificationLog
+from tests.test_writing import Site, site
+
+__all__ = ["site"]
+
+KEEP, NULL = ({"lookup.write.missing-columns": text} for text in ("KEEP", "NULL"))
+SCHEMA = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
+Row = dict[str, Any]
+
+
+def rows(*found: Row) -> pa.Table:
+    """Rows with the columns of the first one."""
+    return pa.Table.from_pylist(list(found), pa.schema([SCHEMA.field(name) for name in found[0]]))
+
+
+def begun(site: Site, *found: Row) -> LookupTable:
+    table = site.table({"lookup.keys": "id", "lookup.write.compact-after": "0"})
+    table.write(pa.Table.from_pylist(list(found), SCHEMA))
+    return table
+
+
+def held(table: LookupTable) -> list[Row]:
+    found: list[Row] = table.scan().sort_by("id").to_pylist()
+    return found
+
+
+def test_a_missing_column_is_refused(site: Site) -> None:
+    """The error names the column and both answers; nothing is written; appends may lack columns as ever."""
+    table = begun(site, {"id": 1, "a": "x", "b": 1})
+    before = site.state().position
+    for write in (table.upsert, lambda rows: table.write(rows, "upsert")):
+        with pytest.raises(
+            SchemaError, match=r"have no column 'b': .*lookup\.write\.missing-columns to KEEP .*or NULL .*lost"
+        ):
+            write(rows({"id": 1, "a": "y"}))
+    assert site.state().position == before
+    with pytest.raises(SchemaError, match="have no key column 'id'"):
+        site.table(KEEP).upsert(rows({"a": "y"}))
+    table.write(rows({"id": 2, "a": "z"}))
+    assert held(table) == [{"id": 1, "a": "x", "b": 1}, {"id": 2, "a": "z", "b": None}]
+
+
+@pytest.mark.parametrize(("options", "kept"), [(KEEP, 1), (NULL, None)])
+def test_what_is_in_a_missing_column(site: Site, options: dict[str, str], kept: int | None) -> None:
+    """KEEP: what was there, null for a new row. NULL: null."""
+    table = begun(site, {"id": 1, "a": "x", "b": 1}, {"id": 2, "a": "y", "b": 2})
+    site.table(options).upsert(rows({"id": 1, "a": "X"}, {"id": 3, "a": "Z"}))
+    expected = [{"id": 1, "a": "X", "b": kept}, {"id": 2, "a": "y", "b": 2}, {"id": 3, "a": "Z", "b": None}]
+    assert held(table) == expected
+    assert held(site.table(host="b")) == expected
+    table.compact()
+    assert held(site.table(host="c")) == expected
+    assert len(site.committed()) == 1
+
+
+def test_keys_in_another_letter_case_and_columns_in_another_order(site: Site) -> None:
+    """Names are compared as Spark does."""
+    table = begun(site, {"id": 1, "a": "x", "b": 1})
+    site.table(KEEP).upsert(pa.table({"B": [7], "ID": [1]}))
+    assert held(table) == [{"id": 1, "a": "x", "b": 7}]
+
+
+def test_a_key_that_two_rows_have(site: Site) -> None:
+    """Whose values to keep cannot be said; nothing is written."""
+    table = begun(site, {"id": 1, "a": "x", "b": 1}, {"id": 1, "a": "y", "b": 2})
+    with pytest.raises(NonUniqueKeyError, match="id = 1 and the table has it more than once"):
+        site.table(KEEP).upsert(rows({"id": 1, "a": "z"}))
+    with pytest.raises(NonUniqueKeyError, match="id = 2 and the new rows have it more than once"):
+        site.table(KEEP).upsert(rows({"id": 2, "a": "z"}, {"id": 2, "a": "q"}))
+    assert len(held(table)) == 2
+
+
+def test_in_a_transaction(site: Site) -> None:
+    """Values are kept of what the transaction sees, its own rows among them."""
+    begun(site, {"id": 1, "a": "x", "b": 1})
+    table = site.table(KEEP)
+    with table.transaction() as t:
+        t.upsert(rows({"id": 1, "b": 5}, {"id": 2, "b": 6}))
+        t.upsert(rows({"id": 1, "a": "X"}))
+        assert t.get(1) == [{"id": 1, "a": "X", "b": 5}]
+    assert held(table) == [{"id": 1, "a": "X", "b": 5}, {"id": 2, "a": None, "b": 6}]
+    with pytest.raises(SchemaError, match="have no column 'a'"), site.table().transaction() as t:
+        t.upsert(rows({"id": 1, "b": 5}))
+
+
+# --- others commit meanwhile -----------------------------------------------------------------------------
+
+IDS = st.integers(1, 4)
+FULL = st.fixed_dictionaries({"id": IDS, "a": st.sampled_from("xyz"), "b": st.integers(0, 9)})
+OTHERS = st.one_of(
+    st.tuples(st.just("upsert"), st.lists(FULL, min_size=1, max_size=3, unique_by=lambda row: row["id"])),
+    st.tuples(st.just("keep"), st.lists(FULL, min_size=1, max_size=3, unique_by=lambda row: row["id"])),
+    st.tuples(st.just("delete"), st.lists(IDS, min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("overwrite"), st.lists(FULL, max_size=3, unique_by=lambda row: row["id"])),
+    st.tuples(st.just("compact"), st.just([])),
+)
+
+
+def act(site: Site, kind: str, what: list[Any], model: dict[int, Row]) -> None:
+    """What another writer does, to the table and to the model."""
+    table = site.table({"lookup.write.compact-after": "0", **KEEP}, host="b")
+    if kind == "upsert":
+        table.upsert(pa.Table.from_pylist(what, SCHEMA))
+        model.update({row["id"]: row for row in what})
+    elif kind == "keep":
+        table.upsert(rows(*({"id": row["id"], "b": row["b"]} for row in what)))
+        model.update(
+            {row["id"]: {"id": row["id"], "a": model.get(row["id"], {"a": None})["a"], "b": row["b"]} for row in what}
+        )
+    elif kind == "delete":
+        table.delete(pa.table({"id": what}))
+        for key in what:
+            model.pop(key, None)
+    elif kind == "overwrite":
+        table.write(pa.Table.from_pylist(what, SCHEMA), "overwrite")
+        model.clear()
+        model.update({row["id"]: row for row in what})
+    else:
+        table.compact()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    first=st.lists(FULL, max_size=4, unique_by=lambda row: row["id"]),
+    own=st.lists(FULL, min_size=1, max_size=4, unique_by=lambda row: row["id"]),
+    others=st.dictionaries(st.integers(1, 6), OTHERS, max_size=3),
+)
+def test_nothing_that_others_commit_is_lost(
+    site: Site,
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[Row],
+    own: list[Row],
+    others: dict[int, tuple[str, list[Any]]],
+) -> None:
+    """Before any of its events another writer may change, remove or move the rows: a kept value is that of the commit before its own."""
+    site.path = tmp_path_factory.mktemp("table") / "t"
+    begun(site, *first)
+    model = {row["id"]: row for row in first}
+    append = NotificationLog.append
+    count = 0
+    inside = False
+
+    def meanwhile(log: NotificationLog, make: Callable[..., Any], after: Any = None) -> Any:
+        nonlocal count, inside
+        if inside:
+            return append(log, make, after)
+        count += 1
+        if count in others:
+            inside = True
+            act(site, *others[count], model)
+            inside = False
+        return append(log, make, after)
+
+    NotificationLog.append = meanwhile  # type: ignore[method-assign]
+    written = own
+    try:
+        site.table({**KEEP, "lookup.write.compact-after": "0"}).upsert(
+            rows(*({"id": row["id"], "a": row["a"]} for row in own))
+        )
+    except WriteConflictError:  # an overwrite has replaced all rows since it began
+        written = []
+        assert "overwrite" in {kind for kind, _ in others.values()}
+    finally:
+        NotificationLog.append = append  # type: ignore[method-assign]
+    for row in written:
+        model[row["id"]] = {"id": row["id"], "a": row["a"], "b": model.get(row["id"], {"b": None})["b"]}
+    expected = [model[key] for key in sorted(model)]
+    assert held(site.table()) == held(site.table(host="late")) == expected
+    site.table().compact()
+    assert held(site.table(host="later")) == expected
