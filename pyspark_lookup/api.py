@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark_lookup import planner
 from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
-from pyspark_lookup.notifications import WriteMode
+from pyspark_lookup.notifications import Batch, WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.parsing import parse_duration_s
 from pyspark_lookup.planner import Found
@@ -20,9 +20,10 @@ from pyspark_lookup.reads import key_names, rows_of_keys, rows_with, scanned
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.table import Table
-from pyspark_lookup.transaction import Transaction, write_mode
+from pyspark_lookup.transaction import Transaction, check_no_batch, write_mode
 from pyspark_lookup.views import ViewTask, view_batches
 from pyspark_lookup.writeids import ValidWriteIdList
+from pyspark_lookup.writing import batch_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,18 +140,24 @@ class LookupTable:
         engine = runtime().engine(self._options)
         writer = engine.writer(self._options)
         try:
-            # What is known to write nothing needs no write id.
+            # What is known to write nothing needs no write id, nor does what may have been written before.
             nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is not WriteMode.OVERWRITE
-            job = writer.begin(rows.schema, how, runtime().nonce() if nothing else None)
+            batch = self._options.write_batch
+            name = runtime().nonce() if nothing else None
+            name = name if batch is None else batch_directory(batch, runtime().nonce())
+            job = writer.begin(rows.schema, how, name)
             try:
                 files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")
             except BaseException:
                 with contextlib.suppress(UfsError, DamagedFileError):  # the error itself says more
                     writer.abort(job, ())
                 raise
-            state = writer.commit(job, files)
-            assert state is not None
+            state = writer.commit(job, files, None if batch is None else Batch(*batch))
             engine.compact_if_due(self._options)
+            if state is None:  # that batch was written before
+                state = engine.reader.metadata.log(engine.url_of(self._options.path)).latest()
+                assert state is not None
+                return state.position
             return writer.position_of(job, state)
         finally:
             engine.publish_metrics()
@@ -178,6 +185,7 @@ class LookupTable:
         Where there is none, nothing is committed. Raises SchemaError for keys of other types, and as `upsert`.
         """
         self._check_open()
+        check_no_batch(self._options, "a delete")
         engine = runtime().engine(self._options)
         writer = engine.writer(self._options)
         try:

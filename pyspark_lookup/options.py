@@ -46,6 +46,7 @@ from pyspark_lookup.errors import OptionError
 from pyspark_lookup.parsing import (
     bounded_bytes,
     choice_of,
+    parse_batch,
     parse_boolean,
     parse_character,
     parse_commit,
@@ -119,8 +120,7 @@ def _write_ids(text: str) -> str:
     return str(ValidWriteIdList.parse(text.strip()))
 
 
-_MIB = 1024 * 1024
-_GIB = 1024 * _MIB
+_MIB, _GIB = 1024**2, 1024**3
 _FULL = "lookup.full-cache."
 _PARTIAL = "lookup.partial-cache."
 _PROVIDER = "lookup.provider."
@@ -204,6 +204,7 @@ class LookupOptions:
     write_unique_keys: bool = _option("lookup.write.unique-keys", "boolean", parse_boolean, False, "Of writes: fail before the commit if two rows would have one key.", "false")  # fmt: skip
     write_merge_schema: bool = _option("lookup.write.merge-schema", "boolean", parse_boolean, False, "Of writes: add columns that the table does not have; older rows have null there.", "false")  # fmt: skip
     write_missing_columns: MissingColumns | None = _option("lookup.write.missing-columns", "KEEP, NULL", choice_of(MissingColumns), None, "Of upserts whose rows lack columns: a row that is there keeps its values (KEEP), or they become null (NULL).", "such an upsert is refused")  # fmt: skip
+    write_batch: tuple[str, int] | None = _option("lookup.write.batch", "`name:number`", parse_batch, None, "Of batch writes, as in `foreachBatch`: write nothing if this batch of that name, or a later one, is committed.")  # fmt: skip
     write_compact_after: int = _option("lookup.write.compact-after", "integer", parse_count, 20, "Of writes: who commits folds small writes together once there are so many; 0: nobody does (`LookupTable.compact`).", "20")  # fmt: skip
     write_timeout_s: float = _option("lookup.write.timeout", "duration", parse_positive_duration_s, 86400.0, "Of writes: one of which nothing was heard for so long may be aborted by others.", "24 h")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects

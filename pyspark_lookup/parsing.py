@@ -14,6 +14,7 @@ from pyspark_lookup.choices import StreamStart
 __all__ = [
     "bounded_bytes",
     "choice_of",
+    "parse_batch",
     "parse_boolean",
     "parse_bytes",
     "parse_character",
@@ -205,6 +206,14 @@ def parse_commit(text: str) -> str:
     if not table_id or not re.fullmatch(r"[0-9]{1,18}", position):
         raise ValueError("what LookupTable.floor says: the table's id and a log position, as id:7")
     return text.strip()
+
+
+def parse_batch(text: str) -> tuple[str, int]:
+    """A batch of somebody's: their name, and a number that grows."""
+    query, _, number = text.strip().rpartition(":")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", query) or not re.fullmatch(r"[0-9]{1,12}", number):
+        raise ValueError("a name (letters, digits, ., _, -) and the number of a batch, such as orders-by-city:17")
+    return query, int(number)
 
 
 def parse_stream_start(text: str) -> StreamStart | int:

@@ -19,7 +19,7 @@ from pyspark_lookup.reads import rows_of_keys, rows_with, scanned
 from pyspark_lookup.runtime import Engine
 from pyspark_lookup.writeids import ValidWriteIdList
 
-__all__ = ["Transaction", "write_mode"]
+__all__ = ["Transaction", "check_no_batch", "write_mode"]
 
 _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, WriteMode.UPSERT)}
 
@@ -32,6 +32,12 @@ def write_mode(mode: str) -> WriteMode:
     return found
 
 
+def check_no_batch(options: LookupOptions, what: str) -> None:
+    """Raise OptionError for an option that this kind of write does not heed."""
+    if options.write_batch is not None:
+        raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {what}: remove it")
+
+
 class Transaction:
     """Writes that are seen here at once, and by others after the `with` block, all together; after an error in it, never.
 
@@ -41,6 +47,7 @@ class Transaction:
     """
 
     def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
+        check_no_batch(options, "a transaction")
         # A version that only this transaction sees is not worth a place in a cache.
         self._options = dataclasses.replace(options, cache=CacheMode.NONE)
         self._engine = engine

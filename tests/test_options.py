@@ -82,6 +82,7 @@ VALID = [
     ("lookup.csv.null-value", " NA", " NA"),
     ("lookup.csv.encoding", "ISO-8859-1", "iso8859-1"),
     ("lookup.csv.infer-schema", "FALSE", False),
+    ("lookup.write.batch", "orders-by.city_1:017", ("orders-by.city_1", 17)),
     ("lookup.write.missing-columns", "keep", MissingColumns.KEEP),
     ("lookup.columns", "b,a", ("b", "a")),
     ("lookup.where", "id = 1 ", "id = 1"),

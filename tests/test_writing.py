@@ -558,3 +558,27 @@ def test_an_unchanged_table_costs_two_heads(site: Site, cache: str) -> None:
             store.calls.clear()
         ask()
         assert [kind for store in site.stores for kind, _ in store.calls] == ["head", "head"]
+
+
+def test_a_batch_of_a_name_is_written_once(site: Site) -> None:
+    """`lookup.write.batch`: the same number, or a lower one, of a name is not written again, from whatever host; other names are."""
+    site.created()
+
+    def write(batch: str, *ids: int, mode: str = "append", host: str = "a") -> int:
+        return site.table({"lookup.write.batch": batch}, host).write(rows(*ids), mode)
+
+    first = write("orders:5", 1)
+    assert write("orders:5", 2) == write("orders:4", 3, host="b") == first == site.state().position
+    assert ids_of(site.table().scan()) == [1]
+    write("orders:6", 4, mode="upsert")
+    write("returns:1", 5)
+    write("returns:2")
+    write("returns:2", 6)  # nothing was written of it
+    assert ids_of(site.table(host="late").scan()) == [1, 4, 5, 6]
+    write("orders:7", 7, mode="overwrite")
+    assert ids_of(site.table().scan()) == [7]
+    assert [site.table(host=host).metrics()["batchSkippedCount"] for host in ("a", "b")] == [1, 1]
+    table = site.table({"lookup.write.batch": "orders:9"})
+    for refused in (lambda: table.delete(pa.table({"id": [1]})), table.transaction):
+        with pytest.raises(errors.OptionError, match=r"lookup\.write\.batch is for single writes of rows"):
+            refused()

@@ -181,7 +181,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reached = end
         after, until = _position_of(start)[1], _position_of(end)[1]
         if after == 0:
-            tasks = snapshot_of(self._table, state, until)
+            # Spark asks for nothing, too: an aggregation ends what it knows in a micro-batch without rows.
+            tasks = snapshot_of(self._table, state, until) if until else []
         else:
             rows_only = self._options.view is View.DATA
             between = changes_between(self._table, state, after, until, rows_only)

@@ -22,7 +22,7 @@ from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.spark.planning import written_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.versions import arrow_schema
-from pyspark_lookup.writing import Job
+from pyspark_lookup.writing import Job, batch_directory
 
 __all__ = ["BatchWriter", "StreamWriter", "Written", "batch_writer", "stream_writer"]
 
@@ -39,8 +39,9 @@ class Written(WriterCommitMessage):
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
     """The writer of one batch write, which has begun: it has its write id. Raises what beginning raises."""
     parsed = _parsed(options, schema)
-    job = _begin(parsed, schema, overwrite, None)
-    return BatchWriter(parsed, job)
+    batch = parsed.write_batch
+    name = None if batch is None else batch_directory(batch, runtime().nonce())
+    return BatchWriter(parsed, _begin(parsed, schema, overwrite, name))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -52,6 +53,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
         )
     # What Spark keeps for itself of the options of a stream.
     parsed = _parsed({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
+    if parsed.write_batch is not None:
+        raise OptionError(
+            "option lookup.write.batch is for batch writes: a stream numbers its batches itself, remove it"
+        )
     return StreamWriter(parsed, _begin(parsed, schema, overwrite, runtime().nonce()))
 
 
@@ -113,7 +118,8 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         engine = _engine(self._options)
         try:
-            engine.writer(self._options).commit(self._job, _files(messages))
+            batch = self._options.write_batch
+            engine.writer(self._options).commit(self._job, _files(messages), None if batch is None else Batch(*batch))
             engine.compact_if_due(self._options)
         finally:
             engine.publish_metrics()
@@ -141,7 +147,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise OptionError(
                 "Spark does not say which streaming query this task belongs to: its batches cannot be told apart"
             )
-        job = dataclasses.replace(self._job, directory=f"stream-{query}/{int(batch):012d}-{self._job.directory}")
+        job = dataclasses.replace(self._job, directory=batch_directory((query, int(batch)), self._job.directory))
         return Written(_put(self._options, job, iterator), query, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it

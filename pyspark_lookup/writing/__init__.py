@@ -3,7 +3,7 @@
 from pyspark_lookup.writing.compaction import Compactor
 from pyspark_lookup.writing.files import DataFiles, matched
 from pyspark_lookup.writing.heartbeat import Heartbeats
-from pyspark_lookup.writing.jobs import Job
+from pyspark_lookup.writing.jobs import Job, batch_directory
 from pyspark_lookup.writing.sizes import WriteSizes
 from pyspark_lookup.writing.table import TableWriter
 from pyspark_lookup.writing.transaction import OpenWrites
@@ -18,6 +18,7 @@ __all__ = [
     "TableWriter",
     "Vacuumed",
     "WriteSizes",
+    "batch_directory",
     "matched",
     "vacuum",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from pyspark_lookup.notifications import Definition, TableState, TableWrite, WriteMode
 
-__all__ = ["Job", "directory_of", "named_files", "own_write"]
+__all__ = ["Job", "batch_directory", "directory_of", "named_files", "own_write"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +31,11 @@ class Job:
 
 def directory_of(write_id: int) -> str:
     return f"write-{write_id:020d}"
+
+
+def batch_directory(batch: tuple[str, int], nonce: str) -> str:
+    """Where the files of one attempt to write a batch go."""
+    return f"stream-{batch[0]}/{batch[1]:012d}-{nonce}"
 
 
 def own_write(state: TableState, job: Job) -> TableWrite | None:
