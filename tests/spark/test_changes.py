@@ -283,3 +283,16 @@ def test_on_s3(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
         (2, "a", "update_preimage"),
         (2, "b", "update_postimage"),
     ]
+
+
+def test_an_aggregation_over_a_table_without_rows(spark: SparkSession, desk: Desk) -> None:
+    """Spark asks for a micro-batch from the beginning to the beginning: it has no rows, and is no error."""
+    counts = desk.stream().groupBy("id").count()
+    writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(desk.home / "counts"))
+    assert (
+        writer.foreachBatch(lambda batch, number: desk.batches.append(batch.collect()))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination(120)
+    )
+    assert not any(desk.batches)

@@ -463,6 +463,44 @@ def test_a_stream_in_complete_mode_replaces(spark: SparkSession, tmp_path: Path)
     assert sorted(tuple(row) for row in load(spark, tmp_path / "t").collect()) == [(0, 10), (1, 10)]
 
 
+def test_update_mode_upserts_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A function that writes what an aggregation updates, and fails after its commit: the batch runs again and is not written again."""
+    path, fails = tmp_path / "t", [1, 2]
+
+    def upsert(batch: DataFrame, number: int) -> None:
+        own = {
+            "lookup__write__mode": "upsert",
+            "lookup__write__missing-columns": "KEEP",
+            "lookup__write__batch": f"counts:{number}",
+        }
+        write(batch, path, **own)
+        if number in fails:
+            fails.remove(number)
+            raise RuntimeError("after the commit")
+
+    def run() -> None:
+        source = spark.readStream.schema("id long").option("maxFilesPerTrigger", "1").parquet(str(tmp_path / "in"))
+        counts = source.groupBy((sf.col("id") % 3).alias("id")).count()
+        writer = counts.writeStream.outputMode("update").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).foreachBatch(upsert).start()
+        assert query.awaitTermination(120)
+
+    LookupTable(str(path), {"lookup.keys": "id"}).write(
+        pa.table({"id": [0, 1], "count": [0, 0], "note": ["zero", "one"]})
+    )
+    for number in range(4):
+        feed(tmp_path / "in", number)
+    for _ in range(2):
+        with pytest.raises(Exception, match="after the commit"):
+            run()
+    run()
+    expected = {key: sum(1 for n in range(40) if n % 3 == key) for key in range(3)}
+    found = {row.id: (row["count"], row.note) for row in load(spark, path).collect()}
+    assert found == {0: (expected[0], "zero"), 1: (expected[1], "one"), 2: (expected[2], None)}
+    commits = [event for event in events(path) if event["kind"] == "commit" and event.get("batch")]
+    assert [event["batch"] for event in commits] == [["counts", number] for number in range(4)]
+
+
 def test_a_stream_needs_a_path(spark: SparkSession, tmp_path: Path) -> None:
     """toTable hands on nothing that says where the table is: refused with what works."""
     feed(tmp_path / "in", 0)
