@@ -93,7 +93,7 @@ def running(spark: SparkSession, work: Path, rows: int, runs: int) -> None:
 
     source = spark.readStream.schema("id long").parquet(str(work / "in"))
     options = {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "10 min", "lookup.cache.dir": str(work / "host")}
-    joined = lookup_join(source, str(path), "id", columns=["visits"], **options)
+    joined = lookup_join(source, str(path), "id", columns=["visits"], options=options)
     query = joined.writeStream.foreachBatch(keep).option("checkpointLocation", str(work / "running-c")).start()
 
     def batch(keys: pa.Table) -> float:

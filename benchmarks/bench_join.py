@@ -77,7 +77,7 @@ def bench_stream(spark: SparkSession, home: Path, rows: int, rounds: int) -> Non
     events = make_events(home, 60, rows // 100)
 
     def joined(count: int) -> Callable[[DataFrame], DataFrame]:
-        return lambda df: lookup_join(df, str(tables[count]), {"k": "id"}, columns=COLUMNS, **options)
+        return lambda df: lookup_join(df, str(tables[count]), {"k": "id"}, columns=COLUMNS, options=options)
 
     def static(df: DataFrame) -> DataFrame:
         table = spark.read.parquet(str(tables[rows])).select("id", *COLUMNS)
@@ -130,7 +130,9 @@ def bench_bulk(spark: SparkSession, home: Path, facts: int, rows: int, runs: int
 
     def ours(strategy: str) -> Callable[[], None]:
         given = options if strategy == "cache" else {"lookup.cache.dir": options["lookup.cache.dir"]}
-        return lambda: write(lookup_join(df, str(table), {"k": "id"}, columns=COLUMNS, strategy=strategy, **given))
+        return lambda: write(
+            lookup_join(df, str(table), {"k": "id"}, columns=COLUMNS, strategy=strategy, options=given)
+        )
 
     contenders = {
         "Spark's broadcast join": lambda: write(df.join(sf.broadcast(dim), df.k == dim.id, "left").drop("id")),
@@ -176,7 +178,7 @@ def crossover(spark: SparkSession, table: str, rows: int, each: int, options: Ma
 
 
 def written(df: DataFrame, table: str, strategy: str, options: Mapping[str, str]) -> None:
-    write(lookup_join(df, table, {"k": "id"}, columns=COLUMNS, strategy=strategy, **options))
+    write(lookup_join(df, table, {"k": "id"}, columns=COLUMNS, strategy=strategy, options=options))
 
 
 def main() -> None:

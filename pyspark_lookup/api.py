@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark_lookup import planner
 from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.errors import DamagedFileError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.given import Keys, Rows, keys_given, rows_given
 from pyspark_lookup.notifications import Batch, WriteMode
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View
 from pyspark_lookup.parsing import parse_duration_s
@@ -20,7 +21,7 @@ from pyspark_lookup.reads import key_names, rows_of_keys, rows_with, scanned
 from pyspark_lookup.runtime import Engine, runtime
 from pyspark_lookup.snapshot.full import FullCache
 from pyspark_lookup.table import Table
-from pyspark_lookup.transaction import Transaction, check_no_batch, write_mode
+from pyspark_lookup.transaction import Transaction, WritingMode, check_no_batch, write_mode
 from pyspark_lookup.views import ViewTask, view_batches
 from pyspark_lookup.writeids import ValidWriteIdList
 from pyspark_lookup.writing import batch_directory
@@ -79,6 +80,7 @@ class LookupTable:
         self,
         columns: Sequence[str] | None = None,
         predicate: str | None = None,
+        *,
         valid_write_ids: ValidWriteIdList | str | None = None,
     ) -> pa.Table:
         """The rows of the current version as one Arrow table: one metadata call, data for what changed.
@@ -90,7 +92,7 @@ class LookupTable:
         with self._asked(valid_write_ids) as (engine, found, options):
             return scanned(engine, found, options, columns, predicate, runtime().clock)
 
-    def get(self, key: Any, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
+    def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
 
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
@@ -98,16 +100,17 @@ class LookupTable:
         with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
             return rows_with(engine, found, options, key, runtime().clock)
 
-    def get_many(self, keys: pa.Table, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+    def get_many(self, keys: Keys, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
-        `keys`: columns named as `lookup.keys`, or as many in that order. The answer has one row per match,
+        `keys`: a table with columns named as `lookup.keys`, or as many in that order; or a list of values, of tuples or of
+        dictionaries (see `given.Keys`). The answer has one row per match,
         by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
         with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
-            return rows_of_keys(engine, found, options, keys, runtime().clock)
+            return rows_of_keys(engine, found, options, keys_given(keys, key_names(options)), runtime().clock)
 
     @contextlib.contextmanager
     def _asked(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
@@ -125,19 +128,21 @@ class LookupTable:
         finally:
             engine.publish_metrics()
 
-    def write(self, rows: pa.Table | pa.RecordBatchReader, mode: str = "append") -> int:
+    def write(self, rows: Rows, mode: WritingMode = "append") -> int:
         """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
 
-        `mode`: "append", or "overwrite" for these rows in place of all others. The first write creates the table, with
+        `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`:
+        "append", "upsert" (see `upsert`), or "overwrite" for these rows in place of all others. The first write creates the table, with
         `lookup.keys` as its key columns. All of it is visible at once, or nothing. Raises SchemaError for rows that do not
         fit, WriteConflictError, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other
         files, NotSupportedError for a store without exclusive create, CommitUnknownError or another UfsError.
         """
         return self._write(rows, write_mode(mode))
 
-    def _write(self, rows: pa.Table | pa.RecordBatchReader, how: WriteMode) -> int:
+    def _write(self, given: Rows, how: WriteMode) -> int:
         self._check_open()
         engine = runtime().engine(self._options)
+        rows = rows_given(given, lambda: engine.schema_in_log(self._options))
         writer = engine.writer(self._options)
         try:
             # What is known to write nothing needs no write id, nor does what may have been written before.
@@ -162,7 +167,7 @@ class LookupTable:
         finally:
             engine.publish_metrics()
 
-    def upsert(self, rows: pa.Table | pa.RecordBatchReader) -> int:
+    def upsert(self, rows: Rows) -> int:
         """Write rows in place of those that have their keys, and beside the others, as one commit; its log position.
 
         Of writes with one key the one that is committed last counts. Raises NonUniqueKeyError if two of the rows have one
@@ -179,8 +184,8 @@ class LookupTable:
         self._check_open()
         return Transaction(runtime().engine(self._options), self._options, runtime().clock)
 
-    def delete(self, keys: pa.Table) -> int:
-        """Remove the rows with those keys (columns as for `get_many`), as one commit; its log position.
+    def delete(self, keys: Keys) -> int:
+        """Remove the rows with those keys (as for `get_many`), as one commit; its log position.
 
         Where there is none, nothing is committed. Raises SchemaError for keys of other types, and as `upsert`.
         """
@@ -189,7 +194,7 @@ class LookupTable:
         engine = runtime().engine(self._options)
         writer = engine.writer(self._options)
         try:
-            position = writer.delete(keys)
+            position = writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
             engine.compact_if_due(self._options)
             return position
         finally:
@@ -406,6 +411,15 @@ class LookupTable:
         if self._closed:
             raise ValueError("this LookupTable is closed")
 
+    def __repr__(self) -> str:
+        """Its place, its cache, and the version that this process has seen last (no store call)."""
+        place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
+        version = "not read yet"
+        if self._held is not None and not self._closed:
+            last = runtime().engine(self._options).reader.metadata.host.last(self._held[0])
+            version = f"version {last['digest']}" if last is not None else version
+        return f"LookupTable({place!r}, {self._options.cache.value}, {'closed' if self._closed else version})"
+
     def __enter__(self) -> LookupTable:
         return self
 
@@ -414,5 +428,7 @@ class LookupTable:
 
 
 def option_text(value: Any) -> str:
-    """An option value as Spark passes it: `True` is "true"."""
+    """An option value as Spark passes it: `True` is "true", and a list of names is one text."""
+    if isinstance(value, (list, tuple)):
+        return ",".join("`" + str(name).replace("`", "``") + "`" for name in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

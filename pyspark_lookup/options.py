@@ -55,6 +55,7 @@ from pyspark_lookup.parsing import (
     parse_duration_s,
     parse_encoding,
     parse_factory,
+    parse_long,
     parse_name,
     parse_names,
     parse_positive_count,
@@ -126,8 +127,7 @@ _PARTIAL = "lookup.partial-cache."
 _PROVIDER = "lookup.provider."
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
-# Options that say how a *host* works, not what a query means: a session may override these at
-# run time (spark.lookupcache.*), after the plan was made.
+# Options of a host, not of what a query means: a session may override these (spark.lookupcache.*) after the plan was made.
 HOST_KEYS = frozenset({"lookup.cache.dir", "lookup.cache.max-bytes", "lookup.max-retries"})
 
 
@@ -169,7 +169,7 @@ class LookupOptions:
     cache: CacheMode = _option("lookup.cache", "NONE, PARTIAL, FULL", choice_of(CacheMode), CacheMode.NONE, "What a host keeps (FLIP-221): NONE the blocks of the files; PARTIAL the rows of the keys that were asked for, on top; FULL all rows, decoded and indexed, on local disk.")  # fmt: skip
     partial_expire_after_access_s: float | None = _option("lookup.partial-cache.expire-after-access", "duration", parse_duration_s, None, "With PARTIAL: forget a key that was not asked for so long. At least one of the four bounds is needed.")  # fmt: skip
     partial_expire_after_write_s: float | None = _option("lookup.partial-cache.expire-after-write", "duration", parse_duration_s, None, "With PARTIAL: forget a key so long after it was loaded. Needed for a provider without versions.")  # fmt: skip
-    partial_max_rows: int | None = _option("lookup.partial-cache.max-rows", "integer", parse_count, None, "With PARTIAL: rows to hold at most, in each process and in what the processes of a host share; a key without rows counts as one.")  # fmt: skip
+    partial_max_rows: int | None = _option("lookup.partial-cache.max-rows", "integer", parse_long, None, "With PARTIAL: rows to hold at most, in each process and in what the processes of a host share; a key without rows counts as one.")  # fmt: skip
     partial_max_bytes: int | None = _option("lookup.partial-cache.max-bytes", "size", bounded_bytes(0, 2**60), None, "With PARTIAL: bytes to hold at most, in each process and in what the processes of a host share.")  # fmt: skip
     partial_cache_missing_key: bool = _option("lookup.partial-cache.cache-missing-key", "boolean", parse_boolean, True, "With PARTIAL: remember that a key has no rows.", "true")  # fmt: skip
     reload_strategy: ReloadStrategy | str = _option("lookup.full-cache.reload-strategy", "PERIODIC, TIMED or `module:factory`", _strategy, ReloadStrategy.PERIODIC, "With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions` and returns a `CacheReloadTrigger`.")  # fmt: skip

@@ -24,6 +24,7 @@ __all__ = [
     "parse_duration_s",
     "parse_encoding",
     "parse_factory",
+    "parse_long",
     "parse_name",
     "parse_names",
     "parse_positive_count",
@@ -93,6 +94,13 @@ def bounded_bytes(low: int, high: int) -> Callable[[str], int]:
 def parse_count(text: str) -> int:
     if not re.fullmatch(r"\d{1,9}", text.strip()):
         raise ValueError("a whole number, 0 or more")
+    return int(text)
+
+
+def parse_long(text: str) -> int:
+    """A count up to 2^63 - 1, which says that there is no bound."""
+    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) >= 2**63:
+        raise ValueError(f"a whole number, 0 to {2**63 - 1}")
     return int(text)
 
 

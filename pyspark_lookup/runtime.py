@@ -15,6 +15,8 @@ import random
 import threading
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from pyspark_lookup.blocks import BlockCache
 from pyspark_lookup.bykey import KeyedRows
 from pyspark_lookup.clock import HostClock
@@ -104,6 +106,16 @@ class Engine:
         """After a commit: fold small writes, if there are enough of them (`lookup.write.compact-after`)."""
         if options.write_compact_after:
             self.compactor(options).compact_if_due()
+
+    def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
+        """The columns of the managed table at `options.path`; None if there is none."""
+        state = self.reader.metadata.log_of(options)
+        return None if state is None else state.definition.schema
+
+    def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
+        """The key columns of the managed table at `options.path`, as far as this host knows; else those of the options."""
+        state = self.reader.metadata.log(self._ufs.url_of(options.path)).known()
+        return state.definition.keys if state is not None and state.definition.keys else options.keys or ("key",)
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
         """Remove what the managed table at `options.path` has not needed for so long. Raises as `writing.vacuum` does."""

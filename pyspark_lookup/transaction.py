@@ -5,22 +5,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from pyspark_lookup import planner
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.errors import OptionError, UfsNotFoundError
+from pyspark_lookup.given import Keys, Rows, keys_given, rows_given
 from pyspark_lookup.notifications import WriteMode, schema_of_text
 from pyspark_lookup.options import CacheMode, LookupOptions
 from pyspark_lookup.planner import Found
-from pyspark_lookup.reads import rows_of_keys, rows_with, scanned
+from pyspark_lookup.reads import key_names, rows_of_keys, rows_with, scanned
 from pyspark_lookup.runtime import Engine
 from pyspark_lookup.writeids import ValidWriteIdList
 
-__all__ = ["Transaction", "check_no_batch", "write_mode"]
+__all__ = ["Transaction", "WritingMode", "check_no_batch", "write_mode"]
 
+WritingMode = Literal["append", "overwrite", "upsert"]
 _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, WriteMode.UPSERT)}
 
 
@@ -59,22 +61,23 @@ class Transaction:
 
     # --- writes -----------------------------------------------------------------------------------
 
-    def write(self, rows: pa.Table | pa.RecordBatchReader, mode: str = "append") -> None:
+    def write(self, rows: Rows, mode: WritingMode = "append") -> None:
         """Write rows, as `LookupTable.write` does; an overwrite takes the place of what this transaction has written, too."""
         self._check_open()
         how = write_mode(mode)
-        if isinstance(rows, pa.Table) and not rows.num_rows and how is not WriteMode.OVERWRITE:
+        found = rows_given(rows, lambda: self._engine.schema_in_log(self._options))
+        if isinstance(found, pa.Table) and not found.num_rows and how is not WriteMode.OVERWRITE:
             return
-        self._writes.write(rows.schema, rows.to_batches() if isinstance(rows, pa.Table) else rows, how)
+        self._writes.write(found.schema, found.to_batches() if isinstance(found, pa.Table) else found, how)
 
-    def upsert(self, rows: pa.Table | pa.RecordBatchReader) -> None:
+    def upsert(self, rows: Rows) -> None:
         """Write rows in place of those that have their keys, as `LookupTable.upsert` does."""
         self.write(rows, "upsert")
 
-    def delete(self, keys: pa.Table) -> None:
+    def delete(self, keys: Keys) -> None:
         """Remove the rows with those keys, as `LookupTable.delete` does."""
         self._check_open()
-        self._writes.delete(keys)
+        self._writes.delete(keys_given(keys, self._engine.keys_in_log(self._options)))
 
     # --- reads ------------------------------------------------------------------------------------
 
@@ -94,10 +97,10 @@ class Transaction:
         found, options = self._found()
         return rows_with(self._engine, found, options, key, self._clock)
 
-    def get_many(self, keys: pa.Table) -> pa.Table:
+    def get_many(self, keys: Keys) -> pa.Table:
         """The rows it sees with those keys, as `LookupTable.get_many` gives them."""
         found, options = self._found()
-        return rows_of_keys(self._engine, found, options, keys, self._clock)
+        return rows_of_keys(self._engine, found, options, keys_given(keys, key_names(options)), self._clock)
 
     def _found(self) -> tuple[Found, LookupOptions]:
         self._check_open()

@@ -557,8 +557,8 @@ def test_secrets_and_spark(spark: Any, web: WebServer, cache_dir: Path) -> None:
     url = web.url.replace("://", f"://me:{SECRET}@") + f"/t.csv?sig={SECRET}"
     options = {"lookup.cache.dir": str(cache_dir), "lookup.max-retries": "0"}
     table = spark.read.format("lookupcache").options(**options).load(url)
-    joined = lookup_join(spark.range(3), url, on={"id": "id"}, **options)
-    register_lookup(spark, "secret_city", url, key="id", **options)
+    joined = lookup_join(spark.range(3), url, on={"id": "id"}, options=options)
+    register_lookup(spark, "secret_city", url, key="id", options=options)
     called = spark.sql("SELECT secret_city(id) FROM range(2)")
     mode = spark._jvm.org.apache.spark.sql.execution.ExplainMode
     for frame, rows in ((table, 1), (joined, 3), (called, 2)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ def register_lookup(
     key: str | Sequence[str],
     columns: Sequence[str] | None = None,
     multi: bool = False,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Make `SELECT f.*, airport(f.dest).name FROM flights f` work: temporary functions of this session.
 
@@ -49,7 +49,7 @@ def register_lookup(
     registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
     _check_name(name, registered)
     keys = [key] if isinstance(key, str) else list(key)
-    found = looked_up(spark, table, keys, columns, options)
+    found = looked_up(spark, table, keys, columns, options or {})
     if defaults_to_full(found):
         found = with_default_cache(found, found.view(View.SUMMARY).collect()[0].bytes)
     if not found.chosen:

@@ -20,14 +20,23 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
 from pyspark.util import PythonEvalType
 
 from pyspark_lookup.disk import key_of
@@ -49,9 +58,12 @@ from pyspark_lookup.spark.tables import (
 from pyspark_lookup.spark.tasks import Probe, Resolve
 from pyspark_lookup.spark.versions import arrow_type
 
-__all__ = ["explain_lookup", "lookup_join", "lookup_udf", "row_type"]
+__all__ = ["How", "Strategy", "explain_lookup", "lookup_join", "lookup_udf", "row_type"]
 
 _log = logging.getLogger("pyspark_lookup.join")
+How = Literal["left", "leftouter", "left_outer", "inner"]
+Strategy = Literal["auto", "cache", "broadcast"]
+_NO_KEYS = (ArrayType, MapType, StructType, VariantType)
 _HOW = {"left": "left", "leftouter": "left", "left_outer": "left", "inner": "inner"}
 _VERSION_COLUMN = "_lookup_version"
 # Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py), and up
@@ -67,12 +79,12 @@ def lookup_join(
     df: DataFrame,
     table: TableArgument,
     on: str | Sequence[str] | Mapping[str, str],
-    how: str = "left",
+    how: How = "left",
     columns: Sequence[str] | None = None,
     prefix: str | None = None,
-    strategy: str = "auto",
+    strategy: Strategy = "auto",
     as_of: str | None = None,
-    **options: Any,
+    options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
     """`df` with the columns of the table's rows that have the same key: a left or inner join, always current.
 
@@ -86,7 +98,7 @@ def lookup_join(
 
     `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through them and has Spark
     broadcast it; `auto` chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the row is to
-    be valid, by the table's columns `lookup.valid-from` and `lookup.valid-to` (see `asof`): one row at most. `options`: `lookup.*`, as `**{"lookup.cache": "FULL"}`;
+    be valid, by the table's columns `lookup.valid-from` and `lookup.valid-to` (see `asof`): one row at most. `options`: the mapping that `spark.read` takes, as {"lookup.cache": "FULL"};
     without `lookup.cache` a table of files of up to `lookup.scan.split-size` has FULL.
 
     Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
@@ -98,7 +110,7 @@ def lookup_join(
         raise OptionError(f"argument how = {how!r}: a lookup join is 'left' or 'inner'")
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
-    found = looked_up(df.sparkSession, table, [right for _, right in pairs], columns, options)
+    found = looked_up(df.sparkSession, table, [right for _, right in pairs], columns, options or {})
     keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
     validity = None if as_of is None else _validity(found)
     if as_of is not None and validity is not None:
@@ -174,7 +186,7 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
     if start is None:
         raise OptionError(
             "argument as_of needs the table's columns that say when a row is valid: "
-            "**{'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
+            "options={'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
         )
     schema = table.arrow(table.schema.names)
     (own,) = resolve_names((start,), schema, "lookup.valid-from")
@@ -220,9 +232,15 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
     except Exception:  # a type that Arrow does not have
         fits = False
     if not fits:
+        types = f"key {left!r} is {own.simpleString()}, the table's {right!r} is {theirs.simpleString()}"
+        if isinstance(own, _NO_KEYS) or isinstance(theirs, _NO_KEYS):
+            raise SchemaError(
+                f"{types}: keys of this type are not supported. Keys are numbers, text, binary, dates, times and booleans"
+            )
         raise SchemaError(
-            f"key {left!r} is {own.simpleString()}, the table's {right!r} is {theirs.simpleString()}: these are not compared "
-            f"without a loss; cast the DataFrame's, e.g. df.withColumn({left!r}, df[{left!r}].cast('{theirs.simpleString()}'))"
+            f"{types}: they cannot be compared as they are. A cast changes values that are none of the other type (2.7 becomes 2, and "
+            "finds its rows): cast the DataFrame's column only if there are none, or read the table's in a type that has both, by "
+            "lookup.schema"
         )
 
 

@@ -17,6 +17,7 @@ from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.disk import key_of
 from pyspark_lookup.errors import OptionError, SchemaError
 from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, View, merged_options
+from pyspark_lookup.parsing import parse_names
 from pyspark_lookup.runtime import runtime
 from pyspark_lookup.schema import resolve_names
 from pyspark_lookup.spark.planning import table_options
@@ -106,15 +107,19 @@ def looked_up(
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
     stored, schema = _table(spark, table, given)
     merged = _absolute(merged_options(stored, given))
-    if "lookup.keys" in {key.lower() for key in given}:
-        raise OptionError("option lookup.keys: a lookup takes its keys by the argument `on` (or `key`)")
+    own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
+    if own is not None and {key.casefold() for key in parse_names(own)} != {key.casefold() for key in keys}:
+        raise OptionError(
+            f"option lookup.keys = {own!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
+            "its keys; leave one of the two out"
+        )
     merged["lookup.keys"] = ",".join(map(quoted, keys))
     kept = merged.get("lookup.columns")
     parsed = LookupOptions.parse(merged, conf=conf_file_options())
     if schema is None:
         schema = _load(spark, _without_cache(merged)).schema
     spelled = tuple(_resolved(keys, schema, "on"))
-    merged["lookup.keys"] = ",".join(map(quoted, _ordered(spelled, stored)))
+    merged["lookup.keys"] = ",".join(map(quoted, _ordered(spelled, {**stored, **given})))
     if columns is None:
         shown_names = (
             schema.names if kept is None else resolve_names(parsed.columns or (), _names(schema), "lookup.columns")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -80,16 +80,18 @@ def _warmed(table: LookupTable) -> dict[str, Any]:
     return {"version": version, "rows": found["numCachedRecords"], "bytes": found["numCachedBytes"], "seconds": seconds}
 
 
-def warm(spark: SparkSession, table: TableArgument, tasks: int = 32, **options: Any) -> list[Warmed]:
+def warm(
+    spark: SparkSession, table: TableArgument, tasks: int = 32, options: Mapping[str, Any] | None = None
+) -> list[Warmed]:
     """Load a table's current version into the full cache of as many executors as can be reached; which they were.
 
     `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: of the Spark job that looks for executors; best
-    several times as many as there are. `options`: as `**{"lookup.keys": "id"}`. An executor that fails is told of with its
+    several times as many as there are. `options`: as {"lookup.keys": "id"}. An executor that fails is told of with its
     `error`. Raises OptionError for options that mean no full cache, ValueError for fewer than one task.
     """
     if tasks < 1:
         raise ValueError(f"tasks = {tasks}: give 1 or more")
-    found = {**own_options(spark, table, options), "lookup.cache": CacheMode.FULL.value}
+    found = {**own_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
     LookupOptions.parse(found, conf=conf_file_options())  # what is wrong is said here, not by tasks
     numbers = spark.range(0, tasks, 1, tasks)
     columns = "host string, cache_dir string, version string, rows long, bytes long, seconds double, error string"

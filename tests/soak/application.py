@@ -87,7 +87,7 @@ class Application:
             (tables.PUBLISHED, "publish", tables.OF_PUBLISHED),
             (tables.MANAGED, "epoch", tables.OF_MANAGED),
         ):
-            events = lookup_join(events, path, "id", columns=[column], **{**options, **store})
+            events = lookup_join(events, path, "id", columns=[column], options={**options, **store})
         return events
 
     def _write(self, batch: DataFrame, number: int) -> None:

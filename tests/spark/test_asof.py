@@ -84,7 +84,9 @@ def test_as_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mod
     table = spark.read.format("lookupcache").load(path)
     found = events(spark, 2, kind)
     for how in ("left", "inner"):
-        joined = lookup_join(found, path, "id", how=how, columns=["name"], as_of="at", **MODES[mode], **VALIDITY)
+        joined = lookup_join(
+            found, path, "id", how=how, columns=["name"], as_of="at", options={**MODES[mode], **VALIDITY}
+        )
         assert sorted(joined.select("event", "name").collect()) == by_range(found, table, how)
 
 
@@ -96,12 +98,12 @@ def test_overlaps(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     table = spark.read.format("lookupcache").load(path)
     found = events(spark, 4, "number").filter("at >= 10")  # numbers of two digits: by_range compares texts
     with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid at once.*id = \d+ at \d+"):
-        lookup_join(found, path, "id", as_of="at", **MODES[mode], **VALIDITY).collect()
+        lookup_join(found, path, "id", as_of="at", options={**MODES[mode], **VALIDITY}).collect()
     rows = table.filter("valid_from IS NULL OR valid_from >= 10")
     path = str(tmp_path / "late")
     rows.write.format("lookupcache").mode("append").option("lookup.keys", "id").save(path)
     options = {**MODES[mode], **VALIDITY, "lookup.overlap": "NEWEST"}
-    joined = lookup_join(found, path, "id", columns=["name"], as_of="at", **options)
+    joined = lookup_join(found, path, "id", columns=["name"], as_of="at", options=options)
     assert sorted(joined.select("event", "name").collect()) == by_range(found, rows, "left")
 
 
@@ -111,7 +113,7 @@ def test_until_the_next(spark: SparkSession, tmp_path: Path) -> None:
     prices = pa.table({"item": ["a", "a", "b"], "since": [0, 10, 5], "price": [1.0, 2.0, 7.0]})
     LookupTable(path, {"lookup.keys": "item", "lookup.cache.dir": str(tmp_path / "c")}).write(prices)
     sold = spark.createDataFrame([("a", 0), ("a", 9), ("a", 10), ("b", 4), ("b", 99), ("c", 1)], "item string, at long")
-    joined = lookup_join(sold, path, "item", columns=["price"], as_of="at", **{"lookup.valid-from": "since"})
+    joined = lookup_join(sold, path, "item", columns=["price"], as_of="at", options={"lookup.valid-from": "since"})
     assert [row.price for row in joined.orderBy("item", "at").collect()] == [1.0, 1.0, 2.0, None, 7.0, None]
     assert "as of: at, by since" in explain_lookup(joined)
 
@@ -126,7 +128,7 @@ def test_a_stream_of_events(spark: SparkSession, tmp_path: Path) -> None:
     table.write(pa.table({"id": [1], "valid_from": [0], "valid_to": [None], "city": ["Rome"]}, schema))
     (tmp_path / "in").mkdir()
     source = spark.readStream.schema("id long, at long").parquet(str(tmp_path / "in"))
-    joined = lookup_join(source, path, "id", columns=["city"], as_of="at", **VALIDITY)
+    joined = lookup_join(source, path, "id", columns=["city"], as_of="at", options=VALIDITY)
     found: list[Any] = []
 
     def keep(batch: DataFrame, _: int) -> None:
@@ -162,8 +164,8 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
         ("at", {**VALIDITY, "lookup.overlap": "LAST"}, "lookup.overlap = 'LAST'"),
     ):
         with pytest.raises(Exception, match=words):
-            lookup_join(found, path, "id", as_of=as_of, **more)
+            lookup_join(found, path, "id", as_of=as_of, options=more)
     with pytest.raises(Exception, match="strategy='cache'"):
-        lookup_join(found, path, "id", as_of="at", strategy="broadcast", **VALIDITY)
+        lookup_join(found, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
     with pytest.raises(Exception, match=r"lookup.valid-from.*no column 'since'"):
         spark.read.format("lookupcache").option("lookup.valid-from", "since").load(path)

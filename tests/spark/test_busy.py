@@ -95,7 +95,7 @@ class Stream:
         joined = stream_of(spark, home / "events")
         for name, mode in MODES.items():
             given: dict[str, Any] = {**mode, **options}
-            joined = lookup_join(joined, str(home / "dim"), "id", columns=["epoch"], prefix=f"{name}_", **given)
+            joined = lookup_join(joined, str(home / "dim"), "id", columns=["epoch"], prefix=f"{name}_", options=given)
         scanned = spark.read.format("lookupcache").options(**options).load(str(home / "dim"))
         scanned = scanned.select("id", sf.col("epoch").alias("scan_epoch"))
         self._joined = joined.join(sf.broadcast(scanned), "id", "left")

@@ -31,7 +31,7 @@ def test_joins_are_as_the_model(spark: SparkSession, tmp_path: Path, mode: str) 
         kind = draw.choice(KINDS)
         chosen = draw.sample(ALL_KEYS, draw.randrange(1, 8))
         model.take(draw.choice(STEPS), (kind, chosen), draw.random() < 0.5)
-        joined = lookup_join(asked, model.path, ["id", "part"], columns=["v"], strategy="cache", **options)
+        joined = lookup_join(asked, model.path, ["id", "part"], columns=["v"], strategy="cache", options=options)
         found = sorted(map(tuple, joined.collect()), key=repr)
         expected = [row for row in model.expected if row[:2] in set(ALL_KEYS)]
         without = [

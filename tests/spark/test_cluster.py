@@ -102,12 +102,12 @@ def loads(cluster: Cluster, path: Path) -> dict[Path, int]:
 _QUERY = """
 options = {"lookup.cache": "FULL"}
 facts = spark.range(0, 4000, 1, 8).withColumn("id", sf.expr("id % 400"))
-joined = lookup_join(facts, home + "/dim.parquet", "id", strategy="cache", **options)
+joined = lookup_join(facts, home + "/dim.parquet", "id", strategy="cache", options=options)
 rows = joined.withColumn("place", place("id")).collect()
 say("built", count=len(rows), versions=sorted({r.version for r in rows if r.version is not None}), places=sorted({r.place for r in rows}))
 
 stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", "1").parquet(home + "/events")
-joined = lookup_join(stream.repartition(4), home + "/dim", "id", columns=["version"], **{**options, "lookup.partition": "max_pt()"})
+joined = lookup_join(stream.repartition(4), home + "/dim", "id", columns=["version"], options={**options, "lookup.partition": "max_pt()"})
 def write(batch, number):
     say("batch", number=number)
     batch.withColumn("place", place("id")).write.mode("overwrite").parquet(f"{home}/out/{number:03}")
@@ -123,7 +123,7 @@ def slow(key):
     open(home + "/slow", "a").close()
     return key
 many = spark.range(0, 6000, 1, 12).withColumn("id", sf.expr("id % 400"))
-joined = lookup_join(many.withColumn("id", slow("id")), home + "/dim.parquet", "id", strategy="cache", **options)
+joined = lookup_join(many.withColumn("id", slow("id")), home + "/dim.parquet", "id", strategy="cache", options=options)
 found = {}
 thread = threading.Thread(target=lambda: found.update(rows=joined.collect()))
 thread.start()

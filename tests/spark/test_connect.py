@@ -92,7 +92,7 @@ for on, how in ((["k"], "left"), (["g", "d"], "inner")):
     expected = left.join(own, sf.expr(condition), how).drop(*(f"r_{c}" for c in on)).filter("id % 3 < 2")
     for mode, bounds in modes.items():
         options = {"lookup.cache": mode, **bounds}
-        ours = lookup_join(left, os.path.abspath("many"), on, how, prefix="r_", strategy="cache", **options)
+        ours = lookup_join(left, os.path.abspath("many"), on, how, prefix="r_", strategy="cache", options=options)
         found = ours.filter("id % 3 < 2").select(expected.columns).collect()
         same = sorted(map(str, found)) == sorted(map(str, expected.collect()))
         print("SAME" if same and len(found) > 100 else "OTHER", on, how, mode, len(found))

@@ -39,10 +39,10 @@ pytestmark = pytest.mark.spark
 
 Look = Callable[..., "DataFrame"]
 FULL = {"lookup.cache": "FULL"}
-WAYS: dict[str, dict[str, str]] = {
-    "none": {"strategy": "cache", "lookup.cache": "NONE"},
-    "partial": {"strategy": "cache", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
-    "full": {"strategy": "cache", **FULL},
+WAYS: dict[str, dict[str, Any]] = {
+    "none": {"strategy": "cache", "options": {"lookup.cache": "NONE"}},
+    "partial": {"strategy": "cache", "options": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"}},
+    "full": {"strategy": "cache", "options": FULL},
     "broadcast": {"strategy": "broadcast"},
 }
 _views = itertools.count()
@@ -340,7 +340,7 @@ def test_tables_given_otherwise(spark: SparkSession, files: SimpleNamespace) -> 
     spark.sql(f"CREATE TABLE city_of_join USING lookupcache OPTIONS (path '{files.city}')")
     try:
         for table in ("city_of_join", "default.CITY_of_join", LookupTable(files.city, {"lookup.keys": "Id"})):
-            mine = lookup_join(df, table, "id", "left", ["name", "score"], strategy="cache", **FULL)
+            mine = lookup_join(df, table, "id", "left", ["name", "score"], strategy="cache", options=FULL)
             assert columns_of(mine) == columns_of(theirs)
             assert rows_of(mine) == rows_of(theirs)
     finally:
@@ -353,7 +353,7 @@ def test_tables_given_otherwise(spark: SparkSession, files: SimpleNamespace) -> 
 @pytest.mark.parametrize("how", ["left", "inner"])
 def test_plans(spark: SparkSession, files: SimpleNamespace, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The lookup is evaluated once; a filter on the DataFrame's column reaches its files, one on the table's is above."""
-    df = lookup_join(spark.read.parquet(files.facts), files.city, "id", how, ["name"], strategy="cache", **FULL)
+    df = lookup_join(spark.read.parquet(files.facts), files.city, "id", how, ["name"], strategy="cache", options=FULL)
     capsys.readouterr()
     df.filter("name = 'x' and id > 5").explain()
     lines = capsys.readouterr().out.splitlines()
@@ -398,7 +398,7 @@ MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
     "full": (OptionError, {"how": "full"}, "argument how = 'full'.*'left' or 'inner'"),
     "unknown strategy": (OptionError, {"strategy": "hash"}, "argument strategy = 'hash'"),
     "unknown option": (OptionError, {"lookup.cach": "FULL"}, "lookup.cach"),
-    "keys as an option": (OptionError, {"lookup.keys": "id"}, "lookup.keys.*`on`"),
+    "keys as an option": (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' is not what the argument `on`"),
     "columns as an option": (OptionError, {"lookup.columns": "name"}, "lookup.columns"),
     "null on error, broadcast": (OptionError, {"strategy": "broadcast", "lookup.on-error": "NULL"}, "on-error.*cache"),
     "no such table": (OptionError, {"table": "no_city"}, r"'no_city'.*no such table.*\./no_city"),
@@ -431,7 +431,8 @@ def test_mistakes(spark: SparkSession, files: SimpleNamespace, values: str, mist
     rest = {name: value for name, value in given.items() if name not in ("df", "table", "on")}
     columns = rest.pop("columns", ["name"] if table == files.city else [])
     with pytest.raises(error, match=f"(?s){message}"):
-        lookup_join(df, table, on, columns=columns, **rest)
+        options = {name: rest.pop(name) for name in list(rest) if name.startswith("lookup.")}
+        lookup_join(df, table, on, columns=columns, options=options, **rest)
 
 
 def test_a_column_object_as_the_key(spark: SparkSession, files: SimpleNamespace) -> None:

@@ -34,7 +34,7 @@ def options_of(tmp_path: Path, kind: str = "cities", **others: str) -> dict[str,
 
 def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = "left") -> DataFrame:
     facts = spark.sql(f"SELECT explode(array({ids})) AS id").coalesce(1)
-    return lookup_join(facts, None, "id", how, **options)
+    return lookup_join(facts, None, "id", how, options=options)
 
 
 @pytest.mark.parametrize("kind", ["cities", "async_cities"])
@@ -51,7 +51,7 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, service: Service, kind:
         (2, "Bergen"),
         (1, "Oslo"),
     ]
-    register_lookup(spark, "service_city", None, "id", **options)
+    register_lookup(spark, "service_city", None, "id", options=options)
     assert spark.sql("SELECT service_city(2).city").collect() == [("Bergen",)]
     assert service.asked() == [[1, 2, 3]]
     assert "a provider's table" in explain_lookup(joined)
@@ -103,7 +103,7 @@ def test_a_failure_in_sql(spark: SparkSession, tmp_path: Path, service: Service)
     """The struct of a SQL function has the reason as well."""
     service.break_down()
     options = options_of(tmp_path, **CACHED, **{"lookup.on-error": "NULL"})
-    register_lookup(spark, "failing_city", None, "id", **options)
+    register_lookup(spark, "failing_city", None, "id", options=options)
     (row,) = spark.sql("SELECT failing_city(1) AS c").collect()
     assert row.c.city is None
     assert "the service is down" in row.c.lookup_error
@@ -115,7 +115,9 @@ def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) ->
     path = put(tmp_path / "dim.parquet", 1)
     events(tmp_path / "events", 1, range(3))
     options = {"lookup.cache": "FULL", "lookup.on-error": "NULL", "lookup.max-retries": "0"}
-    query = in_memory(lookup_join(stream_of(spark, tmp_path / "events"), str(path), "id", **options), "unresolved")
+    query = in_memory(
+        lookup_join(stream_of(spark, tmp_path / "events"), str(path), "id", options=options), "unresolved"
+    )
     try:
         query.processAllAvailable()
         path.unlink()
@@ -137,8 +139,8 @@ def test_strategies_that_do_not_fit(spark: SparkSession, tmp_path: Path, service
     facts = spark.range(3)
     with pytest.raises(OptionError, match=r"lookup\.on-error = 'NULL' needs strategy='cache'"):
         lookup_join(
-            facts, str(put(tmp_path / "d.parquet", 1)), "id", strategy="broadcast", **{"lookup.on-error": "NULL"}
+            facts, str(put(tmp_path / "d.parquet", 1)), "id", strategy="broadcast", options={"lookup.on-error": "NULL"}
         )
-    joined = lookup_join(facts, None, "id", strategy="broadcast", **options_of(tmp_path, **CACHED))
+    joined = lookup_join(facts, None, "id", strategy="broadcast", options=options_of(tmp_path, **CACHED))
     with pytest.raises(Exception, match="it gives rows by key only"):
         joined.collect()

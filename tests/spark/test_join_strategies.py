@@ -39,7 +39,7 @@ CACHE_MODE = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval"
 def test_a_batch(spark: SparkSession, tmp_path: Path, options: dict[str, Any], strategy: str, says: list[str]) -> None:
     """A batch over a small table is a broadcast unless something speaks against it; the explanation says what."""
     path = put(tmp_path / "dim.parquet", 1)
-    joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, **options)
+    joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
     text = explain_lookup(joined.filter("version = 1").select("id"))
     assert [part for part in says if part not in text] == []
     assert f"table: {path}" in text
@@ -71,7 +71,7 @@ def test_what_auto_goes_by(
     large = tmp_path / "large.parquet"
     pq.write_table(pa.table({"id": range(300_000), "v": range(300_000)}), large, compression="none")
     options = {"lookup.scan.split-size": "1 MiB"}
-    text = explain_lookup(lookup_join(spark.range(3), str(large), "id", **options))
+    text = explain_lookup(lookup_join(spark.range(3), str(large), "id", options=options))
     assert "are more than lookup.scan.split-size" in text
     assert "lookup.cache = NONE, by default" in text
     lines = tmp_path / "lines.csv"
@@ -87,7 +87,9 @@ def test_a_stream_with_a_broadcast(spark: SparkSession, tmp_path: Path) -> None:
         put(directory / f"{number}.parquet", 1, range(number * 100_000, (number + 1) * 100_000))
     events(tmp_path / "events", 1, range(10))
     options = {"lookup.scan.split-size": "1 MiB"}
-    joined = lookup_join(stream_of(spark, tmp_path / "events"), str(directory), "id", strategy="broadcast", **options)
+    joined = lookup_join(
+        stream_of(spark, tmp_path / "events"), str(directory), "id", strategy="broadcast", options=options
+    )
     query = joined.writeStream.format("memory").queryName("broadcasts").start()
     try:
         query.processAllAvailable()

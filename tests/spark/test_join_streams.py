@@ -90,7 +90,7 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind:
     joined = stream_of(spark, tmp_path / "events")
     for prefix, mode in MODES.items():
         options: dict[str, Any] = {**mode, **table.options}
-        joined = lookup_join(joined, str(table.path), "id", columns=["version"], prefix=f"{prefix}_", **options)
+        joined = lookup_join(joined, str(table.path), "id", columns=["version"], prefix=f"{prefix}_", options=options)
 
     due, done = threading.Semaphore(0), threading.Event()
 
@@ -198,7 +198,7 @@ def test_a_micro_batch_has_the_rows_of_a_batch_join(spark: SparkSession, tmp_pat
     options: dict[str, Any] = MODES[mode]
     for how in ("left", "inner"):
         stream = stream_of(spark, tmp_path / "events").withColumns({c: sf.expr(e) for c, e in keyed.items()})
-        joined = lookup_join(stream, str(tmp_path / "dim"), ["id", "g"], how, **options)
+        joined = lookup_join(stream, str(tmp_path / "dim"), ["id", "g"], how, options=options)
         query = in_memory(filtered(joined), f"rows_{mode}_{how}")
         try:
             query.processAllAvailable()
@@ -237,7 +237,7 @@ def test_inside_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
     found: list[set[int]] = []
 
     def write(batch: DataFrame, number: int) -> None:
-        joined = lookup_join(batch, str(path), "id", strategy="cache", **FULL)
+        joined = lookup_join(batch, str(path), "id", strategy="cache", options=FULL)
         first = {row.version for row in joined.collect()}
         put(path, 10 + number)
         found.append(first | {row.version for row in joined.filter("id < 5").collect()})

@@ -155,14 +155,14 @@ def test_partial_and_none(spark: SparkSession, tmp_path: Path, name: str, facts:
     """The other cache modes answer alike, and count what they do."""
     path = put(tmp_path / "dim.parquet", 1)
     options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
-    register_lookup(spark, name, LookupTable(str(path)), "id", **options)
+    register_lookup(spark, name, LookupTable(str(path)), "id", options=options)
     statement = f"SELECT sum({name}(k).version) FROM {facts}"
     assert spark.sql(statement).collect() == [(8,)]
     calls = Calls(path)
     assert spark.sql(statement).collect() == [(8,)]
     delta = calls.since()
     assert (delta["ufsGetCount"], delta["missCount"], delta["hitCount"]) == (0, 0, 16)
-    register_lookup(spark, name, str(path), "id", **{"lookup.cache": "NONE"})
+    register_lookup(spark, name, str(path), "id", options={"lookup.cache": "NONE"})
     assert spark.sql(statement).collect() == [(8,)]
 
 
@@ -194,9 +194,9 @@ def test_in_a_stream(spark: SparkSession, tmp_path: Path, name: str) -> None:
         ({"columns": ["nothing"]}, SchemaError, "nothing"),
         ({"columns": []}, OptionError, "columns"),
         ({"table": "no_such_table"}, OptionError, "no_such_table"),
-        ({"lookup.cahce": "FULL"}, OptionError, "did you mean lookup.cache"),
-        ({"lookup.keys": "id"}, OptionError, "lookup.keys"),
-        ({"lookup.view": "files"}, OptionError, "lookup.view"),
+        ({"options": {"lookup.cahce": "FULL"}}, OptionError, "did you mean lookup.cache"),
+        ({"options": {"lookup.keys": "version"}}, OptionError, "lookup.keys = 'version' is not what"),
+        ({"options": {"lookup.view": "files"}}, OptionError, "lookup.view"),
     ],
 )
 def test_refusals(

@@ -28,7 +28,7 @@ def test_metrics_of_all_hosts(spark: SparkSession, tmp_path: Path) -> None:
     facts = spark.range(20)
     assert (
         lookup_join(
-            facts, str(path), on="id", **{"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 100}
+            facts, str(path), on="id", options={"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 100}
         ).count()
         == 20
     )
@@ -57,7 +57,7 @@ def test_workers_count_for_their_application(spark: SparkSession, tmp_path: Path
 def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
     """Every cache directory that was reached has the current version then, and says so; what fails is told, too."""
     path = put(tmp_path / "dim", 1000)
-    (host,) = warm(spark, path, tasks=4, **{"lookup.keys": "id"})
+    (host,) = warm(spark, path, tasks=4, options={"lookup.keys": "id"})
     table = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache": "FULL"})
     assert (host.host, host.version, host.rows, host.error) == (socket.gethostname(), table.version, 1000, None)
     before = table.metrics()["ufsGetCount"]
@@ -68,6 +68,6 @@ def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
     assert failed.version is None
     assert "noise.parquet" in str(failed.error)
     with pytest.raises(OptionError, match="unknown option lookup"):
-        warm(spark, path, **{"lookup.keyz": "id"})
+        warm(spark, path, options={"lookup.keyz": "id"})
     with pytest.raises(ValueError, match="tasks = 0"):
         warm(spark, path, tasks=0)

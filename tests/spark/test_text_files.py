@@ -138,9 +138,9 @@ def test_schemas_from_sql(spark: SparkSession, tmp_path: Path) -> None:
     finally:
         spark.sql("DROP TABLE zips")
     ids = spark.range(1, 3).selectExpr("CAST(id AS INT) AS id")
-    joined = lookup_join(ids, str(tmp_path), "id", **options).orderBy("id").collect()
+    joined = lookup_join(ids, str(tmp_path), "id", options=options).orderBy("id").collect()
     assert [(row.id, row.zip) for row in joined] == [(1, "0150"), (2, "x")]
-    register_lookup(spark, "zip_of", str(tmp_path), key="id", **options)
+    register_lookup(spark, "zip_of", str(tmp_path), key="id", options=options)
     assert spark.sql("SELECT zip_of(2).zip AS z").collect()[0].z == "x"
 
 

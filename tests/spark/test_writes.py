@@ -242,7 +242,7 @@ def test_own_writes_are_read_in_cache_mode(spark: SparkSession, tmp_path: Path) 
     modes = ({**cached, "lookup.cache": "NONE"}, partial, full)
 
     def joined(options: dict[str, str]) -> list[Any]:
-        return [row.v for row in lookup_join(spark.range(5), str(path), "id", **options).orderBy("id").collect()]
+        return [row.v for row in lookup_join(spark.range(5), str(path), "id", options=options).orderBy("id").collect()]
 
     for options in modes:
         assert joined(options) == ["old"] * 3 + [None] * 2
@@ -250,7 +250,7 @@ def test_own_writes_are_read_in_cache_mode(spark: SparkSession, tmp_path: Path) 
     for number, options in enumerate(modes):
         assert joined(options) == ["old"] * 3 + ["new"] * 2
         assert load(spark, path, {**options, "lookup.keys": "id"}).count() == 5
-        register_lookup(spark, f"own_{number}", str(path), "id", **options)
+        register_lookup(spark, f"own_{number}", str(path), "id", options=options)
         assert spark.sql(f"SELECT own_{number}(4).v").collect() == [("new",)]
 
 
@@ -355,7 +355,7 @@ def test_a_table_on_s3(spark: SparkSession, s3: S3Server) -> None:
         frame = spark.range(start, start + 5).write.format("lookupcache").mode("append")
         frame.options(**{"lookup.keys": "id", **storage}).save("s3a://written/t")
     assert load(spark, "s3a://written/t", storage).count() == 10
-    found = lookup_join(spark.range(20), "s3://written/t", "id", how="inner", **storage)
+    found = lookup_join(spark.range(20), "s3://written/t", "id", how="inner", options=storage)
     assert found.count() == 10
 
 
@@ -368,7 +368,7 @@ def test_rows_are_upserted(spark: SparkSession, tmp_path: Path) -> None:
     assert [row.v for row in load(spark, path).orderBy("id").collect()] == expected
     partial = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
     for options in ({"lookup.cache": "NONE"}, partial, {"lookup.cache": "FULL"}):
-        joined = lookup_join(spark.range(150), str(path), "id", strategy="cache", **options)
+        joined = lookup_join(spark.range(150), str(path), "id", strategy="cache", options=options)
         assert [row.v for row in joined.orderBy("id").collect()] == expected
     with pytest.raises(Exception, match=r"id = [01] and the new rows have it more than once"):
         write(spark.range(2).union(spark.range(2)).withColumn("v", sf.lit(2)), path, **upsert)

@@ -1,0 +1,188 @@
+"""Rows and keys as people have them: whatever exports Arrow, lists of dictionaries, plain lists; and what is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import pyspark_lookup
+from pyspark_lookup import LookupTable
+from pyspark_lookup.errors import OptionError, SchemaError
+from tests.test_writing import Site, site
+
+__all__ = ["site"]
+
+ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
+TABLE = pa.Table.from_pylist(ROWS)
+GIVEN: dict[str, Any] = {
+    "table": lambda: TABLE,
+    "batch": lambda: TABLE.to_batches()[0],
+    "reader": TABLE.to_reader,
+    "dictionaries": lambda: ROWS,
+    "a tuple of dictionaries": lambda: tuple(ROWS),
+    "pandas": lambda: pd.DataFrame(ROWS),
+    "pandas with an index": lambda: pd.DataFrame(ROWS, index=["x", "y"]),
+    "polars": lambda: pl.DataFrame(ROWS),
+    "duckdb": lambda: duckdb.sql("SELECT * FROM (VALUES (1::BIGINT, 'a'), (2, NULL)) AS t(id, name)"),
+}
+KEYS: dict[str, Any] = {
+    "list": lambda: [2, 1, 7],
+    "tuple": lambda: (2, 1, 7),
+    "range": lambda: range(2, -1, -1),
+    "numpy": lambda: np.array([2, 1, 7]),
+    "array": lambda: pa.array([2, 1, 7]),
+    "chunks": lambda: pa.chunked_array([[2, 1], [7]]),
+    "pandas series": lambda: pd.Series([2, 1, 7]),
+    "polars series": lambda: pl.Series([2, 1, 7]),
+    "dictionaries": lambda: [{"id": 2}, {"id": 1}, {"id": 7}],
+    "table": lambda: pa.table({"id": [2, 1, 7]}),
+    "batch": lambda: pa.record_batch({"ID": [2, 1, 7]}),
+    "pandas": lambda: pd.DataFrame({"id": [2, 1, 7]}),
+    "polars": lambda: pl.DataFrame({"id": [2, 1, 7]}),
+    "duckdb": lambda: duckdb.sql("SELECT unnest([2, 1, 7]) AS id"),
+}
+
+
+@pytest.mark.parametrize("how", GIVEN)
+def test_rows_of_every_kind(site: Site, how: str) -> None:
+    """Each kind creates a table, adds to it, takes rows' places and is written in a transaction."""
+    make = GIVEN[how]
+    table = site.table({"lookup.keys": "id"})
+    table.write(make())
+    table.upsert(make())
+    with table.transaction() as t:
+        t.upsert(make())
+    assert table.scan().select(["id", "name"]).to_pylist() == ROWS
+    assert table.schema == pa.schema([("id", pa.int64()), ("name", pa.string())])
+    table.write(make(), "overwrite")
+    assert table.scan().num_rows == 2
+
+
+@pytest.mark.parametrize("how", KEYS)
+@pytest.mark.parametrize("cache", ["NONE", "FULL"])
+def test_keys_of_every_kind(site: Site, how: str, cache: str) -> None:
+    """Each kind looks rows up, and removes them."""
+    site.table({"lookup.keys": "id"}).write(ROWS)
+    table = site.table({"lookup.cache": cache})
+    found = table.get_many(KEYS[how]())
+    assert list(zip(found["id"].to_pylist(), found["key_index"].to_pylist(), strict=True)) == [(2, 0), (1, 1)]
+    with table.transaction() as t:
+        assert t.get_many(KEYS[how]()).num_rows == 2
+    table.delete(KEYS[how]())
+    assert table.scan().num_rows == 0
+
+
+def test_keys_of_several_columns(site: Site) -> None:
+    """Tuples in the order of the keys, or dictionaries; lists of strings are texts, not names."""
+    table = site.table({"lookup.keys": ["a", "b"]})
+    table.write([{"a": "x", "b": 1, "v": 1}, {"a": "y", "b": 2, "v": 2}])
+    for keys in ([("y", 2), ("x", 2)], [["y", 2]], [{"b": 2, "a": "y"}], pl.DataFrame({"b": [2], "a": ["y"]})):
+        assert table.get_many(keys)["v"].to_pylist() == [2]
+    for keys in (["xy"], [("x",)], [("x", 1, 2)], [1]):
+        with pytest.raises(TypeError, match=r"lookup\.keys has 2 columns, a, b"):
+            table.get_many(keys)
+    assert table.delete([("x", 1)]) == site.state().position
+    assert table.scan()["v"].to_pylist() == [2]
+
+
+def test_rows_take_the_types_of_the_table(site: Site) -> None:
+    """Python's numbers are of the table's types where they fit; dictionaries may lack columns, in any of them."""
+    table = site.table({"lookup.keys": "id"})
+    table.write(
+        pa.table({"id": pa.array([1], pa.int32()), "at": pa.array([None], pa.timestamp("us", "UTC")), "n": [0.5]})
+    )
+    table.write([{"id": 2}, {"id": 3, "n": 1}, {"ID": 4, "n": None}][:2])
+    assert table.scan().to_pylist()[1:] == [{"id": 2, "at": None, "n": None}, {"id": 3, "at": None, "n": 1.0}]
+    for wrong in ([{"id": 2**40}], [{"id": "x"}], [{"n": object()}]):
+        with pytest.raises(SchemaError, match=r"column .(id|n). of the rows"):
+            table.write(wrong)
+    before = site.state().position
+    assert table.write([]) == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [7, "x", None, {"id": 1}, [1, 2], np.array([1]), pl.Series([1]), object()],
+    ids=lambda wrong: type(wrong).__name__,
+)
+def test_what_are_no_rows(site: Site, wrong: Any) -> None:
+    """The error says what rows are, and nothing is written."""
+    table = site.created()
+    before = site.state().position
+    for write in (table.write, table.upsert):
+        with pytest.raises(TypeError, match=r"rows are a pyarrow Table, .* or a list of dictionaries"):
+            write(wrong)
+    assert site.state().position == before
+
+
+@pytest.mark.parametrize(
+    "wrong", [7, "x", None, {"id": 1}, object(), [object()]], ids=lambda wrong: type(wrong).__name__
+)
+def test_what_are_no_keys(site: Site, wrong: Any) -> None:
+    """The same with keys."""
+    table = site.created()
+    for ask in (table.get_many, table.delete):
+        with pytest.raises(TypeError, match="keys are a list of values"):
+            ask(wrong)
+
+
+def test_a_key_and_what_is_none_of_it(site: Site) -> None:
+    """What follows a key is named: a second value is no version."""
+    table = site.created()
+    with pytest.raises(TypeError, match="positional argument"):
+        table.get(1, "x")  # type: ignore[misc]
+    with pytest.raises(
+        OptionError,
+        match=r"lookup\.partial-cache\.max-rows = '9{20}'.*: expected a whole number, 0 to 9223372036854775807",
+    ):
+        LookupTable("x", {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9" * 20})
+    LookupTable("x", {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 2**63 - 1})
+
+
+def test_a_bound_that_is_none(site: Site) -> None:
+    """Flink's habit: the largest long says that there is no bound."""
+    site.table({"lookup.keys": "id"}).write(ROWS)
+    table = site.table({"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": str(2**63 - 1)})
+    assert table.get(1) == table.get(1) == ROWS[:1]
+    assert table.metrics()["hitCount"] == 1
+
+
+def test_what_a_table_shows_of_itself(site: Site) -> None:
+    """Its place, its cache and the version it has seen; nothing is asked for that."""
+    site.table({"lookup.keys": "id"}).write(ROWS)
+    table = site.table({"lookup.cache": "FULL"}, host="fresh")
+    assert repr(table) == f"LookupTable('{site.path}', FULL, not read yet)"
+    table.scan()
+    calls = len(site.stores[-1].calls) if hasattr(site.stores[-1], "calls") else None
+    assert repr(table) == f"LookupTable('{site.path}', FULL, version {table.version})"
+    table.close()
+    assert repr(table) == f"LookupTable('{site.path}', FULL, closed)"
+    assert calls is None or calls >= 0
+    assert "secret" not in repr(LookupTable("s3://bucket/t?X-Amz-Signature=secret"))
+
+
+def test_public_names() -> None:
+    """`dir` shows what is for users."""
+    assert dir(pyspark_lookup) == sorted(pyspark_lookup.__all__)
+
+
+@pytest.mark.slow
+def test_a_users_script_is_typed() -> None:
+    """What a user writes passes `mypy --strict`, and what has no meaning does not."""
+    script = Path(__file__).parent / "typed_script.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", "", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
