@@ -58,9 +58,11 @@ from pyspark_lookup.parsing import (
     parse_long,
     parse_name,
     parse_names,
+    parse_position,
     parse_positive_count,
     parse_positive_duration_s,
     parse_quote,
+    parse_reload_strategy,
     parse_stream_start,
     parse_sync_interval_s,
     parse_text,
@@ -104,17 +106,6 @@ def _option(
         shown = "" if default is None else str(getattr(default, "value", default))
     metadata = {"key": key, "kind": kind, "parse": parse, "doc": doc, "shown": shown}
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
-
-
-def _strategy(text: str) -> ReloadStrategy | str:
-    if ":" in text:
-        try:
-            return parse_factory(text)
-        except ValueError:
-            raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'") from None
-    found = choice_of(ReloadStrategy)(text)
-    assert isinstance(found, ReloadStrategy)
-    return found
 
 
 def _write_ids(text: str) -> str:
@@ -161,7 +152,7 @@ class LookupOptions:
     busy_timeout_s: float = _option("lookup.busy-timeout", "duration", parse_duration_s, 600.0, "A job in whose directory nothing has changed for so long is dead: its directory is ignored, and a warning names it.", "10 min")  # fmt: skip
     metadata_source: MetadataSource = _option("lookup.metadata.source", "UFS, CACHE", choice_of(MetadataSource), MetadataSource.UFS, "Who says which version is current: the store, once per query, or this host.")  # fmt: skip
     sync_interval_s: float | None = _option("lookup.metadata.sync-interval", "-1, 0 or duration", parse_sync_interval_s, None, "With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).", "required with CACHE, but for FULL")  # fmt: skip
-    version: int | None = _option("lookup.version", "log position", parse_positive_count, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
+    version: int | None = _option("lookup.version", "log position", parse_position, None, "Of a managed table: read the version after this event of its log (time travel).", "the current version")  # fmt: skip
     valid_write_ids: str | None = _option("lookup.valid-write-ids", "`table:5:2:2:4`", _write_ids, None, "Of a managed table: read what this list lets through, in Hive's form: table id, high watermark, least open id, open ids, aborted ids.")  # fmt: skip
     floor: str | None = _option("lookup.floor", "`table id:log position`", parse_commit, None, "Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). Commits of the own host are included without it.")  # fmt: skip
     version_at: VersionAt = _option("lookup.version-at", "AUTO, PLAN, READ", choice_of(VersionAt), VersionAt.AUTO, "When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.")  # fmt: skip
@@ -172,7 +163,7 @@ class LookupOptions:
     partial_max_rows: int | None = _option("lookup.partial-cache.max-rows", "integer", parse_long, None, "With PARTIAL: rows to hold at most, in each process and in what the processes of a host share; a key without rows counts as one.")  # fmt: skip
     partial_max_bytes: int | None = _option("lookup.partial-cache.max-bytes", "size", bounded_bytes(0, 2**60), None, "With PARTIAL: bytes to hold at most, in each process and in what the processes of a host share.")  # fmt: skip
     partial_cache_missing_key: bool = _option("lookup.partial-cache.cache-missing-key", "boolean", parse_boolean, True, "With PARTIAL: remember that a key has no rows.", "true")  # fmt: skip
-    reload_strategy: ReloadStrategy | str = _option("lookup.full-cache.reload-strategy", "PERIODIC, TIMED or `module:factory`", _strategy, ReloadStrategy.PERIODIC, "With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions` and returns a `CacheReloadTrigger`.")  # fmt: skip
+    reload_strategy: ReloadStrategy | str = _option("lookup.full-cache.reload-strategy", "PERIODIC, TIMED or `module:factory`", parse_reload_strategy, ReloadStrategy.PERIODIC, "With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions` and returns a `CacheReloadTrigger`.")  # fmt: skip
     reload_interval_s: float | None = _option("lookup.full-cache.periodic-reload.interval", "duration", parse_positive_duration_s, None, "PERIODIC: time between reloads.")  # fmt: skip
     reload_schedule_mode: ScheduleMode = _option("lookup.full-cache.periodic-reload.schedule-mode", "FIXED_DELAY, FIXED_RATE", choice_of(ScheduleMode), ScheduleMode.FIXED_DELAY, "PERIODIC: counted from the end of the last reload, or on a grid.")  # fmt: skip
     reload_iso_time: datetime.time | None = _option("lookup.full-cache.timed-reload.iso-time", "ISO time", parse_iso_time, None, "TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.")  # fmt: skip
@@ -352,7 +343,12 @@ class LookupOptions:
         wants = cached and self.provider is None
         wants |= any("reload-strategy" in key or "periodic-reload" in key for key in given)
         if named == "PERIODIC" and self.reload_interval_s is None and wants:
-            raise OptionError(f"Missing '{_FULL}periodic-reload.interval': a duration such as '5 min'")
+            why = (
+                "because lookup.cache = 'FULL' reloads by a schedule with lookup.metadata.source = 'CACHE', a"
+                if cached
+                else "a"
+            )
+            raise OptionError(f"Missing '{_FULL}periodic-reload.interval': {why} duration such as '5 min'")
         if self.blackout is not None and not self.reloads and _FULL + "blackout" in given:
             raise OptionError(
                 f"option {_FULL}blackout is for scheduled reloads: set {_FULL}periodic-reload.interval too"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_lookup.choices import StreamStart
+from pyspark_lookup.choices import ReloadStrategy, StreamStart
 
 __all__ = [
     "bounded_bytes",
@@ -27,9 +27,11 @@ __all__ = [
     "parse_long",
     "parse_name",
     "parse_names",
+    "parse_position",
     "parse_positive_count",
     "parse_positive_duration_s",
     "parse_quote",
+    "parse_reload_strategy",
     "parse_stream_start",
     "parse_sync_interval_s",
     "parse_text",
@@ -187,6 +189,13 @@ def parse_positive_count(text: str) -> int:
     return count
 
 
+def parse_position(text: str) -> int:
+    """A position in the log of a managed table."""
+    if not re.fullmatch(r"0*[1-9]\d{0,17}", text.strip()):
+        raise ValueError("a position in the table's log, 1 or more, as LookupTable.versions() lists them")
+    return int(text)
+
+
 def parse_positive_duration_s(text: str) -> float:
     seconds = parse_duration_s(text)
     if seconds <= 0:
@@ -233,4 +242,16 @@ def parse_stream_start(text: str) -> StreamStart | int:
     except ValueError:
         raise ValueError("SNAPSHOT, LATEST or a log position, such as 12") from None
     assert isinstance(found, StreamStart)
+    return found
+
+
+def parse_reload_strategy(text: str) -> ReloadStrategy | str:
+    """PERIODIC, TIMED, or who makes a trigger."""
+    if ":" in text:
+        try:
+            return parse_factory(text)
+        except ValueError:
+            raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'") from None
+    found = choice_of(ReloadStrategy)(text)
+    assert isinstance(found, ReloadStrategy)
     return found

@@ -70,5 +70,5 @@ def rows_of_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.
 def key_names(options: LookupOptions) -> tuple[str, ...]:
     """The key columns. Raises OptionError if none are named."""
     if not options.keys:
-        raise OptionError("option lookup.keys is missing: name the key columns, e.g. {'lookup.keys': 'id'}")
+        raise OptionError("option lookup.keys is missing: it names the key columns, such as lookup.keys = id")
     return options.keys

@@ -144,9 +144,15 @@ def test_warm_and_stats(run: Run, dim: Path) -> None:
     assert table["url"].endswith("/dim")
     assert table["values"]["snapshotBuildCount"] == 1
     assert found["disk"]["segments"] > 0
-    shown = run("stats", "dim").out
+    assert len(run("stats", str(dim / ".." / "dim"), "--json").json["tables"]) == 1
+    shown = run("stats", str(dim)).out
     assert re.search(r"snapshotBuildCount +1$", shown, re.MULTILINE)
-    assert run("stats", "elsewhere", "--json").json["tables"] == []
+    assert re.search(r"ufsGetBytes +[\d.]+ [KM]?i?B$", shown, re.MULTILINE)
+    assert re.search(r"latestLoadTime +[\d,]+ ms$", shown, re.MULTILINE)
+    for name in ("dim", f"{dim}2"):  # a part of a place, and another one
+        absent = run("stats", name, "--json")
+        assert (absent.code, absent.json["tables"]) == (3, [])
+        assert str(dim) in absent.err
 
 
 def test_check_and_clear(run: Run, dim: Path, cache_dir: Path) -> None:

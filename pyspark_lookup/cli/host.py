@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 
-from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, disk_at, show
+from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, count_text, disk_at, show, shown_url
 from pyspark_lookup.errors import OptionError
 from pyspark_lookup.hostmetrics import tables_on
 from pyspark_lookup.metrics import COUNTERS, GAUGES, UNSET
@@ -26,18 +26,25 @@ __all__ = ["COMMANDS", "check", "clear", "report_command", "serve_metrics", "sta
 @CACHE_DIR
 @JSON
 def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
-    """What the processes of this host have counted, of each table (or of those whose URL contains PATH), and disk use."""
+    """What the processes of this host have counted, of each table (or of the one at PATH), and disk use. Exit code 3 if nothing is known of it."""
     disk = disk_at(cache_dir)
-    tables = [table for table in tables_on(disk, CLOCK) if path is None or path in table.url]
+    every = tables_on(disk, CLOCK)
+    url = None if path is None else shown_url(path, cache_dir)
+    tables = [table for table in every if url in (None, table.url)]
     space = dataclasses.asdict(disk.space())
     if as_json:
         show({"tables": [dataclasses.asdict(table) for table in tables], "disk": space}, as_json)
+    if url is not None and not tables:
+        known = ", ".join(table.url for table in every) or "none"
+        click.echo(f"no process of this host has counted anything of {url}; tables known here: {known}", err=True)
+        sys.exit(ABSENT)
+    if as_json:
         return
     for table in tables:
         click.echo(f"{table.url}  ({table.processes} processes)")
         for name in (*COUNTERS, *GAUGES, "reloadLag"):
-            if table.values[name] not in (0, UNSET):
-                click.echo(f"  {name:<28} {table.values[name]:>16,}")
+            if table.values[name] not in (0, UNSET) and "UpTo" not in name:
+                click.echo(f"  {name:<28} {count_text(name, table.values[name]):>24}")
     click.echo(
         f"cache directory: {bytes_text(space['blocks'])} of blocks (at most {bytes_text(space['budget'])}), "
         f"{bytes_text(space['segments'])} of snapshots and shared loads; {bytes_text(space['free'])} free"

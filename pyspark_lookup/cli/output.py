@@ -14,10 +14,11 @@ import click
 import pyarrow as pa
 
 from pyspark_lookup.clock import HostClock
-from pyspark_lookup.conf import conf_file_options
+from pyspark_lookup.conf import conf_file_options, redact
 from pyspark_lookup.disk import Disk, DiskSpace
 from pyspark_lookup.metrics import CacheMetricGroup
 from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.runtime import runtime
 
 __all__ = [
     "ABSENT",
@@ -26,11 +27,13 @@ __all__ = [
     "JSON",
     "OPTION",
     "bytes_text",
+    "count_text",
     "disk_at",
     "disk_space",
     "given_options",
     "show",
     "show_rows",
+    "shown_url",
     "typed_keys",
 ]
 
@@ -147,6 +150,25 @@ def bytes_text(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def count_text(name: str, value: int) -> str:
+    """A counter or gauge as people read it: with its unit."""
+    if name.endswith("Bytes"):
+        return bytes_text(value)
+    if name.endswith("Micros"):
+        return f"{value / 1e6:,.3f} s"
+    if name in ("latestLoadTime", "reloadLag"):
+        return f"{value:,} ms"
+    if name == "versionAsOf":
+        return _text(datetime.datetime.fromtimestamp(value / 1000, datetime.timezone.utc))
+    return f"{value:,}"
+
+
+def shown_url(path: str, cache_dir: str | None) -> str:
+    """How a table's place is shown, however its path is written."""
+    options = LookupOptions.parse({"path": path, **given_options((), cache_dir)}, conf=conf_file_options())
+    return redact("path", runtime().engine(options).url_of(options.path))
 
 
 def _text(value: Any) -> str:
