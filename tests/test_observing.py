@@ -188,7 +188,7 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
     held = busy(disk)
     text = report(disk, CLOCK)
     page = Page(text)
-    assert [link for link in page.links if not link.startswith("data:")] == []
+    assert {link for link in page.links if not link.startswith("data:")} == {"#t1", "#t2"}
     assert not re.search(r"url\(|@import|<script", text)
     assert "<script>alert(1)</script>" in page.text
     words = " ".join(page.text.split())
@@ -205,6 +205,31 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
     assert [bar.get("class") for bar in page.bars].count("failed") == 1
     for bar in page.bars:
         assert 0 <= float(str(bar["x"])) <= 600 - float(str(bar["width"])) + 0.1
+    del held
+
+
+def test_the_overview_names_what_to_look_at(disk: Disk) -> None:
+    """Of a hundred tables those that fail, are stale, slow or large come first, by links that lead to them."""
+    held = []
+    for n in range(100):
+        slow = (
+            {"lookupTimeCount": 1, "lookupTimeUpTo300": 1}
+            if n in (7, 8)
+            else {"lookupTimeCount": 1, "lookupTimeUpTo1": 1}
+        )
+        gauges = {"numCachedBytes": 1000 * (n + 1)} if n % 10 == 0 else {}
+        held.append(counted(disk, f"s3://bucket/t{n:02}", numLoadFailures=3 if n == 42 else 0, **slow, **gauges))
+    text = report(disk, CLOCK)
+    overview = text[text.index("<nav") : text.index("</ul>")]
+    found = re.findall(r"<strong>(\w+):</strong>(.*?)</li>", overview, re.DOTALL)
+    lines = {title: re.findall(r'href="#(t\d+)">s3://bucket/(t\d\d)</a> \((.*?)\)', line) for title, line in found}
+    assert lines["Failing"] == [("t43", "t42", "3 loads failed")]
+    assert [name for _, name, _ in lines["Slow"]] == ["t07", "t08"]
+    assert [(name, says) for _, name, says in lines["Large"]][:2] == [("t90", "91.0 kB"), ("t80", "81.0 kB")]
+    assert "and 5 more" in overview
+    assert len(lines["Large"]) == 5
+    assert "<details open>" not in text
+    assert all(f'id="t{n}"' in text for n in range(1, 101))
     del held
 
 
