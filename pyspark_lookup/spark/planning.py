@@ -46,7 +46,7 @@ __all__ = [
 OPTIONS_METADATA = "lookupcache.options"
 _MARK = "lookupcache.mark"
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
-_LONGEST = 1073741823
+_LONGEST = 2**30  # characters; Java has no longer text
 # What Spark's session catalog adds to a table's own options.
 _CATALOG_KEYS = frozenset({"owner", "provider", "location", "comment", "external", "is_managed_location", "collation"})
 
@@ -113,10 +113,10 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
         field.metadata = {_MARK: f"{mark}:{number}"}
     schema[0].metadata = {**schema[0].metadata, OPTIONS_METADATA: json.dumps(dict(options), sort_keys=True)}
     # With a column of this type Spark aliases every column of an INSERT anew, so that what arrives with them is this
-    # table's and not that of the rows' own columns.
+    # table's and not that of the rows' own columns; unless these are of the same length, so that each table has its own.
     text = next((field for field in schema if isinstance(field.dataType, StringType)), None)
     if text is not None:
-        text.dataType = VarcharType(_LONGEST)
+        text.dataType = VarcharType(_LONGEST - 1 - int(mark[:7], 16))
     return schema
 
 
