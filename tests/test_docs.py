@@ -61,10 +61,11 @@ def test_files_guide() -> None:
 
 
 def test_readme_starts_with_what_it_is() -> None:
-    """The first screen has what it does not do, the two commands and the example, in this order."""
-    parts = [README.index(text) for text in ("does **not**", "scripts/demo", "scripts/test", "```python")]
+    """The first screen has what it is for, how it is installed, the two commands and the example, in this order."""
+    parts = [README.index(text) for text in ("It is for", "pip install", "scripts/demo", "scripts/test", "```python")]
     assert parts == sorted(parts)
     assert README[: README.index("```python")].count("\n") < 30
+    assert README[README.index("UFS") :].startswith("UFS`, the underlying file system")
 
 
 @pytest.mark.slow
