@@ -142,7 +142,7 @@ class LookupTable:
     def _write(self, given: Rows, how: WriteMode) -> int:
         self._check_open()
         engine = runtime().engine(self._options)
-        rows = rows_given(given, lambda: engine.schema_in_log(self._options))
+        rows = rows_given(given, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
         writer = engine.writer(self._options)
         try:
             # What is known to write nothing needs no write id, nor does what may have been written before.

@@ -86,6 +86,17 @@ class KeyedRows:
         prepared = self._prepared(self._versions(files), definition.schema, definition.schema.names, None, keep=False)
         return pa.Table.from_batches(list(prepared.batches()), definition.schema)
 
+    def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
+        """All rows of new files, those without a key among them, as `find` says them."""
+        parts = []
+        for file in files:
+            keys = self.all_of(definition, [file]).select(list(definition.keys))
+            path = pa.repeat(file.path, keys.num_rows)
+            places = pa.array(np.arange(keys.num_rows))
+            schema = pa.schema([*keys.schema, *place_fields()])
+            parts.append(pa.Table.from_arrays([*keys.columns, path, places], schema=schema))
+        return pa.concat_tables(parts)
+
     def completed(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.errors import SchemaError
+from pyspark_lookup.schema import cast_exactly, converts, spark_type
 
 __all__ = ["ArrowStream", "Keys", "Rows", "keys_given", "rows_given"]
 
@@ -28,8 +30,11 @@ _ROWS = "rows are a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame
 _KEYS = "keys are a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
 
 
-def rows_given(rows: Any, known: Callable[[], pa.Schema | None]) -> pa.Table | pa.RecordBatchReader:
-    """Rows as Arrow has them. `known`: the table's columns, for rows without types, asked if need be.
+def rows_given(
+    rows: Any, known: Callable[[], pa.Schema | None], alike: bool = False
+) -> pa.Table | pa.RecordBatchReader:
+    """Rows as Arrow has them. `known`: the table's columns, for rows without types, asked if need be. `alike`: a column that one
+    dictionary has all have to have, for what is not there is not null.
 
     Raises TypeError for what are no rows, SchemaError for dictionaries whose values have no type together.
     """
@@ -38,14 +43,17 @@ def rows_given(rows: Any, known: Callable[[], pa.Schema | None]) -> pa.Table | p
     if isinstance(rows, pa.RecordBatch):
         return pa.Table.from_batches([rows])
     if _is_of_pandas(rows, "DataFrame"):
-        return pa.Table.from_pandas(rows, preserve_index=False)
+        try:
+            return pa.Table.from_pandas(rows, preserve_index=False)
+        except pa.ArrowException as problem:
+            raise SchemaError(f"the rows: {problem}") from problem
     if isinstance(rows, ArrowStream):
         try:
             return pa.RecordBatchReader.from_stream(rows)
         except (pa.ArrowInvalid, ValueError) as problem:  # one column
             raise TypeError(f"{type(rows).__name__}: {_ROWS}") from problem
     if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
-        return _of_dictionaries(rows, known())
+        return _of_dictionaries(rows, known(), alike)
     raise TypeError(f"{type(rows).__name__}: {_ROWS}")
 
 
@@ -59,7 +67,13 @@ def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
     if isinstance(keys, (str, bytes, Mapping)):
         raise TypeError(f"{type(keys).__name__}: {_KEYS}; of one key the rows are given by get()")
     if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
-        return _of_dictionaries(keys, None)
+        found = _of_dictionaries(keys, None, True)
+        lacking = [name for name in names if name.casefold() not in {own.casefold() for own in found.column_names}]
+        if lacking:
+            raise SchemaError(
+                f"keys have the columns {', '.join(found.column_names)}; lookup.keys are {', '.join(names)}"
+            )
+        return found
     if isinstance(keys, Sequence) and len(names) > 1:
         return _of_tuples(keys, names)
     try:
@@ -82,17 +96,42 @@ def _of_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
     return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
 
 
-def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None) -> pa.Table:
+def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) -> pa.Table:
     wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
     if wrong is not None:
         raise TypeError(f"a list with a {type(wrong).__name__}: {_ROWS}")
     types = {} if known is None else {field.name.casefold(): field.type for field in known}
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
+        if not isinstance(name, str):
+            raise TypeError(f"a dictionary with the name {name!r}: names of columns are texts")
+        if alike and not all(name in row for row in rows):
+            raise SchemaError(
+                f"some of the dictionaries have no {name!r}: give it to all, None for null, or write those without it apart"
+            )
         try:
-            columns[name] = pa.array([row.get(name) for row in rows], types.get(str(name).casefold()))
-        except (TypeError, ValueError, OverflowError, pa.ArrowException) as problem:
+            columns[name] = _column([row.get(name) for row in rows], types.get(name.casefold()))
+        except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
             raise SchemaError(f"column {name!r} of the rows: {problem}") from problem
     if not columns and known is not None:
         return known.empty_table()
     return pa.table(columns)
+
+
+def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    """Values as Arrow infers them, and then of the table's type if none of them changes; a float may be rounded to a float32."""
+    if kind is None or pa.types.is_nested(kind):
+        return pa.array(values, kind)
+    found = pa.array(values)
+    if pa.types.is_null(found.type):
+        return pa.nulls(len(found), kind)
+    own = spark_type(found.type)
+    if pa.types.is_floating(kind) and pa.types.is_floating(own):
+        rounded = found.cast(kind)
+        if not pc.all(pc.equal(pc.is_finite(found), pc.is_finite(rounded)), min_count=0).as_py():
+            raise pa.ArrowInvalid(f"a value is beyond {kind}")
+        return rounded
+    of_times = pa.types.is_timestamp(kind) and (own == kind or (pa.types.is_date(own) and kind.tz is None))
+    if not (converts(own, kind) or of_times):
+        raise SchemaError(f"{own} is not {kind}, as in the table")
+    return cast_exactly(found, kind)

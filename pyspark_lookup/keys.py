@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.plain import shown
-from pyspark_lookup.schema import widens
+from pyspark_lookup.schema import widens, without_dictionary
 
 __all__ = [
     "KeyColumn",
@@ -199,7 +199,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    return without_dictionary(array) if pa.types.is_dictionary(array.type) else array
 
 
 def _cast(array: pa.Array, field: pa.Field) -> pa.Array:

@@ -113,8 +113,8 @@ class Engine:
         return None if state is None else state.definition.schema
 
     def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
-        """The key columns of the managed table at `options.path`, as far as this host knows; else those of the options."""
-        state = self.reader.metadata.log(self._ufs.url_of(options.path)).known()
+        """The key columns of the managed table at `options.path`; those of the options if there is none."""
+        state = self.reader.metadata.log(self._ufs.url_of(options.path)).known() or self.reader.metadata.log_of(options)
         return state.definition.keys if state is not None and state.definition.keys else options.keys or ("key",)
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:

@@ -17,6 +17,7 @@ from pyspark_lookup.errors import SchemaError
 
 __all__ = [
     "cast_column",
+    "cast_exactly",
     "check_readable",
     "converts",
     "is_source",
@@ -25,6 +26,7 @@ __all__ = [
     "spark_schema",
     "spark_type",
     "widens",
+    "without_dictionary",
 ]
 
 _UNSIGNED = {
@@ -262,7 +264,7 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
         if isinstance(column, pa.ExtensionArray):
             column = column.storage
         if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
+            column = without_dictionary(column)
         if pa.types.is_run_end_encoded(column.type):
             column = pc.run_end_decode(column)
         if pa.types.is_null(column.type):
@@ -271,15 +273,33 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
             return _cast_nested(column, kind, name, origin)
         if pa.types.is_timestamp(column.type) and column.type.tz is None and kind == pa.timestamp("us", tz="UTC"):
             column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC without saying so
-        if column.type == kind:
-            return column
-        found = pc.cast(column, kind)
-        held = spark_type(column.type)
-        if _is_number(kind) and not (widens(held, kind) or _are_equal(found.cast(held), column.cast(held))):
-            raise pa.ArrowInvalid("a value would be rounded")
-        return found
+        return cast_exactly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
         raise SchemaError(f"column {name!r} of {origin} cannot be read as {kind}: {problem}") from problem
+
+
+def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A flat column as `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types that have none in common."""
+    if column.type == kind:
+        return column
+    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
+        column = column.cast(
+            pa.decimal128(20, 0)
+        )  # from here on the values count, and not how many digits others would need
+    found = pc.cast(column, kind)
+    held = spark_type(column.type)
+    if _is_number(kind) and not (widens(held, kind) or _are_equal(found.cast(held), column.cast(held))):
+        raise pa.ArrowInvalid("a value would be rounded")
+    return found
+
+
+def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
+    """The values that a dictionary's codes stand for."""
+    values = column.dictionary
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):  # which no kernel takes
+        values = values.cast(spark_type(values.type))
+        column = pa.DictionaryArray.from_arrays(column.indices, values)
+    return column.dictionary_decode()
 
 
 def _are_equal(one: pa.Array, other: pa.Array) -> bool:

@@ -65,7 +65,7 @@ class Transaction:
         """Write rows, as `LookupTable.write` does; an overwrite takes the place of what this transaction has written, too."""
         self._check_open()
         how = write_mode(mode)
-        found = rows_given(rows, lambda: self._engine.schema_in_log(self._options))
+        found = rows_given(rows, lambda: self._engine.schema_in_log(self._options), how is WriteMode.UPSERT)
         if isinstance(found, pa.Table) and not found.num_rows and how is not WriteMode.OVERWRITE:
             return
         self._writes.write(found.schema, found.to_batches() if isinstance(found, pa.Table) else found, how)

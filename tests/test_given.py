@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +188,79 @@ def test_a_users_script_is_typed() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lookup.write.missing-columns": "KEEP"}, {"lookup.write.missing-columns": "NULL"}]
+)
+def test_dictionaries_that_lack_different_columns(site: Site, options: dict[str, str]) -> None:
+    """What an upsert's dictionary does not have is not null: nothing is lost."""
+    site.table({"lookup.keys": "id"}).write([{"id": 1, "a": "x", "b": 10}, {"id": 2, "a": "y", "b": 20}])
+    table = site.table(options)
+    with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"):
+        table.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
+    with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"), table.transaction() as t:
+        t.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
+    assert table.get(1) == [{"id": 1, "a": "x", "b": 10}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (pa.float32(), 0.5, 0.5),
+        (pa.float32(), 1e300, None),
+        (pa.date32(), datetime.date(2024, 1, 2), datetime.date(2024, 1, 2)),
+        (pa.date32(), datetime.datetime(2024, 1, 2, 5), None),
+        (pa.timestamp("us"), datetime.datetime(2024, 1, 2, 5), datetime.datetime(2024, 1, 2, 5)),
+        (pa.timestamp("us"), datetime.datetime(2024, 1, 2, 5, tzinfo=datetime.timezone.utc), None),
+        (pa.timestamp("us", "UTC"), datetime.datetime(2024, 1, 2, 5), None),
+        (pa.decimal128(10, 2), 5, decimal.Decimal("5.00")),
+        (pa.decimal128(10, 2), decimal.Decimal("0.125"), None),
+        (pa.int16(), 40000, None),
+        (pa.string(), 5, None),
+        (pa.bool_(), 1, None),
+    ],
+)
+def test_values_of_dictionaries_do_not_change(site: Site, kind: pa.DataType, value: Any, kept: Any) -> None:
+    """They are the table's, or an error."""
+    table = site.table({"lookup.keys": "id"})
+    table.write(pa.table({"id": [1], "v": pa.array([None], kind)}))
+    if kept is None:
+        with pytest.raises(SchemaError, match="column 'v' of the rows"):
+            table.write([{"id": 2, "v": value}])
+    else:
+        table.write([{"id": 2, "v": value}])
+        assert table.get(2) == [{"id": 2, "v": kept}]
+
+
+def test_dictionaries_are_by_name(site: Site) -> None:
+    """One of another column is no key, and removes no row; nor are there names that are no texts."""
+    table = site.table({"lookup.keys": "id"})
+    table.write(ROWS)
+    for wrong in ([{"b": 1}], [{"id": 1}, {"b": 1}]):
+        for ask in (table.get_many, table.delete):
+            with pytest.raises(SchemaError, match=r"lookup\.keys are id|have no"):
+                ask(wrong)
+    with pytest.raises(TypeError, match="names of columns are texts"):
+        table.write([{1: 2}])  # type: ignore[dict-item]
+    with pytest.raises(SchemaError, match="the rows"):
+        table.write(pd.DataFrame({"id": [3, "x"]}))
+    assert table.scan().num_rows == 2
+
+
+def test_keys_of_a_table_that_this_process_has_not_read(site: Site) -> None:
+    """Plain tuples are of the table's keys, which its log says."""
+    site.table({"lookup.keys": "a,b"}).write([{"a": "x", "b": 1}, {"a": "y", "b": 2}])
+    site.restart()
+    table = site.table(host="fresh")
+    table.delete([("x", 1)])
+    assert table.scan().to_pylist() == [{"a": "y", "b": 2}]
+
+
+def test_categories_of_polars(site: Site) -> None:
+    """Texts by codes are texts."""
+    table = site.table({"lookup.keys": "id"})
+    table.write(pl.DataFrame({"id": ["a", "b"], "v": ["x", "y"]}, schema={"id": pl.Categorical, "v": pl.Categorical}))
+    assert table.get("b") == [{"id": "b", "v": "y"}]
+    table.delete(pl.DataFrame({"id": ["a"]}, schema={"id": pl.Categorical}))
+    assert table.scan().num_rows == 1

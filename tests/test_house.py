@@ -141,7 +141,7 @@ RANKS = {
     "reads": 27,
     "transaction": 28,
     "views": 27,
-    "given": 1,
+    "given": 2,
     "api": 29,
     "sizing": 30,
     "cli.output": 30,

@@ -182,3 +182,23 @@ def test_nothing_that_others_commit_is_lost(
     assert held(site.table()) == held(site.table(host="late")) == expected
     site.table().compact()
     assert held(site.table(host="later")) == expected
+
+
+def test_rows_without_a_key_are_there_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written anew because others have committed takes the place of all that was written before, also without a key."""
+    begun(site, {"id": 1, "a": "x", "b": 1})
+    append = NotificationLog.append
+    count = 0
+
+    def meanwhile(log: NotificationLog, make: Callable[..., Any], after: Any = None) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:  # its write id, its files, and now its commit
+            site.table(host="b").upsert(pa.Table.from_pylist([{"id": 1, "a": "q", "b": 77}], SCHEMA))
+        return append(log, make, after)
+
+    monkeypatch.setattr(NotificationLog, "append", meanwhile)
+    site.table(KEEP).upsert(rows({"id": None, "a": "n"}, {"id": 1, "a": "m"}))
+    assert count > 6
+    expected = [{"id": None, "a": "n", "b": None}, {"id": 1, "a": "m", "b": 77}]
+    assert sorted(held(site.table()), key=str) == sorted(expected, key=str)

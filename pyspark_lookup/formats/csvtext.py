@@ -61,6 +61,9 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
     found = pa.csv.open_csv(pa.BufferReader(content), head, parse).schema.names
     names = _named(found, options.header, url, declared)
+    twice = _twice(names)
+    if twice is not None:
+        raise SchemaError(f"{url}: columns {twice[0]!r} and {twice[1]!r} differ at most in letter case")
     read = pa.csv.ReadOptions(
         block_size=one_block, column_names=names, skip_rows_after_names=1 if options.header else 0
     )
@@ -116,6 +119,16 @@ def _doubled(content: bytes, options: CsvOptions, url: str) -> bytes:
         return mark + inner + mark
 
     return field.sub(unescaped, content)
+
+
+def _twice(names: list[str]) -> tuple[str, str] | None:
+    """Two columns that Spark does not tell apart."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.casefold() in seen:
+            return seen[name.casefold()], name
+        seen[name.casefold()] = name
+    return None
 
 
 def _named(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:

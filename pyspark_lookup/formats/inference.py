@@ -16,6 +16,7 @@ from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.schema import widens
 
 __all__ = [
+    "BOOLEAN",
     "NOTHING",
     "TEXT",
     "Inferred",
@@ -32,11 +33,15 @@ __all__ = [
 _INTEGER = r"^(0|-?[1-9]\d*)$"
 _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
 _SHORTEST = r"\.(0|\d*[1-9])$"  # without a zero that says nothing
+_NEGATIVE_ZERO = r"^-0\.0+$"
 _SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
-_BOOLEANS = [pa.array([word(text) for text in ("true", "false")]) for word in (str, str.upper, str.capitalize)]
+_BOOLEANS = {
+    f"boolean {word('true')}": pa.array([word(text) for text in ("true", "false")])
+    for word in (str, str.upper, str.capitalize)
+}  # by how they are spelled
 _SURE_DIGITS = 15  # so many a double keeps
 _EXACT_INTEGER = 2**53
 _MANY = 99  # digits after the point: more than a decimal has
@@ -111,12 +116,12 @@ _TYPES = {
     "nothing": pa.null(),
     "empty": pa.string(),
     "text": pa.string(),
-    "boolean": pa.bool_(),
+    **dict.fromkeys(_BOOLEANS, pa.bool_()),
     "date": pa.date32(),
     "instant": _INSTANT,
     "local": _LOCAL,
 }
-NOTHING, TEXT, _EMPTY = Inferred("nothing"), Inferred("text"), Inferred("empty")
+NOTHING, TEXT, BOOLEAN, _EMPTY = (Inferred(kind) for kind in ("nothing", "text", "boolean true", "empty"))
 
 
 def joined(one: Inferred, other: Inferred) -> Inferred:
@@ -168,9 +173,10 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
         return _EMPTY if empty else NOTHING
     if (number := infer_numbers(texts)) is not None:
         return Inferred("number", number)
-    if any(_all(pc.is_in(texts, value_set=words)) for words in _BOOLEANS):
-        return Inferred("boolean")
-    if _matches(texts, _DATE) and _parses(texts, pa.date32()):
+    for spelled, words in _BOOLEANS.items():
+        if _all(pc.is_in(texts, value_set=words)):
+            return Inferred(spelled)
+    if _matches(texts, _DATE) and _is_in_python(texts, pa.date32()):
         return Inferred("date")
     return infer_times(texts)
 
@@ -178,7 +184,7 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
 def infer_times(texts: pa.Array) -> Inferred:
     """INSTANT or LOCAL for times of which all, or none, have an offset; else TEXT."""
     for kind, pattern in (("instant", _TIME + _OFFSET), ("local", _TIME + "$")):
-        if _matches(texts, pattern) and _parses(texts, _TYPES[kind]):
+        if _matches(texts, pattern) and _is_in_python(texts, _TYPES[kind]):
             return Inferred(kind)
     return TEXT
 
@@ -199,7 +205,8 @@ def infer_numbers(texts: pa.Array) -> Number | None:
     sure = pc.max(digits).as_py() <= _SURE_DIGITS
     fits64 = before[0] <= 18 or _parses(whole, pa.int64())
     exact = _matches(found, _SHORTEST) and (sure or (_exact_integers(whole, fits64) and _exact_fractions(found)))
-    scales = (0, _MANY) if _any(special) else (bounds["min"] or 0, bounds["max"] or 0)
+    negative = _any(pc.match_substring_regex(texts, _NEGATIVE_ZERO))  # no decimal has its sign
+    scales = (0, _MANY) if _any(special) or negative else (bounds["min"] or 0, bounds["max"] or 0)
     return Number(max(before), scales, bool(len(whole)), bool(len(found)) or _any(special), fits64, exact)
 
 
@@ -243,6 +250,8 @@ def converted(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
     try:
         return texts.cast(kind)
+    except pa.ArrowNotImplementedError:
+        raise SchemaError(f"text is no {kind}") from None
     except pa.ArrowInvalid:
         for text in texts.drop_null().to_pylist():
             if not _parses(pa.array([text]), kind):
@@ -256,6 +265,14 @@ def _parses(texts: pa.Array, kind: pa.DataType) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def _is_in_python(texts: pa.Array, kind: pa.DataType) -> bool:
+    """Whether texts are dates or times, of years that Python has."""
+    if not _parses(texts, kind):
+        return False
+    years = pc.min_max(pc.year(texts.cast(kind))).as_py()
+    return bool(years["min"] >= 1 and years["max"] <= 9999)
 
 
 def _matches(texts: pa.Array, pattern: str) -> bool:

@@ -17,6 +17,7 @@ import pyarrow.json
 
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.formats.inference import (
+    BOOLEAN,
     NOTHING,
     TEXT,
     Inferred,
@@ -25,12 +26,14 @@ from pyspark_lookup.formats.inference import (
     infer_times,
     is_exact,
 )
+from pyspark_lookup.schema import cast_exactly
 
 __all__ = ["JsonFile"]
 
 _LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double surely keeps
 _EXACT_INTEGER = 2**53
 _MANY = 99
+_LONGEST_INTEGER = 19
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -65,7 +68,8 @@ class JsonFile:
                 return found.cast(kind) if found.type != kind else found
             if pa.types.is_string(found.type) and not pa.types.is_nested(kind):
                 return converted(found, kind)
-            if pa.types.is_integer(found.type) and not (pa.types.is_nested(kind) or pa.types.is_string(kind)):
+            numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+            if pa.types.is_integer(found.type) and numbers:
                 return _cast(found, kind)
         return _built(self._all()[name], kind)
 
@@ -129,7 +133,7 @@ def _inferred_array(array: pa.Array) -> Inferred:
     if pa.types.is_floating(kind):
         return Inferred("number", Number(0, (0, _MANY), True, True, True, True))
     if pa.types.is_boolean(kind):
-        return Inferred("boolean")
+        return BOOLEAN
     if pa.types.is_list(kind):
         return Inferred("list", element=_inferred_array(array.flatten()))
     if pa.types.is_struct(kind):
@@ -187,7 +191,7 @@ def _inferred(values: list[Any]) -> Inferred:
     (kind,) = kinds
     there = [value for value in values if value is not None]
     if kind is bool:
-        return Inferred("boolean")
+        return BOOLEAN
     if kind is _Number:
         return Inferred("number", _number(there))
     if kind is list:
@@ -202,11 +206,18 @@ def _number(texts: Iterable[str]) -> Number:
     found: Number | None = None
     for text in texts:
         integer = text.lstrip("-").isdecimal()
-        value = int(text) if integer else 0
+        digits = len(text.lstrip("-")) if integer else 0
+        value = int(text) if integer and digits <= _LONGEST_INTEGER else 2**64
         special = text.lstrip("-") in ("NaN", "Infinity")  # which Spark takes, too
         exact = abs(value) <= _EXACT_INTEGER if integer else special or is_exact(text)
-        digits = len(text.lstrip("-")) if integer else 0
-        one = Number(digits, (0, 0) if integer else (0, _MANY), integer, not integer, -(2**63) <= value < 2**63, exact)
+        one = Number(
+            digits,
+            (0, 0) if integer else (0, _MANY),
+            integer,
+            not integer,
+            not integer or -(2**63) <= value < 2**63,
+            exact,
+        )
         found = one if found is None or found == one else found.joined(one)
     assert found is not None
     return found
@@ -216,7 +227,12 @@ def _built(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Values as an array of a type. Raises SchemaError with one that is none."""
     if pa.types.is_struct(kind):
         _check(values, dict, kind)
-        children = [_built([None if v is None else v.get(f.name) for v in values], f.type) for f in kind]
+        names = {name.casefold(): name for value in values if value is not None for name in value}
+        own = [names.get(field.name.casefold(), field.name) for field in kind]
+        children = [
+            _built([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
+            for f, name in zip(kind, own, strict=True)
+        ]
         mask = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_list(kind):
@@ -272,6 +288,6 @@ def _quoted(text: str) -> str:
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
-        return array.cast(kind)
+        return cast_exactly(array, kind)
     except pa.ArrowInvalid as problem:
         raise SchemaError(str(problem)) from None

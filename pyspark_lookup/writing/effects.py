@@ -31,6 +31,7 @@ class RowsByKey(Protocol):
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
     def hidden_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def all_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def completed(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]: ...
@@ -175,8 +176,7 @@ class Keeping:
         self._hidden = parts[0] if self._hidden is None else pa.concat_tables([self._hidden, parts[0]])
         if self._put is None or not rows.equals(self._put[0]):
             if self._put is not None:
-                own = [version_of_file(self._table, file) for file in self._put[1]]
-                parts.append(self._rows.find(definition, rows.select(list(definition.keys)), own))
+                parts.append(self._rows.every(definition, self._put[1]))
             self._put = rows, self._make(definition, rows)
             self.added = self._put[1]
         return pa.concat_tables(parts)
