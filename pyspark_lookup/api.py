@@ -148,8 +148,10 @@ class LookupTable:
             # What is known to write nothing needs no write id, nor does what may have been written before.
             nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is not WriteMode.OVERWRITE
             batch = self._options.write_batch
-            name = runtime().nonce() if nothing else None
-            name = name if batch is None else batch_directory(batch, runtime().nonce())
+            if batch is not None:
+                name: str | None = batch_directory(batch, runtime().nonce())
+            else:
+                name = runtime().nonce() if nothing else None
             job = writer.begin(rows.schema, how, name)
             try:
                 files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")

@@ -25,6 +25,7 @@ from pyspark_lookup.ufs import FileVersion, Ufs
 __all__ = ["HostVersions"]
 
 _LOCK_WAIT_S = 30.0
+_RACES = 1000  # that one resolution may lose: others record theirs faster
 
 
 class HostVersions:
@@ -68,17 +69,18 @@ class HostVersions:
         if self._disk is None:
             return version
         try:
-            while True:
+            for _ in range(_RACES):  # a directory that does not list what lies in it has no newest record
                 number, record = self._newest(table)
                 if record and self._is_newer(record, version, started_s):
                     newer = self.files(table, record["digest"])
                     if newer is not None or not again:
                         return newer
                 if self._succeeds(self._disk, table, version, started_s, number):
-                    break
-            self._note(self._disk, table, version, started_s, record)
+                    self._note(self._disk, table, version, started_s, record)
+                    return version
         except OSError:
-            self._metrics.inc("cacheFailureCount")  # which costs a later call, not this one
+            pass
+        self._metrics.inc("cacheFailureCount")  # which costs a later call, not this one
         return version
 
     def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:

@@ -8,7 +8,7 @@ without loss); `cast_column` brings a column there or fails without losing data.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -133,15 +133,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
             return bool(wide.scale >= narrow.scale and whole >= narrow.precision - narrow.scale)
     if pa.types.is_float64(wide):
         return narrow in (pa.float32(), pa.int8(), pa.int16(), pa.int32())
-    if pa.types.is_list(narrow) and pa.types.is_list(wide):
-        return widens(narrow.value_type, wide.value_type)
-    if pa.types.is_map(narrow) and pa.types.is_map(wide):
-        return widens(narrow.key_type, wide.key_type) and widens(narrow.item_type, wide.item_type)
-    if pa.types.is_struct(narrow) and pa.types.is_struct(wide):
-        return [f.name for f in narrow] == [f.name for f in wide] and all(
-            widens(a.type, b.type) for a, b in zip(narrow, wide, strict=True)
-        )
-    return False
+    return _each_part(narrow, wide, widens)
 
 
 def converts(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -150,14 +142,18 @@ def converts(found: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if {found, wanted} == {pa.string(), pa.binary()}:
         return True
-    if pa.types.is_list(found) and pa.types.is_list(wanted):
-        return converts(found.value_type, wanted.value_type)
-    if pa.types.is_map(found) and pa.types.is_map(wanted):
-        return converts(found.key_type, wanted.key_type) and converts(found.item_type, wanted.item_type)
-    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        return [f.name for f in found] == [f.name for f in wanted] and all(
-            converts(a.type, b.type) for a, b in zip(found, wanted, strict=True)
-        )
+    return _each_part(found, wanted, converts)
+
+
+def _each_part(one: pa.DataType, other: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
+    """Whether both are nested alike, and it holds for each part of `one` and its counterpart; False for flat types."""
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return holds(one.value_type, other.value_type)
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return holds(one.key_type, other.key_type) and holds(one.item_type, other.item_type)
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        same = [field.name for field in one] == [field.name for field in other]
+        return same and all(holds(a.type, b.type) for a, b in zip(one, other, strict=True))
     return False
 
 
@@ -283,9 +279,8 @@ def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
-        column = column.cast(
-            pa.decimal128(20, 0)
-        )  # from here on the values count, and not how many digits others would need
+        # From here on the values count, and not how many digits others of their type would need.
+        column = column.cast(pa.decimal128(20, 0))
     found = pc.cast(column, kind)
     held = spark_type(column.type)
     if _is_number(kind) and not (widens(held, kind) or _are_equal(found.cast(held), column.cast(held))):

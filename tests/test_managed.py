@@ -122,6 +122,16 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, tmp_path: Path) -
     assert versions.floor(table.url) is None  # the log was asked later, and has no such commit
 
 
+def test_a_row_of_records_that_has_no_end(dim: Dim, tmp_path: Path) -> None:
+    """A name that no record follows: the answer is the store's, and costs no more than that."""
+    host = make_host(str(dim.path), tmp_path / "host")
+    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    (row,) = (tmp_path / "host").glob("v1/records/table~*")
+    (row / "ffffffffffffffff").write_bytes(b"noise")
+    assert host.metadata.ask(table) == version
+    assert host.metrics.snapshot()["cacheFailureCount"] > 0
+
+
 def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> None:
     """A slow resolution gives it up for an older one only once the store, asked again, says the same."""
     slow, fast = (make_host(str(dim.path), tmp_path / "host") for _ in range(2))

@@ -10,7 +10,8 @@ import pyarrow.csv
 
 from pyspark_lookup.choices import CsvOptions
 from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.formats.inference import Inferred, converted, infer_texts
+from pyspark_lookup.formats.inference import NOTHING, TEXT, Inferred, converted, infer_texts
+from pyspark_lookup.schema import spark_schema
 
 __all__ = ["CsvFile"]
 
@@ -29,7 +30,7 @@ class CsvFile:
     def infer(self, name: str, by_value: bool = False) -> Inferred:
         """The type of a column; text for all of them without `lookup.csv.infer-schema`. `by_value`: see `infer_texts`."""
         if not self._options.infer_schema:
-            return infer_texts(pa.array([], pa.string())) if self._is_empty(name) else Inferred("text")
+            return NOTHING if self._column(name).null_count == self.rows else TEXT
         return infer_texts(self._column(name), by_value)
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
@@ -40,18 +41,16 @@ class CsvFile:
     def rows(self) -> int:
         return int(self._texts.num_rows)
 
-    def _is_empty(self, name: str) -> bool:
-        column = self._texts.column(name)
-        return bool(column.null_count == len(column))
-
     def _column(self, name: str) -> pa.Array:
         return self._texts.column(name).combine_chunks()
 
 
 def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> pa.Table:
     content = _in_utf8(content, options.encoding)
-    if options.quote and options.escape != options.quote:
-        content = _doubled(content, options, url)
+    if options.quote and options.escape is None:
+        _check_doubled(content, options, url)
+    elif options.quote and options.escape != options.quote:
+        content = _doubled(content, options)
     if not content.endswith((b"\n", b"\r")):
         content += b"\n"  # a header line alone is no CSV to pyarrow without it
     one_block = max(len(content) + 1, 1024)
@@ -61,9 +60,8 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
     found = pa.csv.open_csv(pa.BufferReader(content), head, parse).schema.names
     names = _named(found, options.header, url, declared)
-    twice = _twice(names)
-    if twice is not None:
-        raise SchemaError(f"{url}: columns {twice[0]!r} and {twice[1]!r} differ at most in letter case")
+    # A name that is given twice is an error, and found before columns are asked for by name.
+    spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
     read = pa.csv.ReadOptions(
         block_size=one_block, column_names=names, skip_rows_after_names=1 if options.header else 0
     )
@@ -90,26 +88,28 @@ def _in_utf8(content: bytes, encoding: str) -> bytes:
     return content if encoding == "utf-8" else content.decode(encoding).encode()
 
 
-def _doubled(content: bytes, options: CsvOptions, url: str) -> bytes:
+def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
+    """Raise OptionError for a file that cannot double the quotes in its quoted text: there is one behind a backslash."""
+    quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
+    # One that is neither doubled nor the end of the text.
+    if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
+        raise OptionError(
+            f"{url} has \\{options.quote} inside of quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
+            f"'{options.quote}', if a quote in it is doubled)"
+        )
+
+
+def _doubled(content: bytes, options: CsvOptions) -> bytes:
     """The file with its quotes in quoted text doubled, where it has them behind an escape character, as Spark does.
 
     There that character stands for itself before any other one.
     """
-    assert options.quote
-    quote, escape = (re.escape(text.encode()) for text in (options.quote, options.escape or "\\"))
-    end = rb"(?=[\r\n" + re.escape(options.sep.encode()) + rb"]|\Z)"
-    if options.escape is None:
-        # Without an option quotes are doubled. What is quoted so does not end here.
-        if re.search(escape + quote + rb"(?!" + quote + rb")(?!" + end + rb")", content):
-            raise OptionError(
-                f"{url} has {(options.escape or chr(92)) + options.quote} inside of quoted text, as Spark writes it: set "
-                f"lookup.csv.escape = '\\' (or '{options.quote}', if a quote in it is doubled)"
-            )
-        return content
-    begin = rb"(?:(?<=[\r\n" + re.escape(options.sep.encode()) + rb"])|\A)"
+    assert options.escape
+    mark, character = options.quote.encode(), options.escape.encode()
+    quote, escape, sep = map(re.escape, (mark, character, options.sep.encode()))
+    begin = rb"(?:(?<=[\r\n" + sep + rb"])|\A)"
     field = re.compile(begin + quote + rb"(?:[^" + quote + escape + rb"]|" + escape + rb".)*" + quote, re.DOTALL)
     escaped = re.compile(escape + rb"([" + quote + escape + rb"])")
-    mark, character = options.quote.encode(), (options.escape or "").encode()
 
     def unescaped(found: re.Match[bytes]) -> bytes:
         text = found.group()
@@ -119,16 +119,6 @@ def _doubled(content: bytes, options: CsvOptions, url: str) -> bytes:
         return mark + inner + mark
 
     return field.sub(unescaped, content)
-
-
-def _twice(names: list[str]) -> tuple[str, str] | None:
-    """Two columns that Spark does not tell apart."""
-    seen: dict[str, str] = {}
-    for name in names:
-        if name.casefold() in seen:
-            return seen[name.casefold()], name
-        seen[name.casefold()] = name
-    return None
 
 
 def _named(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:

@@ -17,6 +17,8 @@ from pyspark_lookup.schema import widens
 
 __all__ = [
     "BOOLEAN",
+    "EXACT_INTEGER",
+    "MANY_DIGITS",
     "NOTHING",
     "TEXT",
     "Inferred",
@@ -43,8 +45,8 @@ _BOOLEANS = {
     for word in (str, str.upper, str.capitalize)
 }  # by how they are spelled
 _SURE_DIGITS = 15  # so many a double keeps
-_EXACT_INTEGER = 2**53
-_MANY = 99  # digits after the point: more than a decimal has
+EXACT_INTEGER = 2**53
+MANY_DIGITS = 99  # digits after the point: more than a decimal has
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
 
@@ -206,7 +208,7 @@ def infer_numbers(texts: pa.Array) -> Number | None:
     fits64 = before[0] <= 18 or _parses(whole, pa.int64())
     exact = _matches(found, _SHORTEST) and (sure or (_exact_integers(whole, fits64) and _exact_fractions(found)))
     negative = _any(pc.match_substring_regex(texts, _NEGATIVE_ZERO))  # no decimal has its sign
-    scales = (0, _MANY) if _any(special) or negative else (bounds["min"] or 0, bounds["max"] or 0)
+    scales = (0, MANY_DIGITS) if _any(special) or negative else (bounds["min"] or 0, bounds["max"] or 0)
     return Number(max(before), scales, bool(len(whole)), bool(len(found)) or _any(special), fits64, exact)
 
 
@@ -214,7 +216,7 @@ def _exact_integers(texts: pa.Array, fits64: bool) -> bool:
     if not len(texts):
         return True
     bounds = pc.min_max(texts.cast(pa.int64())).as_py() if fits64 else None
-    return bounds is not None and bounds["min"] >= -_EXACT_INTEGER and bounds["max"] <= _EXACT_INTEGER
+    return bounds is not None and bounds["min"] >= -EXACT_INTEGER and bounds["max"] <= EXACT_INTEGER
 
 
 def _exact_fractions(texts: pa.Array) -> bool:

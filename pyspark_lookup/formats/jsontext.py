@@ -18,6 +18,8 @@ import pyarrow.json
 from pyspark_lookup.errors import SchemaError
 from pyspark_lookup.formats.inference import (
     BOOLEAN,
+    EXACT_INTEGER,
+    MANY_DIGITS,
     NOTHING,
     TEXT,
     Inferred,
@@ -31,8 +33,6 @@ from pyspark_lookup.schema import cast_exactly
 __all__ = ["JsonFile"]
 
 _LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double surely keeps
-_EXACT_INTEGER = 2**53
-_MANY = 99
 _LONGEST_INTEGER = 19
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -65,7 +65,7 @@ class JsonFile:
         if self._table is not None:
             found = self._table.column(name).combine_chunks()
             if found.type == kind or pa.types.is_null(found.type):
-                return found.cast(kind) if found.type != kind else found
+                return found.cast(kind)
             if pa.types.is_string(found.type) and not pa.types.is_nested(kind):
                 return converted(found, kind)
             numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
@@ -129,9 +129,9 @@ def _inferred_array(array: pa.Array) -> Inferred:
     if pa.types.is_integer(kind):
         bounds = pc.min_max(array).as_py()
         largest = max(abs(bounds["min"]), abs(bounds["max"]))
-        return Inferred("number", Number(len(str(largest)), (0, 0), True, False, True, largest <= _EXACT_INTEGER))
+        return Inferred("number", Number(len(str(largest)), (0, 0), True, False, True, largest <= EXACT_INTEGER))
     if pa.types.is_floating(kind):
-        return Inferred("number", Number(0, (0, _MANY), True, True, True, True))
+        return Inferred("number", Number(0, (0, MANY_DIGITS), True, True, True, True))
     if pa.types.is_boolean(kind):
         return BOOLEAN
     if pa.types.is_list(kind):
@@ -209,10 +209,10 @@ def _number(texts: Iterable[str]) -> Number:
         digits = len(text.lstrip("-")) if integer else 0
         value = int(text) if integer and digits <= _LONGEST_INTEGER else 2**64
         special = text.lstrip("-") in ("NaN", "Infinity")  # which Spark takes, too
-        exact = abs(value) <= _EXACT_INTEGER if integer else special or is_exact(text)
+        exact = abs(value) <= EXACT_INTEGER if integer else special or is_exact(text)
         one = Number(
             digits,
-            (0, 0) if integer else (0, _MANY),
+            (0, 0) if integer else (0, MANY_DIGITS),
             integer,
             not integer,
             not integer or -(2**63) <= value < 2**63,

@@ -64,7 +64,7 @@ class WholeFileFormat:
                 text = JsonFile(content)  # Spark writes empty files where there was no row
             else:
                 text = CsvFile(content, self._csv, file.url, self._declared.names if self._declared else None)
-            return _TextIndex(file, self._name, text, planned, self._declared is not None, self.first_ranges(file))
+            return _TextIndex(file, text, planned, self._declared is not None, self.first_ranges(file))
         except PysparkLookupError:
             raise
         except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, zlib.error) as problem:
@@ -116,7 +116,6 @@ class _TextIndex(_Whole):
     def __init__(
         self,
         file: FileVersion,
-        name: FileFormatName,
         text: CsvFile | JsonFile,
         planned: pa.Schema | None,
         parsed: bool,
@@ -141,7 +140,7 @@ class _TextIndex(_Whole):
             found = text.infer(column)
             self.inferred[column], kinds[column] = found, found.type()
         super().__init__(file, ranges, pa.schema([pa.field(column, kinds[column]) for column in text.names]))
-        self._name, self._text, self._kinds = name, text, kinds
+        self._text, self._kinds = text, kinds
         self.misfits = misfits
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:

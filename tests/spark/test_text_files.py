@@ -149,7 +149,5 @@ def test_a_schema_that_contradicts_the_option(spark: SparkSession, tmp_path: Pat
     (tmp_path / "a.csv").write_text("id\n1\n")
     reader = spark.read.format("lookupcache").option("lookup.schema", "id INT")
     assert reader.schema("id int").load(str(tmp_path)).collect()[0].id == 1
-    with pytest.raises(
-        Exception, match=r"option lookup\.schema = 'id INT' contradicts \.schema\(id BIGINT\)|contradicts"
-    ):
+    with pytest.raises(Exception, match=r"option lookup\.schema = 'id INT' contradicts \.schema\('id BIGINT'\)"):
         reader.schema("id bigint").load(str(tmp_path)).collect()
