@@ -148,7 +148,7 @@ def test_warm_and_stats(run: Run, dim: Path) -> None:
     shown = run("stats", str(dim)).out
     assert re.search(r"snapshotBuildCount +1$", shown, re.MULTILINE)
     assert re.search(r"ufsGetBytes +[\d.]+ [KM]?i?B$", shown, re.MULTILINE)
-    assert re.search(r"latestLoadTime +[\d,]+ ms$", shown, re.MULTILINE)
+    assert re.search(r"loadTimeMicros +[\d.]+ s$", shown, re.MULTILINE)
     for name in ("dim", f"{dim}2"):  # a part of a place, and another one
         absent = run("stats", name, "--json")
         assert (absent.code, absent.json["tables"]) == (3, [])
