@@ -62,13 +62,9 @@ class LookupTable:
         Raises OptionError if it is no lookupcache table, or one that lost its options.
         """
         # Only here does the engine look upward: the catalog is Spark's.
-        from pyspark_lookup.spark.planning import table_options
+        from pyspark_lookup.spark.planning import named_options
 
-        options = table_options(spark.table(name).schema)
-        if not options:
-            raise OptionError(
-                f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
-            )
+        options, _ = named_options(spark, name)
         return cls(options.pop("path", None), options)
 
     @property

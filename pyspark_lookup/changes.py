@@ -171,8 +171,8 @@ def changed_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of tasks of which `wanted` is true, with `columns`; of those the last two may be what `change_columns` adds.
 
-    What several commits have taken from one file is read together. Raises SourceChangedError if a file is gone, SchemaError
-    if the table does not have such columns.
+    What several commits have taken from one file is read together. A column that the table does not have is null. Raises
+    SourceChangedError if a file is gone.
     """
     shown = {name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION)}
     tested = columns_of(wanted) if wanted is not None else frozenset[str]()
@@ -186,7 +186,9 @@ def changed_rows(
         rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, places], names)
         kept = matching_rows(rows, wanted)
         if kept is not None and kept.num_rows:
-            yield pa.RecordBatch.from_arrays([kept.column(field.name) for field in columns], schema=columns)
+            held = dict(zip(kept.schema.names, kept.columns, strict=True))
+            shown_columns = [held[c.name] if c.name in held else pa.nulls(kept.num_rows, c.type) for c in columns]
+            yield pa.RecordBatch.from_arrays(shown_columns, schema=columns)
 
 
 _Found = tuple[int, pa.Array, pa.RecordBatch]

@@ -196,6 +196,7 @@ class LookupOptions:
     write_merge_schema: bool = _option("lookup.write.merge-schema", "boolean", parse_boolean, False, "Of writes: add columns that the table does not have; older rows have null there.", "false")  # fmt: skip
     write_missing_columns: MissingColumns | None = _option("lookup.write.missing-columns", "KEEP, NULL", choice_of(MissingColumns), None, "Of upserts whose rows lack columns: a row that is there keeps its values (KEEP), or they become null (NULL).", "such an upsert is refused")  # fmt: skip
     write_batch: tuple[str, int] | None = _option("lookup.write.batch", "`name:number`", parse_batch, None, "Of batch writes, as in `foreachBatch`: write nothing if this batch of that name, or a later one, is committed.")  # fmt: skip
+    create_if_not_exists: bool = _option("lookup.create-if-not-exists", "boolean", parse_boolean, False, "Of CREATE TABLE: if nothing is at the path, make a managed table there, with the columns of lookup.schema and the keys of lookup.keys.", "false")  # fmt: skip
     write_compact_after: int = _option("lookup.write.compact-after", "integer", parse_count, 20, "Of writes: who commits folds small writes together once there are so many; 0: nobody does (`LookupTable.compact`).", "20")  # fmt: skip
     write_timeout_s: float = _option("lookup.write.timeout", "duration", parse_positive_duration_s, 86400.0, "Of writes: one of which nothing was heard for so long may be aborted by others.", "24 h")  # fmt: skip
     storage: tuple[tuple[str, Any], ...] = _option("lookup.storage.*", "any", str, (), "Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never credentials.", hashed=False)  # fmt: skip # values may be JSON objects
@@ -256,6 +257,8 @@ class LookupOptions:
             raise OptionError(
                 "option path is missing: give the table's file, directory or glob, e.g. load('s3://bucket/dim')"
             )
+        if self.create_if_not_exists:
+            raise OptionError("option lookup.create-if-not-exists is for CREATE TABLE … USING lookupcache: remove it")
         self._check_partial()
         self._check_full()
         if self.version is not None and self.valid_write_ids is not None:

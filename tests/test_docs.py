@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 import pyspark_lookup
@@ -25,6 +26,7 @@ OPTIONS = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "joins.md").read_text(encoding="utf-8")
 DIMENSIONS = (ROOT / "docs" / "dimensions.md").read_text(encoding="utf-8")
 MANAGED = (ROOT / "docs" / "managed.md").read_text(encoding="utf-8")
+SQL = (ROOT / "docs" / "sql.md").read_text(encoding="utf-8")
 SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 CONF = ROOT / "conf" / "lookupcache.conf"
 KNOWN = re.findall(r"^\| `(lookup\.[^`*]+)", options_table(), re.MULTILINE)
@@ -111,6 +113,38 @@ def test_managed_examples_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
+def test_sql_examples_run(tmp_path: Path) -> None:
+    """And those of the guide to SQL, in spark-sql with a Hive metastore: what follows `--` is what comes."""
+    blocks = re.findall(r"```sql\n(.*?)```", SQL, re.DOTALL)
+    (tmp_path / "guide.sql").write_text("\n".join(blocks).replace("/tmp/lookup-sql", str(tmp_path)), encoding="utf-8")
+    bin_ = Path(pyspark.__file__).parent / "bin"
+    command = [bin_ / "spark-sql", "--master", "local[2]", "-S", "-f", "guide.sql"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    lines = [line.replace("\t", " ") for line in ran.stdout.splitlines()]
+    versions = [line for line in lines if re.match(r"\d+ 2\d{3}-", line)]
+    assert [line.split()[-2:] for line in versions] == [
+        ["create", "0"],
+        ["append", "2"],
+        ["upsert", "2"],
+        ["append", "1"],
+        ["append", "1"],
+        ["overwrite", "4"],
+    ]
+    assert versions[1].startswith("4 ")
+    assert [line for line in lines if line not in versions] == [
+        *("EWR 0020", "JFK 0010"),
+        *("1 Kennedy", "2 Newark", "3 NULL"),
+        "JFK Kennedy",
+        *("BOS NULL", "EWR Newark Liberty", "JFK Kennedy", "LGA LaGuardia"),
+        *("EWR Newark NULL", "JFK Kennedy NULL"),
+        *("2026-03-01 2.50", "2026-06-01 2.75"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
 def test_dimension_examples_run(tmp_path: Path) -> None:
     """And those of the guide to dimensions, which say what they print."""
     shown = pasted(DIMENSIONS, tmp_path)
@@ -140,7 +174,7 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
 
 
 # Those with more to be said of what they print have a test of their own.
-APART = {"joins.md", "managed.md", "dimensions.md"}
+APART = {"joins.md", "managed.md", "dimensions.md", "sql.md"}
 PAGES = [
     pytest.param(
         path, id=path.name, marks=[pytest.mark.spark, pytest.mark.slow] if "pyspark.sql" in path.read_text() else []
@@ -160,12 +194,13 @@ def test_pages_run(path: Path, tmp_path: Path) -> None:
 
 
 def test_every_kind_of_block_is_known() -> None:
-    """A page has blocks that run (python, sh), and such that are shown (text, yaml); README's may name scripts of a checkout."""
+    """A page has blocks that run (python, sh, sql), and such that are shown (text, yaml); README's may name scripts of a checkout."""
     for path in (ROOT / "docs").glob("*.md"):
         assert set(re.findall(r"^ *```(\w*)$", path.read_text(encoding="utf-8"), re.MULTILINE)) <= {
             "",
             "python",
             "sh",
+            "sql",
             "text",
             "yaml",
         }

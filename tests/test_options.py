@@ -110,6 +110,7 @@ VALID = [
     ("lookup.write.mode", "UPSERT", KeyedWrite.UPSERT),
     ("lookup.write.unique-keys", "true", True),
     ("lookup.write.merge-schema", "TRUE", True),
+    ("lookup.create-if-not-exists", "false", False),
     ("lookup.valid-from", "`valid from`", "valid from"),
     ("lookup.stream.start", "latest", StreamStart.LATEST),
     ("lookup.stream.start", "snapshot", StreamStart.SNAPSHOT),

@@ -14,6 +14,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_lookup.changes import (
+    CHANGE_TYPE,
+    LOG_POSITION,
     ChangeTask,
     changed_rows,
     changes_between,
@@ -26,7 +28,8 @@ from pyspark_lookup.notifications import TableState, schema_of_text
 from pyspark_lookup.options import LookupOptions, StreamStart, View
 from pyspark_lookup.plain import UNREADABLE, count_of, shown, text_of
 from pyspark_lookup.runtime import runtime
-from pyspark_lookup.spark.planning import stream_options
+from pyspark_lookup.schema import resolve_names
+from pyspark_lookup.spark.planning import added_columns, stream_options
 from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.versions import (
     ReadAllAvailable,
@@ -59,25 +62,29 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
         if limit is not None:
             instead = "without it a micro-batch takes all commits that there are"
             require((4, 2), f"option lookup.stream.max-{name}-per-trigger", instead)
-    return ChangeReader(parsed, arrow_schema(schema))
+    return ChangeReader(parsed, arrow_schema(schema), added_columns(schema))
 
 
 class ChangePartition(InputPartition):
-    """Some changes, which one task reads."""
+    """Some changes, which one task reads. `added`: columns that the table may lack, as ALTER TABLE has added them."""
 
-    def __init__(self, options: LookupOptions, columns: pa.Schema, tasks: Sequence[ChangeTask]) -> None:
+    def __init__(
+        self, options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
+    ) -> None:
         super().__init__(None)
         self.options = options
         self.columns = columns
+        self.added = added
         self.tasks = tuple(tasks)
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What Spark asks for offsets and partitions; lives on the driver as long as its query."""
 
-    def __init__(self, options: LookupOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: LookupOptions, columns: pa.Schema, added: Sequence[str] = ()) -> None:
         self._options = options
         self._columns = columns
+        self._added = added
         self._table: Table | None = None
         self._until: int | None = None
         self._reached: dict[str, Any] | None = None  # where a micro-batch begins, if Spark does not say
@@ -187,7 +194,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows_only = self._options.view is View.DATA
             between = changes_between(self._table, state, after, until, rows_only)
             tasks = list(between)
-        return [ChangePartition(self._options, self._columns, some) for some in _shares(tasks)]
+        return [ChangePartition(self._options, self._columns, self._added, some) for some in _shares(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangePartition)
@@ -247,6 +254,12 @@ def _read(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
     try:
         schema = schema_of_text(partition.tasks[0].schema)
         wanted = parse_where(options.where, schema) if options.where else None
+        # What changes add themselves comes last.
+        resolve_names(
+            [name for name in partition.columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *partition.added)],
+            schema,
+            "schema",
+        )
         yield from changed_rows(engine.reader, partition.tasks, partition.columns, wanted)
     except SourceChangedError as gone:
         raise VersionGoneError(

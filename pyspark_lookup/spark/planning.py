@@ -1,7 +1,8 @@
 """Planning on the driver: Spark's options and schemas to the engine's plan, and back.
 
 CREATE TABLE hands its options to `schema()` only; the catalog keeps the metadata of fields. So they
-are written into the first field's metadata, and read back under the options of the read.
+are written into the metadata of a column, and read back under the options of the read. Each column's metadata
+also has the table's mark and the column's name, by which a write knows its table, and ALTER TABLE is noticed.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import Filter
-from pyspark.sql.types import StringType, StructType, VarcharType
+from pyspark.sql.types import StringType, StructField, StructType, VarcharType
 
 from pyspark_lookup import planner
 from pyspark_lookup.changes import change_columns
 from pyspark_lookup.conf import conf_file_options, redact, tells_secret
 from pyspark_lookup.ddl import columns_ddl
-from pyspark_lookup.errors import NotSupportedError, OptionError
-from pyspark_lookup.options import FilterPushdown, LookupOptions, View
+from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
+from pyspark_lookup.options import FilterPushdown, LookupOptions, View, is_local
+from pyspark_lookup.parsing import parse_boolean
 from pyspark_lookup.plain import UNREADABLE, text_of, texts_of
 from pyspark_lookup.planner import Found
 from pyspark_lookup.predicate import Predicate
@@ -36,6 +39,8 @@ from pyspark_lookup.views import ViewTask, view_schema, view_tasks
 __all__ = [
     "OPTIONS_METADATA",
     "Planning",
+    "added_columns",
+    "named_options",
     "prunes_by_pushed_filters",
     "schema_of",
     "stream_options",
@@ -47,14 +52,16 @@ OPTIONS_METADATA = "lookupcache.options"
 _MARK = "lookupcache.mark"
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
-# What Spark's session catalog adds to a table's own options.
-_CATALOG_KEYS = frozenset({"owner", "provider", "location", "comment", "external", "is_managed_location", "collation"})
+_CREATE = "lookup.create-if-not-exists"
 
 
 def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
-    """The schema Spark asked for, and what finding it taught (None for a view of the table)."""
+    """The schema Spark asked for, and what finding it taught (None for a view of the table).
+
+    For CREATE TABLE it carries the options, and the table is made at its path if they say so.
+    """
     creating = "provider" in options
-    own = _own_options(options) if creating else _single_path(options)
+    own = _table_to_create(options) if creating else _single_path(options)
     parsed = runtime().effective(LookupOptions.parse(own, conf=conf_file_options()))
     if parsed.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.view), own if creating else None), None
@@ -68,9 +75,38 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     return _with_options(columns, own if creating else None), found
 
 
+def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
+    """The options that the catalog is to keep, once there is such a table. Raises what making it raises."""
+    own = _own_options(options)
+    create = own.pop(_CREATE, "false")
+    try:
+        if not parse_boolean(create):
+            return own
+    except ValueError as problem:
+        raise OptionError(f"option {_CREATE} = {create!r}: expected {problem}") from None
+    columns = LookupOptions.parse(own, conf=conf_file_options()).schema
+    if columns is None:
+        raise OptionError(
+            f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"
+        )
+    del own["lookup.schema"]  # from now on its log says what they are
+    parsed = LookupOptions.parse(own, conf=conf_file_options())
+    engine = runtime().engine(parsed)
+    try:
+        engine.writer(parsed).create(columns)
+    finally:
+        engine.publish_metrics()
+    return {key: text for key, text in own.items() if key != "lookup.keys"}
+
+
 def _own_options(options: Mapping[str, str]) -> dict[str, str]:
-    """A table's options without the catalog's: each also arrives as `option.<key>`, properties do not."""
-    own = {key: value for key, value in options.items() if key not in _CATALOG_KEYS and not key.startswith("option.")}
+    """A table's options without what is the catalog's: each of OPTIONS (…) also arrives as `option.<key>`, a property does not."""
+    own = {key: text for key, text in options.items() if f"option.{key}" in options or key == "path"}
+    for key in sorted(options.keys() - own.keys()):
+        if key.startswith("lookup."):
+            raise OptionError(
+                f"option {key} is among the table's properties, of which a read learns nothing: put it into OPTIONS (…)"
+            )
     if "lookup.provider" in own:
         return own
     if tells_secret("path", own.get("path", "")):
@@ -109,14 +145,15 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
     if options is None:
         return schema
     mark = os.urandom(8).hex()
-    for number, field in enumerate(schema):
-        field.metadata = {_MARK: f"{mark}:{number}"}
-    schema[0].metadata = {**schema[0].metadata, OPTIONS_METADATA: json.dumps(dict(options), sort_keys=True)}
+    for field in schema:
+        field.metadata = {_MARK: f"{mark}:{field.name}"}
     # With a column of this type Spark aliases every column of an INSERT anew, so that what arrives with them is this
     # table's and not that of the rows' own columns; unless these are of the same length, so that each table has its own.
     text = next((field for field in schema if isinstance(field.dataType, StringType)), None)
     if text is not None:
         text.dataType = VarcharType(_LONGEST - 1 - int(mark[:7], 16))
+    carrier = text or schema[0]
+    carrier.metadata = {**carrier.metadata, OPTIONS_METADATA: json.dumps(dict(options), sort_keys=True)}
     return schema
 
 
@@ -125,32 +162,62 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
     own = _single_path(write)
     if "path" in own:
         return own
-    marks = [(field.metadata or {}).get(_MARK, "").partition(":") for field in schema]
-    same = {mark for mark, _, _ in marks}
-    ours = len(same) == 1 and "" not in same and [n for _, _, n in marks] == [str(n) for n in range(len(marks))]
-    text = any(isinstance(field.dataType, StringType) for field in schema)
+    carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
+    marks = {_mark_of(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
+    # Not one of its subclasses: those are of columns that nobody has aliased.
+    text = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
     stale = any(_VARCHAR in (field.metadata or {}) for field in schema)
-    if not ours or not text or stale:
+    if not text or stale:
         raise OptionError(
             "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
-            + (
-                "what came with the rows may be another table's. "
-                if table_options(schema)
-                else "nothing came in their place. "
-            )
-            + "Use INSERT INTO dim WITH (path 's3://bucket/dim') SELECT …, or "
-            "df.write.format('lookupcache').mode('append').save('s3://bucket/dim')"
+            + ("what came with the rows may be another table's. " if carrier else "nothing came in their place. ")
+            + "Use INSERT INTO dim WITH (path 's3://bucket/dim') SELECT …, or df.write.format('lookupcache').mode('append')"
+            ".save('s3://bucket/dim'). In place of CREATE TABLE dim … AS SELECT: CREATE TABLE dim USING lookupcache OPTIONS "
+            f"(path '…', 'lookup.schema' 'id INT, …', '{_CREATE}' 'true'), then INSERT INTO dim SELECT …"
         )
-    return {**table_options(schema), **own}
+    if any(key.lower() == "lookup.write.missing-columns" for key in own):
+        raise OptionError(
+            "option lookup.write.missing-columns says nothing about rows that are inserted into a catalog table: Spark fills the "
+            "columns that an INSERT does not name, with null. Select the values that are to stay, or write the rows with "
+            "df.write.format('lookupcache').save('s3://bucket/dim')"
+        )
+    added = {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
+    return {**table_options(schema), **added, **own}
+
+
+def added_columns(schema: StructType) -> list[str]:
+    """The columns of a catalog table that only ALTER TABLE … ADD COLUMN knows of, and the first INSERT."""
+    return [field.name for field in schema if not _mark_of(field)[0]] if table_options(schema) else []
 
 
 def table_options(schema: StructType) -> dict[str, str]:
-    """The options a catalog table was created with, from its schema; {} if it carries none."""
+    """The options a catalog table was created with, from its schema; {} if it carries none.
+
+    Raises OptionError for damaged ones, SchemaError for a table whose columns have new names.
+    """
+    text = next(
+        (found for field in schema if (found := (field.metadata or {}).get(OPTIONS_METADATA)) is not None), None
+    )
+    if text is None:
+        return {}
+    _check_names(schema)
+    return _options_of(text)
+
+
+def _mark_of(field: StructField) -> tuple[str, str]:
+    """(a table's mark, the column's name when the table was created)."""
+    mark, _, name = str((field.metadata or {}).get(_MARK, "")).partition(":")
+    return mark, name
+
+
+def _check_names(schema: StructType) -> None:
     for field in schema:
-        text = (field.metadata or {}).get(OPTIONS_METADATA)
-        if text is not None:
-            return _options_of(text)
-    return {}
+        mark, name = _mark_of(field)
+        if mark and name != field.name:
+            raise SchemaError(
+                f"column {field.name!r} is {name!r} in the table: ALTER TABLE … RENAME COLUMN changes the catalog only. Rename it "
+                f"back, and read it under its new name from a view: CREATE VIEW … AS SELECT {name} AS {field.name}, …"
+            )
 
 
 def _options_of(text: Any) -> dict[str, str]:
@@ -161,6 +228,42 @@ def _options_of(text: Any) -> dict[str, str]:
             f"this table's options, which its schema in the catalog carries, cannot be read ({type(problem).__name__}): create "
             "the table anew"
         ) from None
+
+
+def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
+    """(the options of the catalog table `name`, its columns if they are those it was created with).
+
+    Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
+    """
+    schema = spark.table(name).schema
+    stored = table_options(schema)
+    if not stored:
+        raise OptionError(
+            f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
+        )
+    place = _location(spark, name) if "path" in stored else None
+    if place is not None and _plain_path(place) != _plain_path(stored["path"]):
+        raise OptionError(
+            f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
+            f"{redact('path', place)}: Spark tells neither reads nor writes of that, which stay where they were. DROP TABLE {name} "
+            f"(its files stay), then CREATE TABLE {name} USING lookupcache OPTIONS (path '…')"
+        )
+    return stored, None if added_columns(schema) else schema
+
+
+def _location(spark: SparkSession, name: str) -> str | None:
+    """Where the catalog says that a table is; None if it says nothing."""
+    database, _, table = name.rpartition(".")
+    within = f" IN {database}" if database else ""
+    pattern = table.strip("`").replace("'", "\\'")
+    shown = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
+    lines = [line for row in shown if not row["isTemporary"] for line in str(row["information"]).splitlines()]
+    return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
+
+
+def _plain_path(path: str) -> str:
+    """A path as one can compare it: `file:/x`, `file:///x` and `/x` are one."""
+    return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
@@ -177,9 +280,10 @@ def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str
     stored = table_options(schema)
     if not stored:
         raise OptionError(
-            "this table's options are lost: Spark passes them on only for a table created without a column list and "
-            "not by CREATE TABLE AS SELECT. Create it as CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim'), with "
-            "'lookup.schema' 'id INT, …' among them to say what its columns are"
+            "this table's options are lost: Spark keeps them only for a table created without a column list and not by CREATE "
+            "TABLE AS SELECT, and ALTER TABLE … REPLACE COLUMNS, or DROP COLUMN of the column that carries them, loses them. DROP "
+            "TABLE dim (its files stay), then CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim'), with "
+            "'lookup.schema' 'id INT, …' among them to say what the columns of files are"
         )
     return stored
 
@@ -187,10 +291,13 @@ def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str
 class Planning:
     """One read being planned in this process."""
 
-    def __init__(self, options: LookupOptions, columns: pa.Schema, found: Found | None, declared: bool) -> None:
+    def __init__(
+        self, options: LookupOptions, columns: pa.Schema, found: Found | None, declared: bool, added: Sequence[str]
+    ) -> None:
         self.options = options
+        self.columns = columns
         self._declared = declared
-        self._columns = columns
+        self._added = added
         self._found = found
         self._pushed: list[Predicate] = []
 
@@ -213,11 +320,11 @@ class Planning:
         declared = found is None and not stored and options.view is View.DATA
         if declared and options.provider is None:
             options = _declaring(options, columns)
-        return cls(options, columns, found, declared)
+        return cls(options, columns, found, declared, added_columns(schema) if stored else ())
 
     def push(self, filters: list[Filter]) -> None:
         """Prune by those filters that mean the same here as in Spark."""
-        fields = {field.name: field for field in self._columns}
+        fields = {field.name: field for field in self.columns if field.name not in self._added}
         self._pushed = [p for f in filters if (p := predicate_of(f, fields)) is not None]
 
     def tasks(self) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
@@ -234,7 +341,9 @@ class Planning:
         found = self._found or planner.find(engine.reader, self.options)
         options = engine.reader.metadata.host.with_floor(found.table, planner.completed(self.options, found))
         planner.table_columns(found, options)
-        plan = planner.plan_read(found, options, self._columns, runtime().clock, self._pushed, self._declared)
+        known = {name.casefold() for name in found.columns.names}
+        columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.casefold() in known])
+        plan = planner.plan_read(found, options, columns, runtime().clock, self._pushed, self._declared)
         return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
 
 

@@ -19,8 +19,13 @@ from pyspark_lookup.views import ViewTask, view_batches
 __all__ = ["count_for_application", "current_execution", "read", "session_options"]
 
 
-def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask, built_at_s: float) -> Iterator[pa.RecordBatch]:
-    """The batches of a task of a DataFrame that was built at a time. Everything is read from the store before the first one."""
+def read(
+    plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask, built_at_s: float, columns: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a task of a DataFrame that was built at a time. Everything is read from the store before the first one.
+
+    `columns`: those of the batches; what the plan does not read of them is null.
+    """
     context = TaskContext.get()
     count_for_application(context)
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options(context))
@@ -36,9 +41,16 @@ def read(plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask, built_at_s: 
             batches = read_rows(engine.reader, plan, task, current_execution(context, built_at_s))
         # Now: a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
-        yield from batches
+        for batch in batches:
+            yield batch if batch.num_columns == len(columns) else _widened(batch, columns)
     finally:
         engine.publish_metrics()
+
+
+def _widened(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    held = dict(zip(batch.schema.names, batch.columns, strict=True))
+    values = [held[c.name] if c.name in held else pa.nulls(batch.num_rows, c.type) for c in columns]
+    return pa.RecordBatch.from_arrays(values, schema=columns)
 
 
 def count_for_application(context: TaskContext | None) -> None:

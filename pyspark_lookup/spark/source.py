@@ -83,14 +83,15 @@ class LookupCacheDataSource(DataSource):
 class LookupPartition(InputPartition):
     """One task of a read; carries its whole plan, because nothing else reaches the reading process.
 
-    `built_at_s`: when its DataFrame was made, which may be long before Spark plans it.
+    `built_at_s`: when its DataFrame was made, which may be long before Spark plans it. `columns`: what Spark expects.
     """
 
-    def __init__(self, plan: Any, task: Any, built_at_s: float) -> None:
+    def __init__(self, plan: Any, task: Any, built_at_s: float, columns: Any) -> None:
         super().__init__(None)
         self.plan = plan
         self.task = task
         self.built_at_s = built_at_s
+        self.columns = columns
 
 
 class LookupReader(DataSourceReader):
@@ -102,13 +103,14 @@ class LookupReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         assert self._plan is not None
-        return [LookupPartition(plan, task, self._built_at_s) for plan, task in self._plan.tasks()]
+        columns = self._plan.columns
+        return [LookupPartition(plan, task, self._built_at_s, columns) for plan, task in self._plan.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
         assert isinstance(partition, LookupPartition)
-        return reading.read(partition.plan, partition.task, partition.built_at_s)
+        return reading.read(partition.plan, partition.task, partition.built_at_s, partition.columns)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_plan": None, "_built_at_s": 0.0}  # what a task needs is in its partition

@@ -20,7 +20,7 @@ from pyspark_lookup.options import CacheMode, LookupOptions, MetadataSource, Vie
 from pyspark_lookup.parsing import parse_names
 from pyspark_lookup.runtime import runtime
 from pyspark_lookup.schema import resolve_names
-from pyspark_lookup.spark.planning import table_options
+from pyspark_lookup.spark.planning import named_options
 from pyspark_lookup.spark.versions import arrow_schema
 
 __all__ = [
@@ -208,14 +208,7 @@ def _table(
         return {"path": table}, None
     if not spark.catalog.tableExists(table):
         raise OptionError(f"argument table = {table!r}: there is no such table; a path has a '/', e.g. './{table}'")
-    schema = spark.table(table).schema
-    stored = table_options(schema)
-    if not stored:
-        raise OptionError(
-            f"argument table = {table!r} has no lookupcache options: create it as CREATE TABLE {table} USING lookupcache "
-            "OPTIONS (path …), or give the path"
-        )
-    return stored, schema
+    return named_options(spark, table)
 
 
 def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pyspark_lookup.ddl import type_ddl
 from pyspark_lookup.errors import PutUnknownError, SchemaError, UfsError, UfsUnavailableError
 from pyspark_lookup.hidden import PATH, ROW, distinct_places, hidden_bytes
 from pyspark_lookup.keys import check_key_types
@@ -62,7 +63,10 @@ def matched(definition: Definition, schema: pa.Schema, merge: bool, origin: str)
                 )
             added.append(pa.field(field.name, spark_type(field.type)))
         elif not widens(field.type, known.type):
-            raise SchemaError(f"{origin}: column {known.name!r} is {known.type}, the rows have {field.type}: cast them")
+            raise SchemaError(
+                f"{origin}: column {known.name!r} is {type_ddl(known.type)} in the table and {type_ddl(field.type)} in the rows: cast "
+                "them, or if the type was changed in the catalog (ALTER TABLE … ALTER COLUMN … TYPE), change it back there"
+            )
     if not added:
         return definition
     _check_names(pa.schema(added))

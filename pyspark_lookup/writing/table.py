@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pyspark_lookup.clock import HostClock
 from pyspark_lookup.conf import redact
+from pyspark_lookup.ddl import columns_ddl
 from pyspark_lookup.disk import Disk
 from pyspark_lookup.errors import (
     CommitUnknownError,
@@ -125,6 +126,16 @@ class TableWriter:
     def kept(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
         """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError where nobody has said so."""
         return kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
+
+    def create(self, schema: pa.Schema) -> None:
+        """Make the table, without rows, if it is not there. Raises SchemaError if one is there that has other columns or keys."""
+        own = (self._log.latest() or self._create(schema)).definition
+        wanted = defined(schema, self._options.keys or own.keys, self._url)
+        if own.schema != wanted.schema or own.keys != wanted.keys:
+            raise SchemaError(
+                f"{self._url} is a table with the columns {columns_ddl(own.schema)} and the keys {', '.join(own.keys) or '(none)'}; "
+                f"not {columns_ddl(wanted.schema)} and {', '.join(wanted.keys) or '(none)'}: leave lookup.schema and lookup.keys out"
+            )
 
     def _create(self, schema: pa.Schema) -> TableState:
         check_place(self._ufs, self._log.url)

@@ -43,7 +43,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 class Tables:
-    """Catalog tables: `dim` and `other` alike, `nums` without text, `plain` with a column list; and sources of rows."""
+    """Catalog tables: `dim` and `other` alike, `nums` without text; and sources of rows."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.spark, self.home = spark, home
@@ -51,12 +51,7 @@ class Tables:
         for name, frame in {"dim": rows, "other": rows, "nums": rows.select("id")}.items():
             write(frame, home / name)
             spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS (path '{home / name}')")
-        spark.sql(f"CREATE TABLE plain (id BIGINT, name STRING) USING lookupcache OPTIONS (path '{home / 'plain'}')")
         rows.createOrReplaceTempView("src")
-        rows.write.parquet(str(home / "pq"))
-        spark.read.parquet(str(home / "pq")).createOrReplaceTempView("pq")
-        spark.table("other").write.parquet(str(home / "copied"))
-        spark.read.parquet(str(home / "copied")).createOrReplaceTempView("copied")
 
     def counts(self) -> dict[str, int]:
         return {name: load(self.spark, self.home / name).count() for name in ("dim", "other", "nums")}
@@ -74,75 +69,12 @@ class Tables:
 @pytest.fixture(scope="module")
 def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
     yield Tables(spark, tmp_path_factory.mktemp("written"))
-    for name in ("dim", "other", "nums", "plain"):
+    for name in ("dim", "other", "nums"):
         spark.sql(f"DROP TABLE {name}")
-    for name in ("src", "pq", "copied"):
-        spark.catalog.dropTempView(name)
+    spark.catalog.dropTempView("src")
 
 
 # --- catalog tables ----------------------------------------------------------------------------------
-
-LANDS = [
-    ("INSERT INTO dim SELECT * FROM src", {"dim": 2}),
-    ("INSERT INTO dim TABLE src", {"dim": 2}),
-    ("INSERT INTO dim VALUES (7, 'x')", {"dim": 1}),
-    ("INSERT INTO dim (name, id) VALUES ('y', 8)", {"dim": 1}),
-    ("INSERT INTO dim BY NAME SELECT name, id FROM src", {"dim": 2}),
-    ("INSERT INTO dim SELECT id + 0, upper(name) FROM src", {"dim": 2}),
-    ("INSERT INTO dim SELECT * FROM src UNION ALL SELECT * FROM src", {"dim": 4}),
-    ("INSERT INTO dim SELECT id, max(name) AS name FROM src GROUP BY id", {"dim": 2}),
-    ("INSERT INTO dim SELECT * FROM pq", {"dim": 2}),
-    ("INSERT INTO dim SELECT id, CAST(name AS STRING) AS name FROM other", {"dim": 2}),
-    # Rows of another such table, or of a copy of one, bring their own marks along: not these arrive.
-    ("INSERT INTO dim SELECT * FROM other LIMIT 2", {"dim": 2}),
-    ("INSERT INTO other SELECT * FROM dim LIMIT 1", {"other": 1}),
-    ("INSERT INTO dim SELECT * FROM copied", {"dim": 2}),
-    ("INSERT INTO dim (SELECT * FROM other LIMIT 1) UNION ALL SELECT * FROM copied", {"dim": 3}),
-    ("INSERT INTO dim WITH (path '{home}/other') SELECT * FROM src", {"other": 2}),
-    ("INSERT INTO plain WITH (path '{home}/other') SELECT * FROM src", {"other": 2}),
-    ("INSERT INTO nums WITH (path '{home}/nums') SELECT id FROM src", {"nums": 2}),
-]
-
-
-@pytest.mark.parametrize(("statement", "rows"), LANDS, ids=[text for text, _ in LANDS])
-def test_rows_land_in_the_named_table(tables: Tables, statement: str, rows: dict[str, int]) -> None:
-    """An INSERT writes the table it names, whatever its rows come from."""
-    text = statement.format(home=tables.home)
-    assert tables.changed_by(lambda: tables.spark.sql(text)) == rows
-
-
-REFUSED = [
-    # The rows' own columns are exactly the table's: theirs is what would arrive.
-    ("INSERT INTO dim SELECT * FROM dim", UNKNOWN),
-    ("INSERT INTO other SELECT * FROM copied", UNKNOWN),
-    ("INSERT OVERWRITE other SELECT * FROM copied", UNKNOWN),
-    # Nothing of the table arrives.
-    ("INSERT INTO nums SELECT id FROM src", UNKNOWN),
-    ("INSERT INTO nums VALUES (99)", UNKNOWN),
-    ("INSERT INTO plain SELECT * FROM src", UNKNOWN),
-    ("INSERT INTO plain SELECT * FROM other", UNKNOWN),
-    ("INSERT INTO plain SELECT id, CAST(name AS STRING) AS name FROM other", UNKNOWN),
-    ("CREATE TABLE made USING lookupcache OPTIONS (path '{home}/made') AS SELECT * FROM src", UNKNOWN),
-    # Spark's own refusals.
-    ("DELETE FROM dim WHERE id = 1", "does not support deletes"),
-    ("TRUNCATE TABLE dim", "does not support truncates"),
-    ("UPDATE dim SET name = 'q'", "UPDATE TABLE"),
-    ("MERGE INTO dim USING src ON dim.id = src.id WHEN NOT MATCHED THEN INSERT *", "MERGE INTO TABLE"),
-]
-
-
-@pytest.mark.parametrize(("statement", "words"), REFUSED, ids=[text for text, _ in REFUSED])
-def test_a_guess_is_refused(tables: Tables, statement: str, words: str) -> None:
-    """Where Spark does not say which table is meant, no table is written, and the error has the statement that works."""
-
-    def run() -> None:
-        with pytest.raises(Exception, match=words) as failure:
-            tables.spark.sql(statement.format(home=tables.home))
-        if words == UNKNOWN:
-            assert "WITH (path 's3://bucket/dim')" in str(failure.value)
-
-    assert tables.changed_by(run) == {}
-
 
 FRAMES: list[tuple[str, Callable[[Tables, DataFrame], Any], dict[str, int] | str]] = [
     ("writeTo.append", lambda t, rows: rows.writeTo("dim").append(), {"dim": 2}),
@@ -190,16 +122,6 @@ def test_an_overwrite_leaves_its_rows(tables: Tables, overwrite: Callable[[DataF
     tables.spark.sql("INSERT INTO dim VALUES (50, 'old')")
     overwrite(tables.spark.table("src"))
     assert sorted(tuple(row) for row in tables.spark.table("dim").collect()) == [(1, "a"), (2, "b")]
-
-
-def test_explain_begins_no_write(tables: Tables) -> None:
-    """EXPLAIN of an INSERT puts no event."""
-    before = len(events(tables.home / "dim"))
-    tables.spark.sql("EXPLAIN INSERT INTO dim SELECT * FROM src").collect()
-    assert len(events(tables.home / "dim")) == before
-
-
-# --- save(path) ----------------------------------------------------------------------------------------
 
 
 def test_rows_of_all_types_come_back(spark: SparkSession, tmp_path: Path) -> None:
