@@ -242,7 +242,7 @@ def test_columns_are_added_when_asked_for(spark: SparkSession, tmp_path: Path) -
     write(wider, path, lookup__write__merge_schema="true")
     write(spark.range(4, 5), path)
     assert [row.note for row in load(spark, path).orderBy("id").collect()] == [None, None, "x", "x", None]
-    with pytest.raises(Exception, match="'note' is string, the rows have int32"):
+    with pytest.raises(Exception, match="'note' is STRING in the table and INT in the rows"):
         write(spark.range(1).withColumn("note", sf.lit(1)), path)
 
 
