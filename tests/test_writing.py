@@ -160,7 +160,7 @@ def test_rows_take_the_tables_columns(site: Site) -> None:
     ("given", "options", "error", "says"),
     [
         ({"id": [1], "x": [1]}, {}, errors.SchemaError, r"'x'.*lookup.write.merge-schema"),
-        ({"id": ["1"]}, {}, errors.SchemaError, "'id' is int64"),
+        ({"id": ["1"]}, {}, errors.SchemaError, "'id' is BIGINT"),
         ({"id": [1], "name": [1]}, {"lookup.write.merge-schema": "true"}, errors.SchemaError, "'name'"),
         ({"id": [1]}, {"lookup.keys": "name"}, errors.OptionError, "lookup.keys"),
         ({"id": [1]}, {"lookup.keys": "id,name"}, errors.OptionError, "lookup.keys"),
