@@ -111,11 +111,11 @@ def looked_up(
     import pyarrow.compute as pc  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    from pyspark_lookup.cache import KEY_INDEX, DefaultLookupCache  # noqa: PLC0415
-    from pyspark_lookup.keys import Keys, as_indices  # noqa: PLC0415
-    from pyspark_lookup.options import LookupOptions  # noqa: PLC0415
-    from pyspark_lookup.planner import find  # noqa: PLC0415
-    from pyspark_lookup.runtime import runtime  # noqa: PLC0415
+    from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache  # noqa: PLC0415
+    from pyspark_lookup.columnar.keys import Keys, as_indices  # noqa: PLC0415
+    from pyspark_lookup.engine.planner import find  # noqa: PLC0415
+    from pyspark_lookup.engine.runtime import runtime  # noqa: PLC0415
+    from pyspark_lookup.options.lookup_options import LookupOptions  # noqa: PLC0415
 
     parsed = LookupOptions.parse({**options, "path": path})
     reader = runtime().engine(parsed).reader

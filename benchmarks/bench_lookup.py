@@ -38,11 +38,11 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import alternate
 from pyspark_lookup import LookupTable
-from pyspark_lookup.keys import Keys, as_indices
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.planner import find
-from pyspark_lookup.runtime import runtime
-from pyspark_lookup.snapshot.layers import Snapshot
+from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.columnar.keys import Keys, as_indices
+from pyspark_lookup.engine.planner import find
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.options.lookup_options import LookupOptions
 
 BATCH = 65_536
 COLUMNS = ["id", "price", "name", "segment", "country"]

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
-from pyspark_lookup.executions import Execution
-from pyspark_lookup.joining import LookupSpec, announced, lookup_of, parsed_options
-from pyspark_lookup.runtime import runtime
+from pyspark_lookup.engine.lookup_join import LookupSpec, announced, lookup_of, parsed_options
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.table.executions import Execution
 
 BATCH = 10_000
 MODES = {

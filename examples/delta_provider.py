@@ -26,8 +26,13 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pyspark_lookup.errors import OptionError
-from pyspark_lookup.functions import FullCachingLookupProvider, LookupContext, LookupFunction, LookupFunctionProvider
+from pyspark_lookup import (
+    FullCachingLookupProvider,
+    LookupContext,
+    LookupFunction,
+    LookupFunctionProvider,
+    OptionError,
+)
 
 __all__ = ["DeltaLookup", "DeltaSource", "by_key", "whole"]
 

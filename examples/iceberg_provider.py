@@ -30,8 +30,13 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, In, LessThanOrEqual
 from pyiceberg.table import Table
 
-from pyspark_lookup.errors import OptionError
-from pyspark_lookup.functions import FullCachingLookupProvider, LookupContext, LookupFunction, LookupFunctionProvider
+from pyspark_lookup import (
+    FullCachingLookupProvider,
+    LookupContext,
+    LookupFunction,
+    LookupFunctionProvider,
+    OptionError,
+)
 
 __all__ = ["IcebergLookup", "IcebergSource", "by_key", "whole"]
 

@@ -29,8 +29,7 @@ import contextlib
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
-from pyspark_lookup.errors import OptionError
-from pyspark_lookup.functions import LookupContext, LookupFunction, LookupFunctionProvider
+from pyspark_lookup import LookupContext, LookupFunction, LookupFunctionProvider, OptionError
 
 __all__ = ["PostgresLookup", "provider"]
 

@@ -25,8 +25,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pyspark_lookup.errors import OptionError
-from pyspark_lookup.functions import LookupContext, LookupFunction, LookupFunctionProvider
+from pyspark_lookup import LookupContext, LookupFunction, LookupFunctionProvider, OptionError
 
 __all__ = ["SqliteLookup", "provider"]
 

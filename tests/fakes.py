@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pyspark_lookup.blocks import BlockCache
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.metadata import Metadata
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.reader import TableReader
-from pyspark_lookup.snapshot.schedule import Start, in_thread
-from pyspark_lookup.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
-from pyspark_lookup.ufs import Ufs
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.schedule import Start, in_thread
+from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.io.block_cache import BlockCache
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
+from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.table.resolver import Metadata
 
 _hosts = itertools.count(7)  # two processes of a host draw different names
 

@@ -18,11 +18,11 @@ USED = (
     "pyspark.worker",
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.plan_data_source_read",
-    "pyspark_lookup.spark.changes",
+    "pyspark_lookup.spark.change_stream",
     "pyspark_lookup.spark.planning",
     "pyspark_lookup.spark.reading",
-    "pyspark_lookup.spark.sink",
-    "pyspark_lookup.spark.tasks",
+    "pyspark_lookup.spark.writer",
+    "pyspark_lookup.spark.udfs",
 )
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup import planner
-from pyspark_lookup.announcing import Announcement, announce, told_version
-from pyspark_lookup.errors import UfsNotFoundError, VersionGoneError
-from pyspark_lookup.executions import Execution
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.table import Kind, Table, TableVersion
+from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.version_token import Announcement, announce, told_version
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.table.model import Kind, Table, TableVersion
 from tests.fakes import FakeClock, Later, make_host
 from tests.test_full_cache import publish
 

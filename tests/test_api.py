@@ -18,10 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import api
-from pyspark_lookup import runtime as runtime_module
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     OptionError,
     PredicateError,
     SchemaError,
@@ -30,9 +27,12 @@ from pyspark_lookup.errors import (
     UfsNotFoundError,
     UfsUnavailableError,
 )
-from pyspark_lookup.metrics import COUNTERS, GAUGES, HOST_GAUGES
-from pyspark_lookup.runtime import Runtime
-from pyspark_lookup.stores import open_store
+from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
+from pyspark_lookup.engine import lookup_table as api
+from pyspark_lookup.engine import runtime as runtime_module
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.runtime import Runtime
+from pyspark_lookup.io.stores import open_store
 from tests.fakes import FakeClock, FaultyStore, wait_until_settled
 
 BOUND_S = 120  # far above what any of this takes; a process not done by then hangs
@@ -430,7 +430,7 @@ def counted(metrics: dict[str, int]) -> dict[str, int]:
 
 
 def test_metrics_have_every_name(table: Opens) -> None:
-    """Counters start at 0 and gauges nobody set at -1; the names are those of pyspark_lookup.metrics."""
+    """Counters start at 0 and gauges nobody set at -1; the names are those of pyspark_lookup.base.metrics."""
     opened = table()
     found = opened.metrics()
     assert set(found) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
@@ -476,7 +476,7 @@ def test_closing_publishes_the_counters(table: Opens, process: Process) -> None:
 
 CHILD = """
 import json, sys
-from pyspark_lookup.api import LookupTable
+from pyspark_lookup.engine.lookup_table import LookupTable
 table = LookupTable(sys.argv[1], {"lookup.cache.dir": sys.argv[2]})
 assert table.scan().num_rows == 4
 print(json.dumps(table.metrics()))

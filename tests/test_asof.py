@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.asof import Validity, valid_rows
-from pyspark_lookup.cache import KEY_INDEX
-from pyspark_lookup.errors import OptionError, OverlapError
-from pyspark_lookup.options import LookupOptions, Overlap
+from pyspark_lookup.base.errors import OptionError, OverlapError
+from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.engine.as_of import Validity, valid_rows
+from pyspark_lookup.options.enums import Overlap
+from pyspark_lookup.options.lookup_options import LookupOptions
 
 INSTANT = pa.timestamp("us", "UTC")
 moments = st.none() | st.integers(0, 8)

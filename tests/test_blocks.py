@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.blocks import BlockCache, BlocksAndLocations, Known
-from pyspark_lookup.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.stores import FileVersion
+from pyspark_lookup.base.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations, Known
+from pyspark_lookup.io.stores import FileVersion
 from tests.fakes import FakeClock, Host, make_host, wait_until_settled
 from tests.test_disk import DAMAGE, data_of, holding
 

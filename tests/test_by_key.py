@@ -13,12 +13,12 @@ import pytest
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.bykey import KeyedRows
-from pyspark_lookup.errors import NonUniqueKeyError, OptionError, SchemaError, WriteConflictError
-from pyspark_lookup.notifications import DataFile, WriteMode
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.runtime import runtime
-from pyspark_lookup.writing import Job, WriteSizes
+from pyspark_lookup.base.errors import NonUniqueKeyError, OptionError, SchemaError, WriteConflictError
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.managed import Job, WriteSizes
+from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import DataFile, WriteMode
 from tests.test_writing import Site, ids_of, put, rows, site
 
 __all__ = ["site"]

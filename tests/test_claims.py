@@ -21,12 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.keys import Numbers, Seed
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.partial import flight
-from pyspark_lookup.partial.flight import Flight, Flights
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.partial import single_flight
+from pyspark_lookup.cache.partial.single_flight import Flight, Flights
+from pyspark_lookup.columnar.keys import Numbers, Seed
+from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock
 from tests.test_disk import Opened, handles_below
 from tests.test_keys import examples
@@ -377,7 +377,7 @@ def test_a_full_disk_costs_single_flight_only(opened: Opened) -> None:
 
 def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another holds the lock for too long, one loads without saying so."""
-    monkeypatch.setattr(flight, "_LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(single_flight, "_LOCK_WAIT_S", 0.0)
     lock = Opened(opened.root.parent).disk.acquire("claim", SPACE, 0)
     assert lock is not None
     with flights_of(opened).claim(numbers(1), V1) as one, flights_of(opened).claim(numbers(1), V1) as other:

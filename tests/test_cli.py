@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cli import host, main, tables
+from pyspark_lookup.cli import host_commands, main, table_commands
 
 Run = Callable[..., "Ran"]
 
@@ -260,7 +260,7 @@ def test_without_its_packages(tmp_path: Path) -> None:
 
 def test_help_names_every_command() -> None:
     """`--help` of each command tells its options."""
-    for command in (*tables.COMMANDS, *host.COMMANDS):
+    for command in (*table_commands.COMMANDS, *host_commands.COMMANDS):
         shown = CliRunner().invoke(command, ["--help"])
         assert shown.exit_code == 0
         assert (command.help or "").split(".")[0][:30] in " ".join(shown.output.split())

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup import columns
-from pyspark_lookup.columns import ColumnSizes, ColumnWriter, read_column
-from pyspark_lookup.errors import NotSupportedError
-from pyspark_lookup.schema import spark_type
+from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.columnar import buffers as columns
+from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, read_column
+from pyspark_lookup.columnar.types import spark_type
 from tests.test_keys import KINDS, bits, everywhere, examples, values_of
 
 # A NaN is not equal to itself; see test_nans_keep_their_bits.

@@ -15,9 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.bykey import KeyedRows
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     DamagedFileError,
     NotATableError,
     OptionError,
@@ -26,9 +24,11 @@ from pyspark_lookup.errors import (
     VersionGoneError,
     WriteConflictError,
 )
-from pyspark_lookup.notifications import TableState, WriteMode
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.writing import files as files_module
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.managed import data_files as files_module
+from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import TableState, WriteMode
 from tests.test_by_key import MODES
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
 

@@ -16,10 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk import CounterFile, Counts, Disk
-from pyspark_lookup.hostmetrics import Publisher, tables_on
-from pyspark_lookup.metrics import (
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import (
     BOUNDS_MS,
     COUNTERS,
     GAUGES,
@@ -29,6 +27,8 @@ from pyspark_lookup.metrics import (
     bucket_names,
     up_to,
 )
+from pyspark_lookup.io.disk import CounterFile, Counts, Disk
+from pyspark_lookup.io.host_metrics import Publisher, tables_on
 
 NAMES = ("a", "b")
 pair = struct.Struct("=2q").pack

@@ -24,7 +24,7 @@ from adbc_driver_postgresql import dbapi
 
 from examples.postgres_provider import PostgresLookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import LookupFunctionError, OptionError
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError
 from tests.postgres import PostgresServer
 from tests.providers.common import TEXTS
 

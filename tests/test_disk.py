@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_lookup.disk import BlockKey, Disk, key_of, memory_backed
-from pyspark_lookup.errors import CacheDirectoryError
-from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.base.errors import CacheDirectoryError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import BlockKey, Disk, key_of, memory_backed
 from tests.fakes import FakeClock
 
 HEADER_BYTES = 36  # magic 8, length 8, CRC-32 4, name 16

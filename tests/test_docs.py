@@ -14,10 +14,10 @@ import pyspark
 import pytest
 
 import pyspark_lookup
-from pyspark_lookup.conf import conf_file_options, conf_file_secrets
-from pyspark_lookup.ddl import parse_columns
-from pyspark_lookup.formats.inference import infer_texts
-from pyspark_lookup.options import LookupOptions, options_table
+from pyspark_lookup.columnar.ddl import parse_columns
+from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
+from pyspark_lookup.options.lookup_options import LookupOptions, options_table
+from pyspark_lookup.scan.formats.inference import infer_texts
 from pyspark_lookup.spark.session import RECOMMENDED
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +36,9 @@ def test_options_table() -> None:
     """The table of options is the generated one."""
     found = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", OPTIONS, re.DOTALL)
     assert found is not None
-    assert found[1] == options_table(), "put what pyspark_lookup.options.options_table() returns between the markers"
+    assert found[1] == options_table(), (
+        "put what pyspark_lookup.options.lookup_options.options_table() returns between the markers"
+    )
 
 
 def test_pages_name_known_options() -> None:

@@ -23,13 +23,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.errors import DamagedFileError, OptionError, SchemaError
-from pyspark_lookup.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, format_of, open_format
-from pyspark_lookup.formats.sparktypes import spark_fields
-from pyspark_lookup.options import FileFormatName
-from pyspark_lookup.predicate import ColumnStats
-from pyspark_lookup.schema import cast_column, spark_type
-from pyspark_lookup.ufs import FileVersion, Range
+from pyspark_lookup.base.errors import DamagedFileError, OptionError, SchemaError
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import cast_column, spark_type
+from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
+from pyspark_lookup.scan.formats.spark_types import spark_fields
+from pyspark_lookup.table.file_names import format_of
 
 FORMATS = {
     ".parquet": FileFormatName.PARQUET,

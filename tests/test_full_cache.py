@@ -13,15 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import planner, progress
-from pyspark_lookup.errors import PysparkLookupError, ReloadFailedError, SchemaError, UfsUnavailableError
-from pyspark_lookup.executions import Execution
-from pyspark_lookup.lookup import get_many
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.reader import ReadTask
-from pyspark_lookup.reload import CacheReloadTrigger
-from pyspark_lookup.snapshot import load
-from pyspark_lookup.snapshot.full import FullCache
+from pyspark_lookup.base import progress
+from pyspark_lookup.base.errors import PysparkLookupError, ReloadFailedError, SchemaError, UfsUnavailableError
+from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.lookup import get_many
+from pyspark_lookup.engine.plan import ReadTask
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.table.executions import Execution
 from tests.fakes import FakeClock, Host, Later, make_host
 
 EACH = 500
@@ -595,7 +596,7 @@ def test_a_long_load_beside_the_queries_tells_the_log(
     directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker's load that takes its time says how far it is."""
-    monkeypatch.setattr(load, "_FETCHED_AT_ONCE", 7_000)  # file by file
+    monkeypatch.setattr(loader, "_FETCHED_AT_ONCE", 7_000)  # file by file
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0)
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
     table.get(0)

@@ -29,31 +29,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pyspark_lookup import LookupTable, planner
-from pyspark_lookup.announcing import Announcement, told_version
-from pyspark_lookup.changes import change_columns, changes_between, cost, snapshot_of
-from pyspark_lookup.conf import conf_file_options, conf_file_secrets
-from pyspark_lookup.disk import key_of
-from pyspark_lookup.disk.files import HEADER_BYTES, wrap
-from pyspark_lookup.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
-from pyspark_lookup.hidden import PATH, ROW, distinct_places, hidden_bytes, places_of
-from pyspark_lookup.hostmetrics import Publisher
-from pyspark_lookup.hostversions import HostVersions
-from pyspark_lookup.lookup import get_many
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.notifications import TableState
-from pyspark_lookup.notifications.events import sealed
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.reader import ReadTask
-from pyspark_lookup.scan import matching_rows
-from pyspark_lookup.snapshot.schedule import trigger_of
-from pyspark_lookup.spark.changes import ChangePartition, ChangeReader
-from pyspark_lookup.spark.planning import OPTIONS_METADATA, table_options
+from pyspark_lookup import LookupTable
+from pyspark_lookup.base.errors import DamagedFileError, OptionError, PredicateError, PysparkLookupError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.cache.full.schedule import trigger_of
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.lookup import get_many
+from pyspark_lookup.engine.plan import ReadTask
+from pyspark_lookup.engine.version_token import Announcement, told_version
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
+from pyspark_lookup.io.host_metrics import Publisher
+from pyspark_lookup.managed.change_feed import change_columns, changes_between, cost, snapshot_of
+from pyspark_lookup.managed.heartbeat import Heartbeats
+from pyspark_lookup.options.catalog import OPTIONS_METADATA, table_options
+from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.batches import matching_rows
+from pyspark_lookup.scan.deletes import PATH, ROW, distinct_places, hidden_bytes, places_of
+from pyspark_lookup.spark.change_stream import ChangePartition, ChangeReader
 from pyspark_lookup.spark.source import LookupCacheDataSource
-from pyspark_lookup.table import managed_version
-from pyspark_lookup.where import parse_where
-from pyspark_lookup.writeids import ValidWriteIdList
-from pyspark_lookup.writing.heartbeat import Heartbeats
+from pyspark_lookup.table.host_versions import HostVersions
+from pyspark_lookup.table.log import TableState
+from pyspark_lookup.table.log.events import sealed
+from pyspark_lookup.table.model import managed_version
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 from tests.test_disk import Opened, data_of, key

@@ -18,7 +18,7 @@ import pytest
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.base.errors import OptionError, SchemaError
 from tests.test_writing import Site, site
 
 __all__ = ["site"]

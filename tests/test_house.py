@@ -6,6 +6,7 @@ import ast
 import configparser
 import importlib
 import os
+import re
 import subprocess
 import sys
 import types
@@ -18,226 +19,35 @@ import pyspark_lookup
 
 ROOT = Path(pyspark_lookup.__file__).parent
 
-# A module may import modules of lower ranks only.
-RANKS = {
-    "errors": 0,
-    "metrics": 0,
-    "clock": 0,
-    "progress": 0,
-    "choices": 0,
-    "plain": 0,
-    "parsing": 1,
-    "conf": 1,
-    "reload": 1,
-    "writeids": 1,
-    "predicate": 1,
-    "schema": 1,
-    "ddl": 1,
-    "options": 2,
-    "keys": 2,
-    "where": 2,
-    "index": 3,
-    "columns": 3,
-    "cache.contract": 3,
-    "cache.growing": 4,
-    "cache.lru": 4,
-    "cache.slots": 5,
-    "cache.entries": 6,
-    "cache.memory": 7,
-    "cache": 8,
-    "disk.files": 2,
-    "disk.records": 3,
-    "disk.segments": 4,
-    "disk.counters": 4,
-    "disk.claims": 4,
-    "disk.blocks": 5,
-    "disk": 6,
-    "stores.model": 3,
-    "stores.failures": 4,
-    "stores.local": 5,
-    "stores.s3": 5,
-    "stores.other": 5,
-    "stores.opening": 6,
-    "stores": 7,
-    "ufs": 8,
-    "hostmetrics": 8,
-    "prometheus": 9,
-    "tuning": 9,
-    "report": 36,
-    "logs": 0,
-    "blocks": 9,
-    "sinklog": 10,
-    "notifications.events": 3,
-    "notifications.writes": 4,
-    "notifications.standing": 5,
-    "notifications.state": 7,
-    "notifications.log": 9,
-    "notifications": 10,
-    "hidden": 10,
-    "writing.effects": 14,
-    "writing.files": 14,
-    "writing.heartbeat": 14,
-    "writing.jobs": 14,
-    "writing.sizes": 13,
-    "writing.places": 14,
-    "writing.vacuum": 14,
-    "writing.table": 15,
-    "writing.compaction": 16,
-    "writing.transaction": 16,
-    "writing": 17,
-    "table": 13,
-    "opened": 13,
-    "formats.inference": 8,
-    "formats.model": 9,
-    "formats.csvtext": 9,
-    "formats.jsontext": 9,
-    "formats.names": 9,
-    "formats.sparktypes": 9,
-    "formats.parquet": 10,
-    "formats.arrow": 10,
-    "formats.whole": 10,
-    "formats.opening": 11,
-    "formats": 12,
-    "hostversions": 14,
-    "busy": 15,
-    "executions": 15,
-    "metadata": 16,
-    "scan": 14,
-    "hostschemas": 15,
-    "snapshot.build": 15,
-    "snapshot.segment": 16,
-    "snapshot.layers": 17,
-    "snapshot.load": 18,
-    "snapshot.reading": 18,
-    "snapshot.schedule": 18,
-    "snapshot.state": 19,
-    "snapshot.jobs": 19,
-    "snapshot.stored": 20,
-    "snapshot.full": 21,
-    "snapshot.tables": 22,
-    "snapshot": 23,
-    "partial.rows": 19,
-    "partial.flight": 19,
-    "partial.shared": 20,
-    "partial.caching": 21,
-    "partial.changes": 19,
-    "partial.tables": 22,
-    "partial": 23,
-    "functions": 9,
-    "provided.calls": 9,
-    "provided.table": 20,
-    "provided.store": 21,
-    "provided.scan": 21,
-    "provided": 22,
-    "reader": 24,
-    "bykey": 25,
-    "changes": 26,
-    "planner": 25,
-    "announcing": 26,
-    "asof": 9,
-    "lookup": 26,
-    "runtime": 26,
-    "joining": 27,
-    "reads": 27,
-    "transaction": 28,
-    "views": 27,
-    "given": 2,
-    "api": 29,
-    "sizing": 30,
-    "cli.output": 30,
-    "cli.advise": 31,
-    "cli.tables": 31,
-    "cli.host": 37,
-    "cli.main": 38,
-    "cli": 39,
-    "__main__": 40,
-    "spark": 30,
-    "spark.filters": 30,
-    "spark.session": 30,
-    "spark.versions": 30,
-    "spark.planning": 31,
-    "spark.reading": 31,
-    "spark.changes": 32,
-    "spark.sink": 32,
-    "spark.source": 33,
-    "spark.tables": 32,
-    "spark.tasks": 32,
-    "spark.warming": 33,
-    "spark.join": 33,
-    "spark.functions": 34,
-    "": 35,
-}
-# The only look upward: the catalog is Spark's, and asking for a table by name is the engine's.
-UPWARD = {("api", "spark.planning")}
+# A module imports from its own package and from those before it.
+ORDER = ["base", "columnar", "options", "io", "table", "scan", "cache", "managed", "providers", "engine", "spark", "", "cli", "__main__"]  # fmt: skip
 # The only imports inside functions: what Spark imports in every planner, and who reads local files, stays light.
-LATE = {"api", "spark.source", "stores.s3"}
-
-SPARK = {name for name in RANKS if name.split(".")[0] == "spark"}
-STORES = {name for name in RANKS if name.split(".")[0] == "stores"}
-DISK = {name for name in RANKS if name.split(".")[0] == "disk"}
-WITHOUT_ARROW = (
-    STORES
-    | DISK
-    | {
-        "",
-        "errors",
-        "metrics",
-        "clock",
-        "progress",
-        "choices",
-        "plain",
-        "parsing",
-        "conf",
-        "reload",
-        "writeids",
-        "options",
-        "ufs",
-        "blocks",
-        "spark.session",
-    }
-)
-# The hot path: whole columns as numbers.
-NUMBERS = {
-    "asof",
-    "sizing",
-    "opened",
-    "bykey",
-    "changes",
-    "hidden",
-    "keys",
-    "index",
-    "columns",
-    "lookup",
-    "joining",
-} | {n for n in RANKS if n.split(".")[0] in ("snapshot", "cache", "partial", "provided")}
-# Other packages, and the modules that may know them.
+LATE = {"spark.source", "io.stores.s3"}
+# Other packages, and the packages or modules of ours that may know them.
 KNOWN_BY = {
-    "fsspec": STORES,
-    "aiobotocore": {"stores.s3"},
-    "filelock": {"disk.files"},
-    "numpy": NUMBERS,
-    "tenacity": {"ufs", "provided.table"},
-    "sqlglot": {"where", "ddl"},
-    "tqdm": {"progress"},
-    "click": {name for name in RANKS if name.startswith("cli.")},
-    "jinja2": {"report"},
-    "prometheus_client": {"prometheus", "cli.host"},
-    "pyspark": SPARK | {"api"},
-    "pyarrow": set(RANKS) - WITHOUT_ARROW,
-}
+    "aiobotocore": {"io.stores.s3"},
+    "click": {"cli"},
+    "filelock": {"io.disk.directory"},
+    "fsspec": {"io.stores"},
+    "jinja2": {"cli.report"},
+    "numpy": {"columnar", "scan", "cache", "managed", "providers", "engine", "cli.sizing"},
+    "prometheus_client": {"cli.prometheus", "cli.host_commands"},
+    "pyarrow": {"columnar", "options.lookup_options", "table", "scan", "cache", "managed", "providers", "engine", "spark", "cli"},
+    "pyspark": {"spark"},
+    "sqlglot": {"columnar.sql_predicate", "columnar.ddl"},
+    "tenacity": {"io.ufs", "providers.provider"},
+    "tqdm": {"base.progress"},
+}  # fmt: skip
 # How files of the cache directory come into being.
 PUBLISHING = {"os.replace", "os.link", "os.rename", "os.renames", "os.symlink", "shutil.move", "tempfile.mkstemp"}
 UNPICKLING = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 LONGEST_LINES = 550
-# Public names that `__all__` does not have yet. This may only shrink.
-UNNAMED = {}
 
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
     for path in sorted(ROOT.rglob("*.py"))
 }
 TREES = {name: ast.parse(path.read_text(), str(path)) for name, path in MODULES.items()}
-each_module = pytest.mark.parametrize("name", MODULES, ids=[name or "__init__" for name in MODULES])
 
 
 def run_time_nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
@@ -275,9 +85,13 @@ def own(full: str) -> str | None:
     return full.removeprefix("pyspark_lookup").lstrip(".")
 
 
-def test_every_module_has_a_rank() -> None:
-    """A new module takes its place in the ranks, and a removed one leaves it."""
-    assert set(RANKS) == set(MODULES)
+def package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def within(name: str, places: set[str]) -> bool:
+    """Whether a module is one of the places, or inside of one."""
+    return any(name == place or name.startswith(f"{place}.") for place in places)
 
 
 def test_every_package_is_installed() -> None:
@@ -288,12 +102,18 @@ def test_every_package_is_installed() -> None:
     assert set(setup["options"]["packages"].split()) == packages
 
 
-@each_module
-def test_imports_point_down(name: str) -> None:
-    """A module imports modules of lower ranks only, inside functions too; the one exception is named."""
-    used = {module for full, _ in imports(name) if (module := own(full)) is not None}
-    upward = {(name, module) for module in used if RANKS[module] >= RANKS[name]}
-    assert upward <= UPWARD
+def test_packages_import_those_before_them() -> None:
+    """A module imports from its own package and from those before it in the order, inside functions too."""
+    assert {package(name) for name in MODULES} == set(ORDER)
+    used = [(name, module) for name in MODULES for full, _ in imports(name) if (module := own(full)) is not None]
+    assert [(n, m) for n, m in used if ORDER.index(package(m)) > ORDER.index(package(n))] == []
+
+
+def test_design_shows_the_packages() -> None:
+    """docs/design.md has the same packages, in the same order."""
+    design = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+)/` \|", design, re.MULTILINE)
+    assert shown == [name for name in ORDER if name not in ("", "__main__")]
 
 
 def test_imports_make_no_circle() -> None:
@@ -312,57 +132,48 @@ def test_imports_make_no_circle() -> None:
     assert [name for name in MODULES if name in reach(name)] == []
 
 
-@each_module
-def test_imports_stand_at_the_top(name: str) -> None:
-    """Imports are at the top of a file, but for what Spark loads in every planner and the look upward."""
-    late = {full for full, inside in imports(name) if inside}
-    assert name in LATE or not late
+def test_imports_stand_at_the_top() -> None:
+    """Imports are at the top of a file, but for what Spark loads in every planner."""
+    assert [name for name in MODULES if name not in LATE and any(inside for _, inside in imports(name))] == []
 
 
-@each_module
-def test_packages_are_known_by_few(name: str) -> None:
-    """Each other package is imported by the modules that wrap it, and no package is imported unnamed here."""
-    others = {full.split(".")[0] for full, _ in imports(name) if own(full) is None} - set(sys.stdlib_module_names)
-    assert others <= set(KNOWN_BY)
-    assert [package for package in others if name not in KNOWN_BY[package]] == []
+def test_packages_are_known_by_few() -> None:
+    """Each other package is imported by those that wrap it, and no package is imported unnamed here."""
+    wrong = []
+    for name in MODULES:
+        others = {full.split(".")[0] for full, _ in imports(name) if own(full) is None} - set(sys.stdlib_module_names)
+        wrong += [(name, other) for other in others if not within(name, KNOWN_BY.get(other, set()))]
+    assert wrong == []
 
 
-def test_api_knows_spark_in_for_name_only() -> None:
-    """`LookupTable` works without pyspark: only `for_name`, which gets a session, leads to it."""
-    assert not any(full.startswith("pyspark.") or own(full) in SPARK for full, inside in imports("api") if not inside)
-    (for_name,) = (n for n in ast.walk(TREES["api"]) if isinstance(n, ast.FunctionDef) and n.name == "for_name")
-    inside = [node for node, within in run_time_nodes(TREES["api"]) if within and isinstance(node, ast.ImportFrom)]
-    assert [node for node in inside if node not in list(ast.walk(for_name))] == []
+def test_only_disk_publishes() -> None:
+    """Files are renamed and linked into place in `io.disk` alone."""
+    wrong = []
+    for name, tree in TREES.items():
+        used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & PUBLISHING
+        # The log of a managed table on a local disk is put there by its store.
+        used -= {"os.link"} if name == "io.stores.local" else set()
+        froms = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        if (used and not within(name, {"io.disk"})) or {"os", "shutil", "tempfile"} & set(froms):
+            wrong.append(name)
+    assert wrong == []
 
 
-@each_module
-def test_only_disk_publishes(name: str) -> None:
-    """Files are renamed and linked into place in `disk` alone."""
-    used = {ast.unparse(node) for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
-    # The log of a managed table on a local disk is put there by its store.
-    used -= {"os.link"} if name == "stores.local" else set()
-    assert name in DISK or not used & PUBLISHING
-    froms = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.ImportFrom)]
-    assert not [node for node in froms if node.module in {"os", "shutil", "tempfile"}]
-
-
-@each_module
-def test_nothing_unpickles(name: str) -> None:
+def test_nothing_unpickles() -> None:
     """No module imports what could run code from a file: Spark pickles our values, we never load any."""
-    assert not {full.split(".")[0] for full, _ in imports(name)} & UNPICKLING
+    assert [n for n in MODULES if {full.split(".")[0] for full, _ in imports(n)} & UNPICKLING] == []
 
 
-@each_module
-def test_nothing_wants_pandas(name: str) -> None:
+def test_nothing_wants_pandas() -> None:
     """No module calls what pyarrow (25 and older) does with pandas only: the package does not require it."""
-    used = {node.attr for node in ast.walk(TREES[name]) if isinstance(node, ast.Attribute)}
-    assert not used & {"to_pandas", "to_pandas_dtype"}
+    used = {n: {node.attr for node in ast.walk(t) if isinstance(node, ast.Attribute)} for n, t in TREES.items()}
+    assert [name for name, attributes in used.items() if attributes & {"to_pandas", "to_pandas_dtype"}] == []
 
 
-@each_module
-def test_files_stay_short(name: str) -> None:
-    """A file of more than 550 lines is two files."""
-    assert len(MODULES[name].read_text().splitlines()) <= LONGEST_LINES
+def test_files_stay_short() -> None:
+    """A file that is longer is two files."""
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
+    assert {name: count for name, count in lines.items() if count > LONGEST_LINES} == {}
 
 
 # --- what is public ----------------------------------------------------------------------------------
@@ -389,28 +200,28 @@ def in_order(names: list[str]) -> list[str]:
     return sorted(names, key=lambda n: (not n.isupper(), not n[0].isupper(), n))
 
 
-@each_module
-def test_all_is_complete_and_sorted(name: str) -> None:
+def test_all_is_complete_and_sorted() -> None:
     """`__all__` names every public name of its module and only names that exist, once, in order."""
-    if name == "spark":
-        assert public_names(name) == set()  # a package that only holds its modules
-        return
-    module = loaded(name)
-    named = list(module.__all__)
-    assert [missing for missing in named if not hasattr(module, missing)] == []
-    assert sorted(public_names(name) - set(named) - UNNAMED.get(name, set())) == []
-    assert named == in_order(named)
-    assert len(named) == len(set(named))
+    wrong = []
+    for name in MODULES:
+        module, public = loaded(name), public_names(name)
+        named = list(getattr(module, "__all__", ()))  # a package that only holds its modules has none
+        exists = all(hasattr(module, each) for each in named)
+        if not exists or public - set(named) or named != in_order(named) or len(named) != len(set(named)):
+            wrong.append(name)
+    assert wrong == []
 
 
-@each_module
-def test_what_is_imported_is_public(name: str) -> None:
+def test_what_is_imported_is_public() -> None:
     """A module takes only public names from another."""
-    for node in ast.walk(TREES[name]):
-        if isinstance(node, ast.ImportFrom) and (source := own(str(node.module))) is not None:
-            public = set(getattr(loaded(source), "__all__", ())) | UNNAMED.get(source, set())
-            public |= {module.rpartition(".")[2] for module in MODULES if module.rpartition(".")[0] == source}
-            assert {alias.name for alias in node.names} <= public, f"{name} imports from {source or '__init__'}"
+    wrong = []
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (source := own(str(node.module))) is not None:
+                public = set(getattr(loaded(source), "__all__", ()))
+                public |= {module.rpartition(".")[2] for module in MODULES if module.rpartition(".")[0] == source}
+                wrong += [(name, source, alias.name) for alias in node.names if alias.name not in public]
+    assert wrong == []
 
 
 # --- what importing costs ----------------------------------------------------------------------------

@@ -14,8 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.index import BUCKET_AT_MOST, IndexBuilder, KeyIndex, Matches, Order, SkewedError, order_rows
-from pyspark_lookup.keys import Keys, Numbers, Seed, as_indices, draw_seed
+from pyspark_lookup.columnar.hash_index import (
+    BUCKET_AT_MOST,
+    IndexBuilder,
+    KeyIndex,
+    Matches,
+    Order,
+    SkewedError,
+    order_rows,
+)
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, draw_seed
 from tests.test_keys import KINDS, SEED, US, each_kind, examples, plain, values_of
 
 WEAK = Seed(1, 1)  # leaves small numbers where they are: all in the first bucket

@@ -9,19 +9,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.bykey import KeyedRows
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     NonUniqueKeyError,
     PysparkLookupError,
     SchemaError,
     VersionGoneError,
     WriteConflictError,
 )
-from pyspark_lookup.notifications import TableState, WriteMode
-from pyspark_lookup.options import LookupOptions, View
-from pyspark_lookup.views import ViewTask, view_batches
-from pyspark_lookup.writing import Job, TableWriter
-from pyspark_lookup.writing import files as files_module
+from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.managed import Job, TableWriter
+from pyspark_lookup.managed import data_files as files_module
+from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import TableState, WriteMode
 from tests.test_by_key import MODES
 from tests.test_compaction import OFF, beside, of_ids
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site

@@ -23,15 +23,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pyspark_lookup.runtime
-from pyspark_lookup import errors, joining
-from pyspark_lookup.announcing import Announcement
-from pyspark_lookup.executions import Execution
-from pyspark_lookup.joining import ERROR_COLUMN, FOUND_COLUMN, Lookup, LookupSpec, announced, lookup_of, parsed_options
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.reader import TableReader
-from pyspark_lookup.runtime import Runtime, runtime
-from pyspark_lookup.stores import Store, open_store
+import pyspark_lookup.engine.runtime
+from pyspark_lookup.base import errors
+from pyspark_lookup.engine import lookup_join as joining
+from pyspark_lookup.engine.lookup_join import (
+    ERROR_COLUMN,
+    FOUND_COLUMN,
+    Lookup,
+    LookupSpec,
+    announced,
+    lookup_of,
+    parsed_options,
+)
+from pyspark_lookup.engine.runtime import Runtime, runtime
+from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.engine.version_token import Announcement
+from pyspark_lookup.io.stores import Store, open_store
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.executions import Execution
 from tests.fakes import FakeClock, FaultyStore, Later
 from tests.processes.test_fill import in_fresh_process
 from tests.providers.common import SyncFunction, provider
@@ -98,8 +107,8 @@ class Host:
         """Go on as another process of this host."""
         joining._lookup.cache_clear()
         self.processes.append(Runtime(self.clock.host(), random.Random(1)))
-        self._monkeypatch.setattr(pyspark_lookup.runtime, "_current", self.processes[-1])
-        self._monkeypatch.setattr(pyspark_lookup.runtime, "open_store", self._store)
+        self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "_current", self.processes[-1])
+        self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "open_store", self._store)
 
     def _store(self, path: str, storage: dict[str, object], now_s: Callable[[], float]) -> Store:
         store = FaultyStore(open_store(path, storage, now_s))
@@ -342,7 +351,7 @@ def test_a_host_that_was_only_told(mode: str, host: Host, table: Path, monkeypat
 def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FULL: what is not built in time is read from the files, and from the snapshot as soon as there is one."""
     later = Later()
-    monkeypatch.setattr(pyspark_lookup.runtime, "TableReader", functools.partial(TableReader, start=later))
+    monkeypatch.setattr(pyspark_lookup.engine.runtime, "TableReader", functools.partial(TableReader, start=later))
     spec = host.spec(table, {**FULL, "lookup.full-cache.build-wait": "0 s"}, many=False)
     told = host.announce(spec)
 

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.keys import (
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.keys import (
     KeyColumn,
     Keys,
     Numbers,

@@ -26,8 +26,8 @@ from pyroaring import BitMap64
 
 from examples import delta_provider
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import LookupFunctionError, OptionError, SchemaError
-from pyspark_lookup.functions import LookupContext
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError, SchemaError
+from pyspark_lookup.providers.functions import LookupContext
 from tests.providers import common
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.logs import log_event
+from pyspark_lookup.base.log_events import log_event
 
 LOG = logging.getLogger("pyspark_lookup.tests")
 FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}

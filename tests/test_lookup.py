@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pyarrow import csv, feather, orc
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import OptionError, SchemaError
+from pyspark_lookup.base.errors import OptionError, SchemaError
 from tests.fakes import wait_until_settled
 
 _serial = itertools.count()

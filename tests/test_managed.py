@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.stores import FileVersion
-from pyspark_lookup.table import TableVersion
+from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
+from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.model import TableVersion
 from tests.fakes import make_host
 from tests.test_announcing import Process
 from tests.test_writing import INTERVAL, SCHEMA, TRIGGER, Site, site

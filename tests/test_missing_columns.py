@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import NonUniqueKeyError, SchemaError, WriteConflictError
-from pyspark_lookup.notifications import NotificationLog
+from pyspark_lookup.base.errors import NonUniqueKeyError, SchemaError, WriteConflictError
+from pyspark_lookup.table.log import NotificationLog
 from tests.test_writing import Site, site
 
 __all__ = ["site"]

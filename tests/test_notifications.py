@@ -21,15 +21,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup import errors
-from pyspark_lookup import notifications as log
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.notifications import Allocate, DataFile, Event, LogVersion, TableState, WriteMode
-from pyspark_lookup.notifications.events import event_bytes, event_of, sealed
-from pyspark_lookup.stores import Count, FileVersion, Store, open_store
-from pyspark_lookup.ufs import Ufs
-from pyspark_lookup.writeids import ValidWriteIdList
+from pyspark_lookup.base import errors
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.stores import Count, FileVersion, Store, open_store
+from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.table import log
+from pyspark_lookup.table.log import Allocate, DataFile, Event, LogVersion, TableState, WriteMode
+from pyspark_lookup.table.log.events import event_bytes, event_of, sealed
 from tests.fakes import FakeClock, FaultyStore
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE

@@ -23,15 +23,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
 from pyspark_lookup.cli import advise
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk import Disk, DiskSpace
-from pyspark_lookup.hostmetrics import Publisher, Reload, reloads_on, remember_reload
-from pyspark_lookup.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
-from pyspark_lookup.prometheus import HostCollector, series_names
-from pyspark_lookup.report import report
-from pyspark_lookup.sizing import TableFacts, advice, replayed
-from pyspark_lookup.tuning import Hint, disk_hints, hints, quantile_ms, saved_bytes
+from pyspark_lookup.cli.hints import Hint, disk_hints, hints, quantile_ms, saved_bytes
+from pyspark_lookup.cli.prometheus import HostCollector, series_names
+from pyspark_lookup.cli.report import report
+from pyspark_lookup.cli.sizing import TableFacts, advice, replayed
+from pyspark_lookup.io.disk import Disk, DiskSpace
+from pyspark_lookup.io.host_metrics import Publisher, Reload, reloads_on, remember_reload
 
 DASHBOARD = Path(pyspark_lookup.__file__).parent.parent / "conf" / "grafana" / "lookupcache.json"
 CLOCK = HostClock(lambda: 1_000_000.0, lambda: 0.0, lambda _: None, "boot")

@@ -13,15 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.conf import conf_file_options, conf_file_secrets, redact
-from pyspark_lookup.errors import OptionError, PysparkLookupError
-from pyspark_lookup.options import (
-    HOST_KEYS,
+from pyspark_lookup.base.errors import OptionError, PysparkLookupError
+from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets, redact
+from pyspark_lookup.options.enums import (
     CacheMode,
     FileFormatName,
     FilterPushdown,
     KeyedWrite,
-    LookupOptions,
     MetadataSource,
     MissingColumns,
     OnBusy,
@@ -32,9 +30,9 @@ from pyspark_lookup.options import (
     StreamStart,
     VersionAt,
     View,
-    options_table,
 )
-from pyspark_lookup.parsing import parse_bytes, parse_duration_s
+from pyspark_lookup.options.lookup_options import HOST_KEYS, LookupOptions, options_table
+from pyspark_lookup.options.parsing import parse_bytes, parse_duration_s
 from tests import test_full_cache_options
 
 MIB = 2**20

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pyspark_lookup import planner
-from pyspark_lookup.lookup import get_many, read_rows
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.partial import shared
-from pyspark_lookup.reader import ReadTask
+from pyspark_lookup.cache.partial import host_cache
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.lookup import get_many, read_rows
+from pyspark_lookup.engine.plan import ReadTask
+from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, Host, Later, make_host
 
 FILES = 4
@@ -51,7 +51,7 @@ class Modes(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(shared, "_SEGMENTS_AT_MOST", 2)  # merged all the time
+        self.patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)  # merged all the time
         self.root = Path(tempfile.mkdtemp(prefix="lookup-model-"))
         self.path = self.root / "dim"
         self.path.mkdir()
@@ -161,7 +161,7 @@ class Modes(RuleBasedStateMachine):
         for (mode, _), (host, options, later) in getattr(self, "hosts", {}).items():
             if mode == "small" and not later.waiting:
                 held = host.metrics.snapshot()["numCachedRecords"]
-                assert held <= (options.partial_max_rows or 0) * shared.REFUSE_ABOVE + 10
+                assert held <= (options.partial_max_rows or 0) * host_cache.REFUSE_ABOVE + 10
 
 
 class CompositeModes(Modes):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.api import LookupTable
+from pyspark_lookup.engine.lookup_table import LookupTable
 from tests.processes.test_fill import BOUND_S
 from tests.s3server import Request, S3Server
 

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.errors import PredicateError
-from pyspark_lookup.predicate import (
+from pyspark_lookup.base.errors import PredicateError
+from pyspark_lookup.columnar.binding import bind_compare, bind_in, parse_date, parse_timestamp
+from pyspark_lookup.columnar.predicate import (
     And,
     ColumnStats,
     Compare,
@@ -27,14 +28,10 @@ from pyspark_lookup.predicate import (
     Or,
     Predicate,
     StartsWith,
-    bind_compare,
-    bind_in,
     columns_of,
     evaluate,
     may_match,
     negate,
-    parse_date,
-    parse_timestamp,
 )
 
 UTC = datetime.timezone.utc

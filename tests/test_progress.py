@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pyspark_lookup import progress
+from pyspark_lookup.base import progress
 
 
 class Steady:

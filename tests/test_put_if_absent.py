@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from moto.s3.responses import S3Response
 
-from pyspark_lookup.errors import NotSupportedError, UfsPermissionError, UfsTimeoutError, UfsUnavailableError
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.stores import open_store
-from pyspark_lookup.ufs import Ufs
+from pyspark_lookup.base.errors import NotSupportedError, UfsPermissionError, UfsTimeoutError, UfsUnavailableError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.io.ufs import Ufs
 from tests.fakes import FaultyStore
 from tests.s3server import S3Server
 

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import planner
-from pyspark_lookup.errors import SchemaError, UfsUnavailableError, VersionGoneError
-from pyspark_lookup.executions import Execution
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.reader import ReadPlan, ReadTask
+from pyspark_lookup.base.errors import SchemaError, UfsUnavailableError, VersionGoneError
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.executions import Execution
 from tests.fakes import FakeClock, Host, make_host
 
 ROWS = 20_000

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pyspark_lookup.errors import NotSupportedError, OptionError
-from pyspark_lookup.reload import (
+from pyspark_lookup.base.errors import NotSupportedError, OptionError
+from pyspark_lookup.options.reload_trigger import (
     Blackout,
     CacheReloadTrigger,
     LastReload,

@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     SourceChangedError,
     UfsNotFoundError,
     UfsPermissionError,
     UfsTimeoutError,
     UfsUnavailableError,
 )
-from pyspark_lookup.stores import FileVersion, Listing
+from pyspark_lookup.io.stores import FileVersion, Listing
 from tests.fakes import Host, make_host
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup import planner
-from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.formats import BATCH_ROWS
-from pyspark_lookup.opened import Slice
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.reader import ReadPlan, ReadTask
-from pyspark_lookup.scan import share_of, slices_of
-from pyspark_lookup.ufs import FileVersion
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.contract import share_of, slices_of
+from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.scan.open_file import Slice
 from tests.fakes import Host, make_host
 
 NONE: Mapping[str, str] = MappingProxyType({})

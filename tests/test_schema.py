@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.schema import (
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.types import (
     cast_column,
     check_readable,
     merge_schemas,
@@ -23,7 +23,7 @@ from pyspark_lookup.schema import (
     spark_type,
     widens,
 )
-from pyspark_lookup.spark.versions import arrow_schema, struct_type
+from pyspark_lookup.spark.types import arrow_schema, struct_type
 
 US, US_UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
 

@@ -20,12 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup import LookupTable, errors, explain_lookup, lookup_join, planner, register_lookup
-from pyspark_lookup import runtime as runtime_module
-from pyspark_lookup.conf import conf_file_options
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.disk.files import HEADER_BYTES, wrap
-from pyspark_lookup.errors import (
+from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
+from pyspark_lookup.base import errors
+from pyspark_lookup.base.errors import (
     CacheDirectoryError,
     OptionError,
     PysparkLookupError,
@@ -35,13 +32,19 @@ from pyspark_lookup.errors import (
     UfsPermissionError,
     cause_of,
 )
-from pyspark_lookup.functions import KeyLookupFunction, LookupFunctionProvider
-from pyspark_lookup.options import LookupOptions, View
-from pyspark_lookup.reader import ReadTask
-from pyspark_lookup.runtime import runtime
-from pyspark_lookup.stores import open_store
-from pyspark_lookup.stores.failures import our_error
-from pyspark_lookup.views import ViewTask, view_batches
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine import runtime as runtime_module
+from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.engine.plan import ReadTask
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
+from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.io.stores.error_mapping import our_error
+from pyspark_lookup.options.conf_file import conf_file_options
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.providers.functions import KeyLookupFunction, LookupFunctionProvider
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import memory_at_most
 from tests.test_api import put

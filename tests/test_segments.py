@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.disk import OpenSegment, SegmentWriter
+from pyspark_lookup.io.disk import OpenSegment, SegmentWriter
 from tests.processes.test_fill import in_fresh_process, must_end
 from tests.test_disk import Opened, data_of, flipped, handles_below
 from tests.test_keys import examples

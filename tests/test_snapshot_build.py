@@ -19,16 +19,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup import columns
-from pyspark_lookup.columns import ColumnWriter
-from pyspark_lookup.disk import OpenSegment, SegmentWriter
-from pyspark_lookup.index import Order, SkewedError, order_rows
-from pyspark_lookup.keys import Keys, Numbers, Seed
-from pyspark_lookup.schema import spark_type
-from pyspark_lookup.snapshot import build, layers
-from pyspark_lookup.snapshot.build import CODES, ROW_BITS, SegmentBuilder
-from pyspark_lookup.snapshot.layers import Layer, Ranges, Snapshot, hidden_rows
-from pyspark_lookup.snapshot.segment import Segment, SegmentFile
+from pyspark_lookup.cache.full import snapshot as snapshots
+from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, hidden_rows
+from pyspark_lookup.cache.segments import builder as builders
+from pyspark_lookup.cache.segments.builder import CODES, ROW_BITS, SegmentBuilder
+from pyspark_lookup.cache.segments.segment import Segment, SegmentFile
+from pyspark_lookup.columnar import buffers as columns
+from pyspark_lookup.columnar.buffers import ColumnWriter
+from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
+from pyspark_lookup.columnar.types import spark_type
+from pyspark_lookup.io.disk import OpenSegment, SegmentWriter
 from tests.test_disk import Opened, handles_below
 from tests.test_keys import KINDS, SEED, examples, plain, values_of
 
@@ -44,8 +45,8 @@ Unit = tuple[int, int]
 def limits(deal: int = PLENTY, partition: int = PLENTY) -> Iterator[None]:
     """Rows are dealt to partitions once there are `deal` bytes of them, of about `partition` bytes each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_DEAL_ABOVE_BYTES", deal)
-        patch.setattr(build, "_PARTITION_BYTES", partition)
+        patch.setattr(builders, "_DEAL_ABOVE_BYTES", deal)
+        patch.setattr(builders, "_PARTITION_BYTES", partition)
         yield
 
 
@@ -82,7 +83,7 @@ class Workshop:
     def published(self, builder: SegmentBuilder, files: Sequence[SegmentFile], strict: bool = True) -> OpenSegment:
         """The segment that a builder makes of what it was given, opened; nothing else is left of it."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build, "order_rows", self.ordered)
+            patch.setattr(builders, "order_rows", self.ordered)
             try:
                 writer = builder.finish(self.disk.create_segment, [file.rows for file in files], strict)
             finally:
@@ -507,7 +508,7 @@ def test_more_text_than_32_bits_reach(
     monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool
 ) -> None:
     """Pieces of more text than 32-bit offsets reach are joined as large text; what is read is the text that was given."""
-    monkeypatch.setattr(build, "_INT32_AT_MOST", 100)
+    monkeypatch.setattr(builders, "_INT32_AT_MOST", 100)
     if wide:
         monkeypatch.setattr(columns, "_INT32_AT_MOST", 5000)
     joined = set()
@@ -517,7 +518,7 @@ def test_more_text_than_32_bits_reach(
             joined.add(array.type)
             super().add(array)
 
-    monkeypatch.setattr(build, "ColumnWriter", Noting)
+    monkeypatch.setattr(builders, "ColumnWriter", Noting)
     texts = [None if n % 9 == 2 else f"text {n % 250}" for n in range(1000)]
     raw = pa.array([None if text is None else text.encode() for text in texts])
     files = [numbered(range(1000), text=pa.array(texts), raw=raw, few=["x"] * 1000)]
@@ -755,7 +756,7 @@ def version_of(
 def batches_of(rows: int) -> Iterator[None]:
     """Layers are read in batches of so many rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "BATCH_ROWS", rows)
+        patch.setattr(snapshots, "BATCH_ROWS", rows)
         yield
 
 

@@ -23,7 +23,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     OptionError,
     SourceChangedError,
     UfsError,
@@ -32,9 +32,9 @@ from pyspark_lookup.errors import (
     UfsTimeoutError,
     UfsUnavailableError,
 )
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.stores import LOCAL_GRANULE_S, FileVersion, Listing, Store, open_store
-from pyspark_lookup.ufs import Ufs
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.stores import LOCAL_GRANULE_S, FileVersion, Listing, Store, open_store
+from pyspark_lookup.io.ufs import Ufs
 from tests.fakes import FakeClock, FaultyStore, wait_until_settled
 
 OLD, NEW = b"old" * 100, b"new" * 100

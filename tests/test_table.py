@@ -16,23 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup import planner
-from pyspark_lookup.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
-from pyspark_lookup.options import FileFormatName, LookupOptions
-from pyspark_lookup.table import (
-    Kind,
+from pyspark_lookup.base.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
+from pyspark_lookup.engine import planner
+from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.glob import glob_root, is_glob
+from pyspark_lookup.table.listing import data_files
+from pyspark_lookup.table.model import Kind, Table, TableVersion
+from pyspark_lookup.table.partitions import (
     PartitionValue,
-    Table,
-    TableVersion,
-    data_files,
-    glob_root,
-    is_glob,
     partition_fields,
     partition_value,
     partition_values,
     select_partitions,
 )
-from pyspark_lookup.ufs import FileVersion, Listing
 from tests.fakes import FakeClock, Host, make_host
 
 ROOT = "file:///data/dim"

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
-from pyspark_lookup.formats.inference import NOTHING, converted, infer_texts, joined
+from pyspark_lookup.base.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.scan.formats.inference import NOTHING, converted, infer_texts, joined
 
 D = decimal.Decimal
 UTC = datetime.timezone.utc

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     CommitUnknownError,
     NonUniqueKeyError,
     OptionError,
@@ -30,7 +30,7 @@ from pyspark_lookup.errors import (
     UfsUnavailableError,
     WriteConflictError,
 )
-from pyspark_lookup.notifications import WriteMode
+from pyspark_lookup.table.log import WriteMode
 from tests.test_by_key import MODES, Row, rows_of, table_of, writes
 from tests.test_compaction import failing
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site

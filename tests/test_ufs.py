@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tenacity
 
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     SourceChangedError,
     UfsError,
     UfsNotFoundError,
@@ -18,9 +18,9 @@ from pyspark_lookup.errors import (
     UfsTimeoutError,
     UfsUnavailableError,
 )
-from pyspark_lookup.metrics import COUNTERS, CacheMetricGroup
-from pyspark_lookup.stores import Count, FileVersion, Listing
-from pyspark_lookup.ufs import Ufs
+from pyspark_lookup.base.metrics import COUNTERS, CacheMetricGroup
+from pyspark_lookup.io.stores import Count, FileVersion, Listing
+from pyspark_lookup.io.ufs import Ufs
 from tests.fakes import FakeClock, make_host
 
 

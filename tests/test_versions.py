@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import NotSupportedError, VersionGoneError
-from pyspark_lookup.spark import versions
-from pyspark_lookup.spark.changes import ChangeReader, stream_reader
+from pyspark_lookup.base.errors import NotSupportedError, VersionGoneError
+from pyspark_lookup.spark import types
+from pyspark_lookup.spark.change_stream import ChangeReader, stream_reader
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -46,9 +46,9 @@ def consumed(reader: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -
 def test_limits_of_a_micro_batch_need_spark_42(table: LookupTable, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On 4.1 a stream with a limit fails when it begins, naming the option and both versions."""
     option = f"max_{limit}_per_trigger"
-    if versions.SPARK >= (4, 2):
+    if types.SPARK >= (4, 2):
         reader_of(table, **{option: "5"})
-    monkeypatch.setattr(versions, "SPARK", (4, 1))
+    monkeypatch.setattr(types, "SPARK", (4, 1))
     words = (
         f"option lookup.stream.max-{limit}-per-trigger needs Spark 4.2, and this is {pyspark.__version__}: without it"
     )
@@ -61,8 +61,8 @@ def test_filters_are_their_scans_own_from_5_on(monkeypatch: pytest.MonkeyPatch) 
     """What is pushed prunes unasked on a Spark that keeps one scan's filters from others."""
     found = []
     for version in ((4, 1), (4, 3), (5, 0), (5, 1)):
-        monkeypatch.setattr(versions, "SPARK", version)
-        found.append(versions.scopes_pushed_filters())
+        monkeypatch.setattr(types, "SPARK", version)
+        found.append(types.scopes_pushed_filters())
     assert found == [False, False, True, True]
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import OptionError, PredicateError
-from pyspark_lookup.predicate import (
+from pyspark_lookup.base.errors import OptionError, PredicateError
+from pyspark_lookup.columnar.binding import bind_in
+from pyspark_lookup.columnar.predicate import (
     And,
     Compare,
     Constant,
@@ -25,9 +26,8 @@ from pyspark_lookup.predicate import (
     Or,
     Predicate,
     StartsWith,
-    bind_in,
 )
-from pyspark_lookup.where import parse_where
+from pyspark_lookup.columnar.sql_predicate import parse_where
 
 UTC = datetime.timezone.utc
 SCHEMA = pa.schema(

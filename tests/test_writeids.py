@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.writeids import NO_OPEN_WRITE_ID, RangeResponse, ValidWriteIdList
+from pyspark_lookup.base.write_ids import NO_OPEN_WRITE_ID, RangeResponse, ValidWriteIdList
 
 HISTORIES = 100_000
 

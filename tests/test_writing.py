@@ -14,14 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import api, errors
-from pyspark_lookup import runtime as runtime_module
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.notifications import Batch, DataFile, TableState, WriteMode
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.runtime import Runtime
-from pyspark_lookup.stores import open_store
-from pyspark_lookup.writing import Job, TableWriter
+from pyspark_lookup.base import errors
+from pyspark_lookup.engine import lookup_table as api
+from pyspark_lookup.engine import runtime as runtime_module
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.runtime import Runtime
+from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.managed import Job, TableWriter
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import Batch, DataFile, TableState, WriteMode
 from tests.fakes import FakeClock
 from tests.test_notifications import Watched
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_lookup.spark.versions import SPARK
+from pyspark_lookup.spark.types import SPARK
 
 
 def needs_spark(major: int, minor: int, what: str) -> pytest.MarkDecorator:

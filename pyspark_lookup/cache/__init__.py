@@ -1,6 +1,1 @@
-"""Rows by key, in memory: the contract `LookupCache` and its default implementation (FLIP-221)."""
-
-from pyspark_lookup.cache.contract import KEY_INDEX, CachedRows, LookupCache
-from pyspark_lookup.cache.memory import DefaultLookupCache, DefaultLookupCacheBuilder
-
-__all__ = ["KEY_INDEX", "CachedRows", "DefaultLookupCache", "DefaultLookupCacheBuilder", "LookupCache"]
+"""What a host keeps of a table's rows (FLIP-221): all of them, or those of the keys that were asked for."""

@@ -11,10 +11,10 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.api import LookupTable
+from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.cli.output import CACHE_DIR, JSON, OPTION, disk_space, given_options, show, typed_keys
-from pyspark_lookup.errors import OptionError
-from pyspark_lookup.sizing import Advice, TableFacts, advice
+from pyspark_lookup.cli.sizing import Advice, TableFacts, advice
+from pyspark_lookup.engine.lookup_table import LookupTable
 
 __all__ = ["COMMANDS", "advise"]
 

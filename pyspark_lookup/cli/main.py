@@ -7,8 +7,8 @@ import sys
 import click
 
 from pyspark_lookup import __version__
-from pyspark_lookup.cli import advise, host, tables
-from pyspark_lookup.errors import OptionError, PysparkLookupError
+from pyspark_lookup.base.errors import OptionError, PysparkLookupError
+from pyspark_lookup.cli import advise, host_commands, table_commands
 
 __all__ = ["main"]
 
@@ -19,7 +19,7 @@ def _group() -> None:
     """Looks at lookup tables and at this host's cache of them, repairs, warms and sizes it."""
 
 
-for _command in (*tables.COMMANDS, *host.COMMANDS, *advise.COMMANDS):
+for _command in (*table_commands.COMMANDS, *host_commands.COMMANDS, *advise.COMMANDS):
     _group.add_command(_command)
 
 

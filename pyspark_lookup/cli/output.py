@@ -13,12 +13,12 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.conf import conf_file_options, redact
-from pyspark_lookup.disk import Disk, DiskSpace
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.runtime import runtime
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.io.disk import Disk, DiskSpace
+from pyspark_lookup.options.conf_file import conf_file_options, redact
+from pyspark_lookup.options.lookup_options import LookupOptions
 
 __all__ = [
     "ABSENT",

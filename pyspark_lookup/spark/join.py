@@ -39,13 +39,13 @@ from pyspark.sql.types import (
 )
 from pyspark.util import PythonEvalType
 
-from pyspark_lookup.disk import key_of
-from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.joining import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
-from pyspark_lookup.keys import comparable
-from pyspark_lookup.options import CacheMode, OnError, View
-from pyspark_lookup.schema import resolve_names, widens
-from pyspark_lookup.spark.tables import (
+from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.columnar.keys import comparable
+from pyspark_lookup.columnar.types import resolve_names, widens
+from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.options.enums import CacheMode, OnError, View
+from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
     cache_given,
@@ -55,8 +55,8 @@ from pyspark_lookup.spark.tables import (
     with_cache,
     with_default_cache,
 )
-from pyspark_lookup.spark.tasks import Probe, Resolve
-from pyspark_lookup.spark.versions import arrow_type
+from pyspark_lookup.spark.types import arrow_type
+from pyspark_lookup.spark.udfs import Probe, Resolve
 
 __all__ = ["How", "Strategy", "explain_lookup", "lookup_join", "lookup_udf", "row_type"]
 

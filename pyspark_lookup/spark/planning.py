@@ -12,44 +12,38 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import Filter
-from pyspark.sql.types import StringType, StructField, StructType, VarcharType
+from pyspark.sql.types import StringType, StructType, VarcharType
 
-from pyspark_lookup import planner
-from pyspark_lookup.changes import change_columns
-from pyspark_lookup.conf import conf_file_options, redact, tells_secret
-from pyspark_lookup.ddl import columns_ddl
-from pyspark_lookup.errors import NotSupportedError, OptionError, SchemaError
-from pyspark_lookup.options import FilterPushdown, LookupOptions, View, is_local
-from pyspark_lookup.parsing import parse_boolean
-from pyspark_lookup.plain import UNREADABLE, text_of, texts_of
-from pyspark_lookup.planner import Found
-from pyspark_lookup.predicate import Predicate
-from pyspark_lookup.reader import ReadPlan, ReadTask
-from pyspark_lookup.runtime import Engine, runtime
-from pyspark_lookup.schema import spark_type
-from pyspark_lookup.spark.filters import predicate_of
-from pyspark_lookup.spark.versions import arrow_schema, scopes_pushed_filters, struct_type
-from pyspark_lookup.views import ViewTask, view_schema, view_tasks
+from pyspark_lookup.base.decoding import UNREADABLE, texts_of
+from pyspark_lookup.base.errors import NotSupportedError, OptionError
+from pyspark_lookup.columnar.ddl import columns_ddl
+from pyspark_lookup.columnar.predicate import Predicate
+from pyspark_lookup.columnar.types import spark_type
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.metadata_tables import ViewTask, view_schema, view_tasks
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.runtime import Engine, runtime
+from pyspark_lookup.managed.change_feed import change_columns
+from pyspark_lookup.options.catalog import MARK_METADATA, OPTIONS_METADATA, added_columns, mark_of, table_options
+from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
+from pyspark_lookup.options.enums import FilterPushdown, View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import parse_boolean
+from pyspark_lookup.spark.filter_pushdown import predicate_of
+from pyspark_lookup.spark.types import arrow_schema, scopes_pushed_filters, struct_type
 
 __all__ = [
-    "OPTIONS_METADATA",
     "Planning",
-    "added_columns",
-    "named_options",
     "prunes_by_pushed_filters",
     "schema_of",
     "stream_options",
-    "table_options",
     "written_options",
 ]
 
-OPTIONS_METADATA = "lookupcache.options"
-_MARK = "lookupcache.mark"
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
 _CREATE = "lookup.create-if-not-exists"
@@ -146,7 +140,7 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
         return schema
     mark = os.urandom(8).hex()
     for field in schema:
-        field.metadata = {_MARK: f"{mark}:{field.name}"}
+        field.metadata = {MARK_METADATA: f"{mark}:{field.name}"}
     # With a column of this type Spark aliases every column of an INSERT anew, so that what arrives with them is this
     # table's and not that of the rows' own columns; unless these are of the same length, so that each table has its own.
     text = next((field for field in schema if isinstance(field.dataType, StringType)), None)
@@ -163,7 +157,7 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
     if "path" in own:
         return own
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
-    marks = {_mark_of(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
+    marks = {mark_of(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
     # Not one of its subclasses: those are of columns that nobody has aliased.
     text = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
     stale = any(_VARCHAR in (field.metadata or {}) for field in schema)
@@ -183,87 +177,6 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
         )
     added = {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
     return {**table_options(schema), **added, **own}
-
-
-def added_columns(schema: StructType) -> list[str]:
-    """The columns of a catalog table that only ALTER TABLE … ADD COLUMN knows of, and the first INSERT."""
-    return [field.name for field in schema if not _mark_of(field)[0]] if table_options(schema) else []
-
-
-def table_options(schema: StructType) -> dict[str, str]:
-    """The options a catalog table was created with, from its schema; {} if it carries none.
-
-    Raises OptionError for damaged ones, SchemaError for a table whose columns have new names.
-    """
-    text = next(
-        (found for field in schema if (found := (field.metadata or {}).get(OPTIONS_METADATA)) is not None), None
-    )
-    if text is None:
-        return {}
-    _check_names(schema)
-    return _options_of(text)
-
-
-def _mark_of(field: StructField) -> tuple[str, str]:
-    """(a table's mark, the column's name when the table was created)."""
-    mark, _, name = str((field.metadata or {}).get(_MARK, "")).partition(":")
-    return mark, name
-
-
-def _check_names(schema: StructType) -> None:
-    for field in schema:
-        mark, name = _mark_of(field)
-        if mark and name != field.name:
-            raise SchemaError(
-                f"column {field.name!r} is {name!r} in the table: ALTER TABLE … RENAME COLUMN changes the catalog only. Rename it "
-                f"back, and read it under its new name from a view: CREATE VIEW … AS SELECT {name} AS {field.name}, …"
-            )
-
-
-def _options_of(text: Any) -> dict[str, str]:
-    try:
-        return {text_of(key): text_of(value) for key, value in json.loads(text).items()}
-    except UNREADABLE as problem:
-        raise OptionError(
-            f"this table's options, which its schema in the catalog carries, cannot be read ({type(problem).__name__}): create "
-            "the table anew"
-        ) from None
-
-
-def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
-    """(the options of the catalog table `name`, its columns if they are those it was created with).
-
-    Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
-    """
-    schema = spark.table(name).schema
-    stored = table_options(schema)
-    if not stored:
-        raise OptionError(
-            f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
-        )
-    place = _location(spark, name) if "path" in stored else None
-    if place is not None and _plain_path(place) != _plain_path(stored["path"]):
-        raise OptionError(
-            f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
-            f"{redact('path', place)}: Spark tells neither reads nor writes of that, which stay where they were. DROP TABLE {name} "
-            f"(its files stay), then CREATE TABLE {name} USING lookupcache OPTIONS (path '…')"
-        )
-    return stored, None if added_columns(schema) else schema
-
-
-def _location(spark: SparkSession, name: str) -> str | None:
-    """Where the catalog says that a table is; None if it says nothing."""
-    database, _, table = name.rpartition(".")
-    within = f" IN {database}" if database else ""
-    pattern = table.strip("`").replace("'", "\\'")
-    shown = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
-    lines = [line for row in shown if not row["isTemporary"] for line in str(row["information"]).splitlines()]
-    return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
-
-
-def _plain_path(path: str) -> str:
-    """A path as one can compare it: `file:/x`, `file:///x` and `/x` are one."""
-    return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:

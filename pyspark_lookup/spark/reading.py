@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
-from pyspark_lookup.executions import Execution
-from pyspark_lookup.joining import announced
-from pyspark_lookup.lookup import read_rows
-from pyspark_lookup.options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
-from pyspark_lookup.reader import ReadPlan, ReadTask
-from pyspark_lookup.runtime import runtime
-from pyspark_lookup.views import ViewTask, view_batches
+from pyspark_lookup.engine.lookup import read_rows
+from pyspark_lookup.engine.lookup_join import announced
+from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
+from pyspark_lookup.table.executions import Execution
 
 __all__ = ["count_for_application", "current_execution", "read", "session_options"]
 

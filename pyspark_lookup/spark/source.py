@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_lookup.planner import Found
+    from pyspark_lookup.engine.planner import Found
     from pyspark_lookup.spark.planning import Planning
 
 __all__ = ["LookupCacheDataSource", "LookupPartition", "LookupReader", "PushdownReader"]
@@ -33,7 +33,7 @@ __all__ = ["LookupCacheDataSource", "LookupPartition", "LookupReader", "Pushdown
 class LookupCacheDataSource(DataSource):
     """A table of files, read through this host's cache, always in its current version.
 
-    Options: see `pyspark_lookup.options`. Instances are pickled between Spark's planner processes;
+    Options: see `pyspark_lookup.options.lookup_options`. Instances are pickled between Spark's planner processes;
     what `schema()` found travels to `reader()` with them, so that one load() makes one metadata call.
     """
 
@@ -63,21 +63,21 @@ class LookupCacheDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A write of a managed table; its first write creates it."""
-        from pyspark_lookup.spark import sink
+        from pyspark_lookup.spark import writer
 
-        return sink.batch_writer(self.options, schema, overwrite)
+        return writer.batch_writer(self.options, schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The changes of a managed table, commit by commit."""
-        from pyspark_lookup.spark import changes
+        from pyspark_lookup.spark import change_stream
 
-        return changes.stream_reader(self.options, schema)
+        return change_stream.stream_reader(self.options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A stream into a managed table, each micro-batch committed once."""
-        from pyspark_lookup.spark import sink
+        from pyspark_lookup.spark import writer
 
-        return sink.stream_writer(self.options, schema, overwrite)
+        return writer.stream_writer(self.options, schema, overwrite)
 
 
 class LookupPartition(InputPartition):

@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache import (
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.memory import (
     KEY_INDEX,
     CachedRows,
     DefaultLookupCache,
+    access_log,
+    default_cache,
     growing,
-    lru,
-    memory,
 )
-from pyspark_lookup.metrics import CacheMetricGroup
 from tests.fakes import FakeClock
 
 UNBOUNDED = 2**63 - 1
@@ -35,8 +35,8 @@ def small() -> Iterator[None]:
     """Columns grow, the log is trimmed and entries are moved together after a handful of them, not after thousands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(growing, "_SMALLEST", 1)
-        patch.setattr(lru, "_SLACK", 2)
-        patch.setattr(memory, "_GARBAGE_ROWS", 4)
+        patch.setattr(access_log, "_SLACK", 2)
+        patch.setattr(default_cache, "_GARBAGE_ROWS", 4)
         yield
 
 

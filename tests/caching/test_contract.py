@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache import (
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.cache.memory import (
     KEY_INDEX,
 )
-from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.keys import Numbers
+from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import (
     ROWS,
     UNBOUNDED,

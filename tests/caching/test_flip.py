@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache import (
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup
+from pyspark_lookup.cache.memory import (
     KEY_INDEX,
     DefaultLookupCache,
     DefaultLookupCacheBuilder,
 )
-from pyspark_lookup.errors import OptionError
-from pyspark_lookup.metrics import UNSET, CacheMetricGroup
-from pyspark_lookup.options import LookupOptions
+from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.caching.common import UNBOUNDED, Row, cache_of, counts, opened
 from tests.fakes import FakeClock
 

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache import (
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.cache.memory import (
     KEY_INDEX,
+    default_cache,
     growing,
-    memory,
 )
-from pyspark_lookup.errors import SchemaError
-from pyspark_lookup.keys import Numbers
+from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import cache_of, found_in, held, keys_of, opened, rows_of, small
 from tests.fakes import FakeClock
 
@@ -77,16 +77,16 @@ def test_the_first_row_may_come_while_a_key_without_rows_is_read(monkeypatch: py
     """A get that runs while the cache learns the columns of its rows is answered."""
     cache = cache_of()
     cache.put({"k": 1}, [])
-    take = memory.as_indices
+    take = default_cache.as_indices
 
     def taken(rows: Numbers) -> pa.Array:
-        monkeypatch.setattr(memory, "as_indices", take)
+        monkeypatch.setattr(default_cache, "as_indices", take)
         other = threading.Thread(target=cache.put, args=({"k": 2}, [{"v": 2}]))
         other.start()
         other.join(5)
         return take(rows)
 
-    monkeypatch.setattr(memory, "as_indices", taken)
+    monkeypatch.setattr(default_cache, "as_indices", taken)
     assert cache.get_many(keys_of(1, 3)).present.tolist() == [True, False]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache import (
+from pyspark_lookup.cache.memory import (
     KEY_INDEX,
     growing,
 )

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup import runtime as runtime_module
-from pyspark_lookup.partial import shared
-from pyspark_lookup.reader import TableReader
-from pyspark_lookup.runtime import Runtime
-from pyspark_lookup.snapshot.schedule import in_thread
+from pyspark_lookup.cache.full.schedule import in_thread
+from pyspark_lookup.cache.partial import host_cache
+from pyspark_lookup.engine import runtime as runtime_module
+from pyspark_lookup.engine.runtime import Runtime
+from pyspark_lookup.engine.table_reader import TableReader
 from tests.differential.managed import SIZES
 from tests.fakes import FakeClock
 
@@ -71,7 +71,7 @@ def reader_runtime(clock: FakeClock, scheduled: bool = False) -> Iterator[None]:
     Names of files on disk are random, and not drawn from the seed: two processes must not draw the same.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared, "_SEGMENTS_AT_MOST", 2)
+        patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
         patch.setattr(
             runtime_module, "TableReader", functools.partial(TableReader, start=functools.partial(_start, scheduled))
         )

@@ -20,14 +20,15 @@ import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-from pyspark_lookup import LookupTable, api
-from pyspark_lookup import runtime as runtime_module
-from pyspark_lookup import ufs as ufs_module
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError
-from pyspark_lookup.runtime import Runtime
-from pyspark_lookup.stores import open_store
-from pyspark_lookup.stores.s3 import S3Store
+from pyspark_lookup import LookupTable
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError
+from pyspark_lookup.engine import lookup_table as api
+from pyspark_lookup.engine import runtime as runtime_module
+from pyspark_lookup.engine.runtime import Runtime
+from pyspark_lookup.io import ufs as ufs_module
+from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.io.stores.s3 import S3Store
 from tests.faults.direct import door, put
 from tests.faults.server import Fault, Mode, Proxy, Sent
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows

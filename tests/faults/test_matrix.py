@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import PysparkLookupError, UfsUnavailableError, VersionGoneError
+from pyspark_lookup.base.errors import PysparkLookupError, UfsUnavailableError, VersionGoneError
 from tests.faults.cases import BELOW, BUCKET, Bench, Case, check_ended, home, named_case
 from tests.faults.server import ANSWERS, Fault, Mode, Sent, faults_of
 from tests.faults.writes import KINDS, SMALL, Kind, counted, rows

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyspark_lookup.errors import UfsNotFoundError, UfsUnavailableError
-from pyspark_lookup.stores import Count, FileVersion, Listing, Store
+from pyspark_lookup.base.errors import UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.io.stores import Count, FileVersion, Listing, Store
 
 T = TypeVar("T")
 

@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup import runtime as runtime_module
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.runtime import Runtime
-from pyspark_lookup.stores import Store
-from pyspark_lookup.writing import WriteSizes
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError
+from pyspark_lookup.engine import runtime as runtime_module
+from pyspark_lookup.engine.runtime import Runtime
+from pyspark_lookup.io.stores import Store
+from pyspark_lookup.managed import WriteSizes
+from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.history.chaos import ChaoticStore
 from tests.history.checker import own_rows
 

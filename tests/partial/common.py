@@ -17,18 +17,19 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from pyspark_lookup import planner
-from pyspark_lookup.cache import KEY_INDEX, DefaultLookupCache, LookupCache
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.keys import Keys, Numbers, Seed
-from pyspark_lookup.lookup import get_many
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.partial.caching import Load, PartialCache
-from pyspark_lookup.partial.flight import Flights
-from pyspark_lookup.partial.shared import Bounds, Freshness, SharedCache, SharedRows
-from pyspark_lookup.predicate import ColumnStats
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
+from pyspark_lookup.cache.partial.host_cache import SharedCache
+from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness, SharedRows
+from pyspark_lookup.cache.partial.read_through import Load, PartialCache
+from pyspark_lookup.cache.partial.single_flight import Flights
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.lookup import get_many
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, Later
 from tests.test_columns import nested_values
 from tests.test_full_cache import Table

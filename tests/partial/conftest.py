@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.partial import shared
+from pyspark_lookup.cache.partial import host_cache
 from tests.fakes import FakeClock
 from tests.partial.common import Process, Source
 from tests.test_disk import Opened
@@ -25,7 +25,7 @@ def process(cache_dir: Path, clock: FakeClock) -> Process:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two segments are many."""
-    monkeypatch.setattr(shared, "_SEGMENTS_AT_MOST", 2)
+    monkeypatch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.keys import Numbers
-from pyspark_lookup.partial.shared import REFUSE_ABOVE
+from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
+from pyspark_lookup.columnar.keys import Numbers
 from tests.fakes import FakeClock
 from tests.partial.common import NONE, Process
 

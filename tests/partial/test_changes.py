@@ -21,15 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv
 
-from pyspark_lookup.disk import key_of
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.partial import changes
-from pyspark_lookup.partial.changes import Changes
-from pyspark_lookup.predicate import ColumnStats
-from pyspark_lookup.schema import cast_column, spark_type
-from pyspark_lookup.table import TableVersion
-from pyspark_lookup.ufs import FileVersion
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.partial import carry_over
+from pyspark_lookup.cache.partial.carry_over import Changes
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import cast_column, spark_type
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.model import TableVersion
 from tests.fakes import make_host
 from tests.partial.common import COUNTERS, SPACE, Dim, edited, flip, new_directory, stats
 from tests.test_disk import Opened
@@ -211,9 +211,9 @@ def test_too_many_changes(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> N
     bounds = {f"{n}.1": [stats(n, n)] for n in range(6)}
     known = Known(cache_dir, bounds)
     one, other = known.remember("0.1", "1.1", "2.1", "3.1"), known.remember("0.1", "1.1", "4.1")
-    monkeypatch.setattr(changes, "_CHANGED_AT_MOST", 3)
+    monkeypatch.setattr(carry_over, "_CHANGED_AT_MOST", 3)
     assert known.differ(one, other, [0, 1, 2, 3, 4, 5]) == [False, False, True, True, True, False]
-    monkeypatch.setattr(changes, "_CHANGED_AT_MOST", 2)
+    monkeypatch.setattr(carry_over, "_CHANGED_AT_MOST", 2)
     assert known.differ(one, other, [0, 1]) is None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.keys import Keys
+from pyspark_lookup.columnar.keys import Keys
 from tests.fakes import FakeClock
 from tests.partial.common import NONE, SPACE, Process, edited, flip, rows_of
 from tests.test_segments import files_at_most

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import planner
-from pyspark_lookup.errors import UfsUnavailableError
-from pyspark_lookup.lookup import read_rows
-from pyspark_lookup.reader import ReadTask
-from pyspark_lookup.snapshot.schedule import in_thread
+from pyspark_lookup.base.errors import UfsUnavailableError
+from pyspark_lookup.cache.full.schedule import in_thread
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.lookup import read_rows
+from pyspark_lookup.engine.plan import ReadTask
 from tests.fakes import FakeClock, Host, make_host
 from tests.partial.common import BOUND_S, COUNTERS, Dim
 from tests.test_claims import run_all

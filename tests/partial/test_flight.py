@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import UfsUnavailableError
-from pyspark_lookup.keys import Keys, Numbers
-from pyspark_lookup.partial import shared
-from pyspark_lookup.partial.shared import Bounds
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import UfsUnavailableError
+from pyspark_lookup.cache.partial import host_cache
+from pyspark_lookup.cache.partial.host_segment import Bounds
+from pyspark_lookup.columnar.keys import Keys, Numbers
 from tests.fakes import FakeClock
 from tests.partial.common import BOUND_S, BOUNDED, SEED, SPACE, Source, Worker, new_directory
 from tests.test_claims import HereClock, run_all
@@ -263,7 +263,7 @@ def test_any_lookups_are_answered_and_counted_rightly(
 ) -> None:
     """In any history of lookups, failing loads, changes and time: right rows, hits + misses = keys, loads + failures = misses."""
     with new_directory() as root, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared, "_SEGMENTS_AT_MOST", 2)
+        patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
         clock = FakeClock()
         tables: list[dict[int, list[int]]] = [{n: [n * 10 + i for i in range(n % 4)] for n in range(10)}]
         source = Source(v0=tables[0])

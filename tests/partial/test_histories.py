@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.keys import Numbers
-from pyspark_lookup.partial.shared import REFUSE_ABOVE, Bounds
+from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
+from pyspark_lookup.cache.partial.host_segment import Bounds
+from pyspark_lookup.columnar.keys import Numbers
 from tests.fakes import FakeClock
 from tests.partial.common import BOUNDED, NONE, Differ, Process, new_directory, rows_of
 from tests.test_keys import examples

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache import KEY_INDEX
-from pyspark_lookup.partial import shared
+from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.cache.partial import host_cache
 from tests.fakes import FakeClock
 from tests.partial.common import NONE, ROWS, Process, loads, new_directory, rows_of
 from tests.processes.test_fill import in_fresh_process
@@ -130,7 +130,7 @@ def check_load(keys: Sequence[pa.Array], rows: pa.Table, data: st.DataObject) ->
                 column.validate(full=True)
                 assert same(column, expected.column(name).combine_chunks())
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(shared, "_SEGMENTS_AT_MOST", 2)
+                patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
                 while not reader.later.waiting:
                     reader.put_rows(keys, rows)
                 assert reader.merge() == 1

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.keys import Numbers, Seed
-from pyspark_lookup.partial import shared
+from pyspark_lookup.cache.partial import host_cache
+from pyspark_lookup.columnar.keys import Numbers, Seed
+from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock
 from tests.partial.common import BOUND_S, EXPIRING, NONE, ROWS, SPACE, Held, Process, differing, rows_of
 from tests.test_disk import handles_below
@@ -383,7 +383,7 @@ def test_a_key_that_is_used_while_it_is_merged(
     cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key whose rows lie in two batches of a merge is kept with all its rows or not at all, whenever it is used."""
-    monkeypatch.setattr(shared, "BATCH_ROWS", 2)
+    monkeypatch.setattr(host_cache, "BATCH_ROWS", 2)
     bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
     merging, reading = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
     merging.put({1: [1, 2, 3, 4]}, "v1")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.predicate import Among, ColumnStats, evaluate, joined_stats, may_match
+from pyspark_lookup.columnar.predicate import Among, ColumnStats, evaluate, joined_stats, may_match
 from tests.partial.common import stats
 from tests.test_keys import KINDS, examples, plain, values_of
 

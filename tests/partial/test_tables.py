@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pyspark_lookup.cache import CachedRows, DefaultLookupCache, LookupCache
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.keys import Numbers
-from pyspark_lookup.metrics import CacheMetricGroup
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.partial import PartialTables
-from pyspark_lookup.table import TableVersion
-from pyspark_lookup.ufs import FileVersion
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
+from pyspark_lookup.cache.partial import PartialTables
+from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.model import TableVersion
 from tests.fakes import FakeClock, Later
 from tests.partial.common import KEYS, ROWS, Source, stats
 

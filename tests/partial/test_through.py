@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyspark_lookup.cache import DefaultLookupCache
-from pyspark_lookup.errors import UfsUnavailableError
+from pyspark_lookup.base.errors import UfsUnavailableError
+from pyspark_lookup.cache.memory import DefaultLookupCache
 from tests.fakes import FakeClock
 from tests.partial.common import NONE, SPACE, Source, Worker, differing
 from tests.test_claims import run_all

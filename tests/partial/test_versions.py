@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pyspark_lookup.keys import Numbers
+from pyspark_lookup.columnar.keys import Numbers
 from tests.fakes import FakeClock
 from tests.partial.common import ROWS, Process, differing, rows_of, unknown
 

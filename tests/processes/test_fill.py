@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.runtime import runtime
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.runtime import runtime
 from tests.fakes import FakeClock, Host, make_host
 from tests.test_disk import data_of
 

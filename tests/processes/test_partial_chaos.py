@@ -19,13 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import pyspark_lookup.runtime as runtime_module
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.blocks import BlockCache
-from pyspark_lookup.errors import UfsUnavailableError
-from pyspark_lookup.partial.caching import PartialCache
-from pyspark_lookup.partial.shared import REFUSE_ABOVE, Freshness, SharedCache
-from pyspark_lookup.stores import open_store
+import pyspark_lookup.engine.runtime as runtime_module
+from pyspark_lookup.base.errors import UfsUnavailableError
+from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE, SharedCache
+from pyspark_lookup.cache.partial.host_segment import Freshness
+from pyspark_lookup.cache.partial.read_through import PartialCache
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.io.block_cache import BlockCache
+from pyspark_lookup.io.stores import open_store
 from tests.fakes import FaultyStore
 from tests.processes.test_fill import in_fresh_process, must_end
 from tests.processes.test_snapshots import EACH, FILES, publish

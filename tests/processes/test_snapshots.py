@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import planner
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.errors import VersionGoneError
-from pyspark_lookup.lookup import get_many
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.runtime import runtime
+from pyspark_lookup.base.errors import VersionGoneError
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.lookup import get_many
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, make_host
 from tests.processes.test_fill import BOUND_S, in_fresh_process, must_end
 

@@ -19,14 +19,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import pyspark_lookup.runtime
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.cache import KEY_INDEX, LookupCache
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import (
+import pyspark_lookup.engine.runtime
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import (
     PysparkLookupError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.cache.memory import KEY_INDEX, LookupCache
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.runtime import Runtime, runtime
+from pyspark_lookup.providers.functions import (
     AsyncKeyLookupFunction,
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
@@ -37,7 +38,6 @@ from pyspark_lookup.functions import (
     PartialCachingAsyncLookupProvider,
     PartialCachingLookupProvider,
 )
-from pyspark_lookup.runtime import Runtime, runtime
 from tests.fakes import FakeClock
 
 Answer = Callable[[pa.Table], Any]
@@ -243,7 +243,7 @@ class Desk:
         self._be(self._processes[-1])
 
     def _be(self, process: Runtime) -> None:
-        self._monkeypatch.setattr(pyspark_lookup.runtime, "_current", process)
+        self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "_current", process)
 
     def name(self, factory: Any) -> str:
         """What `lookup.provider` calls this factory."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.provided import table as provided_table
+from pyspark_lookup.providers import provider as provided_table
 from tests.providers.common import Desk
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.functions import (
+from pyspark_lookup.providers.functions import (
     LookupContext,
     LookupProvider,
 )

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupTimeoutError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.providers.functions import (
     FullCachingLookupProvider,
     LookupContext,
     LookupProvider,

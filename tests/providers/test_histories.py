@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
 )
 from tests.providers.common import FLIP, ONCE, PARTIAL, SCHEMA, Desk, made, pairs, rows_of

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache import KEY_INDEX
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
     SchemaError,
 )
+from pyspark_lookup.cache.memory import KEY_INDEX
 from tests.providers.common import (
     CACHES,
     KINDS,

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     OptionError,
     SchemaError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.providers.functions import (
     LookupContext,
     LookupFunctionProvider,
     LookupProvider,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     OptionError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.providers.functions import (
     LookupContext,
 )
 from tests.providers.common import (

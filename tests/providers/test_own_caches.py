@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache import KEY_INDEX, CachedRows, DefaultLookupCache, LookupCache
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
     OptionError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, LookupCache
+from pyspark_lookup.providers.functions import (
     LookupContext,
     LookupProvider,
 )
-from pyspark_lookup.metrics import CacheMetricGroup
 from tests.providers.common import (
     KINDS,
     ONCE,

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
     LookupTimeoutError,
     OptionError,
     PysparkLookupError,
 )
-from pyspark_lookup.metrics import UNSET
+from pyspark_lookup.base.metrics import UNSET
 from tests.providers.common import (
     CACHES,
     KINDS,

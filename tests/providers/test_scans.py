@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
     OptionError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.providers.functions import (
     LookupContext,
     LookupProvider,
 )

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.providers.functions import (
     LookupContext,
     LookupProvider,
 )

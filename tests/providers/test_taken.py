@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache import KEY_INDEX
+from pyspark_lookup.cache.memory import KEY_INDEX
 from tests.providers.common import CACHES, KINDS, SCHEMA, USERS, Desk, Options, SyncFunction, ids, made, pairs, rows_of
 
 

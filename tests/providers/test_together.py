@@ -8,8 +8,8 @@ import threading
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
     LookupTimeoutError,
 )

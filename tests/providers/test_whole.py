@@ -9,19 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.api import LookupTable
-from pyspark_lookup.errors import (
+from pyspark_lookup.base.errors import (
     LookupFunctionError,
     OptionError,
     ReloadFailedError,
 )
-from pyspark_lookup.functions import (
+from pyspark_lookup.cache.full import full_cache
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.providers.functions import (
     FullCachingLookupProvider,
     LookupContext,
     LookupProvider,
 )
-from pyspark_lookup.reload import CacheReloadTrigger
-from pyspark_lookup.snapshot import full
 from tests.providers.common import BOUND_S, PARTIAL, SCHEMA, Desk, Options, counted, in_order, names, pairs
 
 PEOPLE = {1: ["Julian"], 3: ["Jark", "Jackson"], 4: ["Fabian"]}
@@ -345,7 +345,7 @@ def test_a_trigger_of_its_own_is_enough(desk: Desk, options: Options) -> None:
 def test_a_new_version_is_written_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of a whole table takes the place of the one before it: there is nothing to make one of."""
     folds: list[int] = []
-    monkeypatch.setattr(full, "_is_worth_folding", lambda snapshot: folds.append(len(snapshot.layers)))
+    monkeypatch.setattr(full_cache, "_is_worth_folding", lambda snapshot: folds.append(len(snapshot.layers)))
     whole = Whole()
     table = desk.table(whole.versioned)
     for number in range(3):

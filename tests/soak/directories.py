@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.clock import HostClock
-from pyspark_lookup.disk import Disk
-from pyspark_lookup.hostmetrics import tables_on
-from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.host_metrics import tables_on
 from tests.soak import tables
 
 LATER_S = 2 * 3600.0

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from pyspark_lookup.disk import BlockKey, Disk
-from pyspark_lookup.metrics import CacheMetricGroup
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import BlockKey, Disk
 from tests.s3server import S3Server
 from tests.soak import chaos, proxy, tables
 from tests.soak.checker import Batch, Findings, batches_of, check_batches, check_commits, check_rows, epochs_by_position

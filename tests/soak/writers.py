@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from botocore.exceptions import BotoCoreError, ClientError
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.errors import CommitUnknownError, PysparkLookupError, VersionGoneError
-from pyspark_lookup.options import LookupOptions
-from pyspark_lookup.runtime import runtime
+from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError, VersionGoneError
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.soak import tables
 from tests.soak.notes import Notes
 

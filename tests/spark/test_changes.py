@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.spark.versions import SPARK
+from pyspark_lookup.spark.types import SPARK
 from tests.versions import needs_spark
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def test_lookups_over_spark_connect(tmp_path: Path) -> None:
 import os
 from pyspark.sql import functions as sf
 from pyspark_lookup import explain_lookup, lookup_join, register_lookup
-from pyspark_lookup.errors import PysparkLookupError
+from pyspark_lookup.base.errors import PysparkLookupError
 facts = spark.range(20)
 for strategy in ("cache", "broadcast", "auto"):
     for how in ("left", "inner"):

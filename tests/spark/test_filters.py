@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as spark
 
-from pyspark_lookup.predicate import Compare, Constant, In, IsNull, NullSafeEqual, Predicate, StartsWith, bind_compare
-from pyspark_lookup.spark.filters import predicate_of
+from pyspark_lookup.columnar.binding import bind_compare
+from pyspark_lookup.columnar.predicate import Compare, Constant, In, IsNull, NullSafeEqual, Predicate, StartsWith
+from pyspark_lookup.spark.filter_pushdown import predicate_of
 
 UTC = datetime.timezone.utc
 NEW_YEAR = datetime.datetime(2024, 1, 1)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.metrics import COUNTERS
+from pyspark_lookup.base.metrics import COUNTERS
 from tests.fakes import wait_until_settled
 from tests.spark.test_source import Calls, load, put
 

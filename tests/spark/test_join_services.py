@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PythonException
 
 from pyspark_lookup import explain_lookup, lookup_join, register_lookup
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.base.errors import OptionError
 from tests.spark.service import Service
 from tests.spark.test_join_streams import events, in_memory, stream_of
 from tests.spark.test_source import put

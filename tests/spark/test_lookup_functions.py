@@ -14,8 +14,8 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, register_lookup
-from pyspark_lookup.errors import OptionError, SchemaError
-from pyspark_lookup.spark import functions
+from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.spark import sql_functions
 from tests.fakes import wait_until_settled
 from tests.spark.test_join_streams import events, in_memory, stream_of
 from tests.spark.test_source import Calls, put
@@ -226,9 +226,9 @@ def test_a_lookup_that_cannot_be_registered(
     new = table_of(tmp_path / "new.parquet", {"id": [1], "w": ["x"]})
     register_lookup(spark, name, str(old), "id")
     with monkeypatch.context() as patch:
-        body = functions._body
+        body = sql_functions._body
         patch.setattr(
-            functions, "_body", lambda *a, **more: body(*a, **more) + (" nonsense" if more.get("as_rows") else "")
+            sql_functions, "_body", lambda *a, **more: body(*a, **more) + (" nonsense" if more.get("as_rows") else "")
         )
         with pytest.raises(AnalysisException):
             register_lookup(spark, name, str(new), "id")

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_lookup import LookupTable, lookup_join, warm
-from pyspark_lookup.errors import OptionError
+from pyspark_lookup.base.errors import OptionError
 
 pytestmark = pytest.mark.spark
 

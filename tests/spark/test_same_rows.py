@@ -19,7 +19,7 @@ import pytest
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.spark.versions import struct_type
+from pyspark_lookup.spark.types import struct_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

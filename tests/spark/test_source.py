@@ -18,7 +18,7 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from pyspark_lookup import LookupTable, configure
-from pyspark_lookup.errors import NotATableError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.base.errors import NotATableError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.spark.session import RECOMMENDED
 from tests.fakes import wait_until_settled
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable, lookup_join
-from pyspark_lookup.errors import OptionError
-from pyspark_lookup.spark.versions import SPARK
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.spark.types import SPARK
 from tests.spark.test_source import load
 
 if TYPE_CHECKING:

@@ -1,0 +1,404 @@
+"""`FullCache`: which snapshot answers, and how the next one comes to be (FLIP-221's full cache).
+
+UFS: a query asks for the version it has resolved; if that is not built, it waits a while and then
+reads the files themselves. CACHE: the latest snapshot answers, whatever the store has by now, and the
+schedule replaces it from time to time. In neither mode does a row come from another version than the
+one that is said, and in neither is a snapshot seen before it is complete.
+
+Loads of a table are made by one process of the host at a time, under a lock, each on top of what the
+one before left. A query that needs no load takes no lock.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable
+
+from pyspark_lookup.base import progress
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import (
+    ReloadFailedError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    VersionGoneError,
+)
+from pyspark_lookup.base.log_events import log_event
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.load_queue import Job, Jobs
+from pyspark_lookup.cache.full.loader import Layout, Progress, SnapshotLoader
+from pyspark_lookup.cache.full.manifest import State, StoredVersion
+from pyspark_lookup.cache.full.schedule import Schedule, Start, trigger_of
+from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.cache.full.store import StoredSnapshots
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.host_metrics import Reload, remember_reload
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import OnReloadFailure
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
+from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.table.partitions import select_partitions
+from pyspark_lookup.table.resolver import Metadata
+
+__all__ = ["FullCache"]
+
+_log = logging.getLogger("pyspark_lookup.snapshot")
+_STARTS = 5  # a table that changes under this many loads in a row is an error
+_FOLD_SHARE = 0.25  # rows in deltas or hidden, of those in the base
+_GIVE_UP_S = 60.0
+_TIDY_EVERY_S = 10.0
+
+
+class FullCache:
+    """Snapshots of one table (its keys, columns and partitions) on this host, as this process sees them."""
+
+    def __init__(
+        self,
+        key: str,
+        table: Table,
+        options: LookupOptions,
+        layout_of: Callable[[TableVersion], Layout],
+        metadata: Metadata,
+        loader: SnapshotLoader,
+        disk: Disk,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        start: Start,
+        trigger: CacheReloadTrigger | None = None,
+    ) -> None:
+        self.key = key
+        self._table = table
+        self._options = options
+        self._reloads = options.reloads or trigger is not None
+        self._layout_of = layout_of
+        self._metadata = metadata
+        self._loader = loader
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._stored = StoredSnapshots(key, table, disk, metrics, clock, options.retained_s)
+        self._jobs = Jobs(f"lookupcache-load-{key[:8]}", start, self._do, self._upkeep_failed)
+        self._gave_up_at_s: float | None = None
+        self._tidy_from_s = float("-inf")
+        self.schedule = Schedule(
+            key,
+            lambda: trigger or trigger_of(options),
+            self.ask_reload,
+            self._last_reload,
+            options.blackout,
+            disk,
+            clock,
+            start,
+        )
+
+    # --- UFS --------------------------------------------------------------------------------------
+
+    def find(self, version: TableVersion) -> Snapshot | None:
+        """The snapshot of a version if it is on this host. No store call, no waiting."""
+        state, snapshot = self._stored.seen(lambda state: state.find(version.digest))
+        self._tidy_up(state)
+        return snapshot
+
+    def build(self, version: TableVersion, wait_s: float) -> Snapshot | None:
+        """The snapshot of a version, built if it is not there; None if that takes longer than `wait_s` or fails.
+
+        The building goes on beside the caller. A version that cannot be told from another is not built.
+        """
+        if self._reloads:
+            self.schedule.ensure()
+        found = self.find(version)
+        if found is not None or not all(file.cacheable for file in self._chosen(version).files) or self._gave_up():
+            return found
+        done = self._jobs.ask(version)
+        try:
+            done.result(timeout=wait_s)
+        except concurrent.futures.TimeoutError:
+            self._fell_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
+        except Exception as problem:  # said and counted where it happened; the files may be readable
+            if isinstance(problem, OSError) and not isinstance(problem, UfsError):
+                self._give_up()
+            self._fell_back(logging.INFO, f"there is no snapshot: {problem}")
+        return self.find(version)
+
+    # --- CACHE ------------------------------------------------------------------------------------
+
+    def current(self) -> tuple[TableVersion, Snapshot] | None:
+        """The latest snapshot and its version; the first load is waited for, none after it.
+
+        None if the cache directory cannot hold it. Raises what the first load raised, and
+        ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
+        """
+        state, snapshot = self._seen()
+        if state.gone:  # as the last load found it; whoever asks has just found it to be there again
+            with self._stored.locked():
+                if self._stored.state().finished_at_s == state.finished_at_s:
+                    self._load(None, None)
+            state, snapshot = self._stored.seen(lambda state: state.latest)
+        if snapshot is None:
+            snapshot = self._first()
+        elif self._options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
+            self.schedule.ensure()
+            raise ReloadFailedError(f"the last reload of {self._url} failed: {state.error}")
+        elif self._is_stale(state):
+            self.schedule.ensure()
+            snapshot = self._renewed(state)
+        elif state.failures:
+            self._metrics.inc("staleServedCount")
+        self.schedule.ensure()
+        self._tidy_up(state)
+        self._metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self._clock.wall_s()) * 1000))
+        return None if snapshot is None else (self.version_of(snapshot), snapshot)
+
+    def latest(self) -> TableVersion | None:
+        """The version of the latest snapshot; None without one. No store call, unless a reload is due that nobody else begins."""
+        state, snapshot = self._seen()
+        return None if snapshot is None or state.gone else self.version_of(snapshot)
+
+    def _seen(self) -> tuple[State, Snapshot | None]:
+        """What this host has last, not older than its schedule says.
+
+        Where processes live for one query only, none of them is there when a reload comes due: the next one makes it.
+        """
+        state, snapshot = self._stored.seen(lambda state: state.latest)
+        if snapshot is None or not self._reloads or not self.schedule.is_neglected():
+            return state, snapshot
+        with self._stored.locked():
+            if self._stored.state().finished_at_s == state.finished_at_s:  # nobody has by hand
+                with contextlib.suppress(
+                    Exception
+                ):  # said and counted where it happened; what there is goes on serving
+                    self._load(None, None)
+        return self._stored.seen(lambda state: state.latest)
+
+    def version_of(self, snapshot: Snapshot) -> TableVersion:
+        """The version that a snapshot holds."""
+        return self._stored.version_of(snapshot)
+
+    def _give_up(self) -> None:
+        """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
+        self._gave_up_at_s = self._clock.steady_s()
+
+    def _gave_up(self) -> bool:
+        return self._gave_up_at_s is not None and self._clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
+
+    def _first(self) -> Snapshot | None:
+        if self._gave_up():
+            return None
+        failures = self._stored.state().failures
+        try:
+            with self._stored.locked():
+                state = self._stored.state()  # whoever held the lock before may have made it
+                snapshot = self._stored.opened(state.latest)
+                if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
+                    raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
+                return snapshot or self._load(None, None)
+        except OSError as problem:
+            if isinstance(problem, UfsError):
+                raise
+            self._give_up()
+            self._metrics.inc("cacheFailureCount")
+            self._fell_back(logging.WARNING, f"no snapshot can be kept: {problem}")
+            return None
+
+    def _is_stale(self, state: State) -> bool:
+        limit_s = self._options.max_staleness_s
+        clock = self._clock
+        return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
+
+    def _renewed(self, state: State) -> Snapshot:
+        """A snapshot in place of one that may not be served any more; whoever comes first loads it."""
+        with self._stored.locked():
+            after = self._stored.state()
+            snapshot = self._stored.opened(after.latest)
+            if snapshot is not None and not self._is_stale(after):
+                return snapshot
+            # One that failed while we waited for the lock has asked the store on our behalf.
+            if after.failures == state.failures:
+                with contextlib.suppress(Exception):
+                    return self._load(None, None)
+                after = self._stored.state()
+        raise ReloadFailedError(
+            f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
+            f"{self._options.max_staleness_s:g} s, and its reload failed: {after.error}"
+        )
+
+    # --- loading ----------------------------------------------------------------------------------
+
+    def reload(self) -> Snapshot:
+        """A snapshot of the store's current version, now, in this thread. Raises what the load raises."""
+        with self._stored.locked():
+            return self._load(None, None)
+
+    def ask_reload(self) -> concurrent.futures.Future[None]:
+        """A reload beside the caller; one that waits already will do, one that runs may have asked the store before."""
+        return self._jobs.ask(None)
+
+    def _upkeep_failed(self, problem: BaseException) -> None:
+        _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
+
+    def _do(self, job: Job) -> None:
+        with self._stored.locked():
+            state = self._stored.state()
+            if job.tidy:
+                self._stored.write(state)
+            elif job.fold:
+                latest = self._stored.opened(state.latest)
+                if latest is not None and _is_worth_folding(latest):
+                    self._fold(state, latest)
+            elif job.version is None or self._stored.opened(state.find(job.version.digest)) is None:
+                self._load(job.version, False)
+
+    def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
+        """Load a version, the store's current one if None, and make it the latest. The lock is held.
+
+        `watched`: whether somebody waits for it at a terminal (None: found out).
+        """
+        state = self._stored.state()
+        started_s, steady_s, timer_s = self._clock.wall_s(), self._clock.steady_s(), self._clock.steady_s()
+        received = self._received()
+        first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
+        state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
+        try:
+            with progress.shown(f"loading {self._url}", self._clock.steady_s, watched) as report:
+                snapshot, stored = self._loaded(state, version, report)
+        except BaseException as problem:
+            self._metrics.inc("numLoadFailures")
+            level = logging.INFO if state.failures else logging.WARNING
+            kept, seconds = len(state.versions), self._clock.steady_s() - timer_s
+            log_event(_log, level, "reload-failed", table=self._url, seconds=seconds, kept=kept, error=repr(problem))
+            self._remember_reload(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
+            gone = isinstance(problem, UfsNotFoundError) and self._metadata.forget_kind(self._table)
+            failures, finished_s = state.failures + 1, self._clock.wall_s()
+            failed = dataclasses.replace(
+                state, finished_at_s=finished_s, failures=failures, error=str(problem)[:500], gone=gone
+            )
+            with contextlib.suppress(OSError):
+                self._stored.record(failed)
+            raise
+        seconds, failures = self._clock.steady_s() - timer_s, state.failures
+        now_s = self._clock.wall_s()
+        held = state.latest
+        # One whose layers were damaged has the digest of that which takes its place.
+        if version is None or held is None or (held.digest, held.layers) != (stored.digest, stored.layers):
+            state = state.with_version(stored, now_s)
+        state = dataclasses.replace(
+            state,
+            finished_at_s=now_s,
+            loaded_at_s=started_s,
+            loaded_steady_s=steady_s,
+            boot=self._clock.boot,
+            failures=0,
+            error="",
+            gone=False,
+        )
+        self._stored.write(state)
+        self._metrics.inc("loadCount")
+        self._metrics.time("loadTime", seconds)
+        self._metrics.set_gauge("latestLoadTime", int(seconds * 1000))
+        done = Reload(started_s, seconds, stored.digest, snapshot.rows, snapshot.bytes, self._received() - received)
+        self._remember_reload(done)
+        facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
+        level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
+        log_event(_log, level, "reload", table=self._url, **facts, fetched=done.fetched, failures_before=failures)
+        if _is_worth_folding(snapshot):
+            self._jobs.ask(None, fold=True)
+        return snapshot
+
+    def _received(self) -> int:
+        return self._metrics.snapshot()["ufsGetBytes"]
+
+    def _remember_reload(self, reload: Reload) -> None:
+        with contextlib.suppress(OSError):
+            remember_reload(self._disk, self.key, self._url, reload)
+
+    def _fell_back(self, level: int, reason: str) -> None:
+        log_event(_log, level, "fallback", table=self._url, reason=reason, instead="reading the files")
+
+    def _loaded(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
+        """A version's snapshot, of which only what changed is fetched."""
+        given = version
+        for _ in range(_STARTS):
+            version = given if given is not None else self._resolved(patient=state.latest is None)
+            chosen = self._chosen(version)
+            known = state.find(version.digest)
+            unchanged = self._stored.opened(known)
+            if unchanged is not None and known is not None and all(file.cacheable for file in chosen.files):
+                return unchanged, known
+            last = self._stored.opened(state.latest)
+            stored = state.latest.layers if state.latest is not None else ()
+            try:
+                # The types of columns are those of the whole version, whatever is kept of it.
+                layout = self._layout_of(version)
+                layers = self._loader.load(self._table, chosen, layout, last, stored, report)
+            except SourceChangedError:
+                if given is not None:
+                    raise
+                continue
+            self._metrics.inc("snapshotBuildCount")
+            return self._stored.add(version, chosen, layers)
+        raise VersionGoneError(
+            f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
+        )
+
+    def _resolved(self, patient: bool) -> TableVersion:
+        """The store's current version, with its files old enough to be told from their next state."""
+        return self._metadata.settled(self._table, self._metadata.ask(self._table, patient))
+
+    def _chosen(self, version: TableVersion) -> TableVersion:
+        """What `lookup.partition` leaves of a version."""
+        if self._options.partition is None:
+            return version
+        return version.of_files(select_partitions(self._table, version.files, self._options))
+
+    def _fold(self, state: State, latest: Snapshot) -> None:
+        """One base in place of the latest version's layers; nothing is fetched."""
+        assert state.latest is not None
+        version = self.version_of(latest)
+        chosen = self._chosen(version)
+        if not all(file.cacheable for file in chosen.files):
+            return
+        layout = self._layout_of(version)
+        layers = self._loader.load(self._table, chosen, layout, latest, state.latest.layers, _no_progress, fold=True)
+        _, stored = self._stored.add(version, chosen, layers)
+        self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
+        self._metrics.inc("snapshotFoldCount")
+
+    def _last_reload(self) -> LastReload | None:
+        state = self._stored.state()
+        if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
+            return None
+        return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
+
+    def _tidy_up(self, state: State) -> None:
+        """Have what is past its time removed, beside the caller; now and then, for somebody may be using it."""
+        now_s = self._clock.steady_s()
+        if now_s < self._tidy_from_s:
+            return
+        if state.left or self._stored.expired(state):
+            self._tidy_from_s = now_s + _TIDY_EVERY_S
+            self._jobs.ask(None, tidy=True)
+
+    @property
+    def _url(self) -> str:
+        return redact("path", self._table.url)
+
+    def close(self) -> None:
+        """Stop taking part in the schedule and forget open snapshots; a load under way ends by itself."""
+        self._jobs.close()
+        self.schedule.close()
+        self._stored.forget()
+
+
+def _is_worth_folding(snapshot: Snapshot) -> bool:
+    base, *deltas = snapshot.layers
+    over = sum(layer.segment.rows for layer in deltas)
+    hidden = sum(layer.segment.rows - layer.visible_rows for layer in snapshot.layers)
+    return over + hidden > _FOLD_SHARE * base.segment.rows
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Nobody is watching."""

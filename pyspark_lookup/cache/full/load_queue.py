@@ -1,0 +1,99 @@
+"""`Jobs`: the loads of one table that are made beside its queries, one after the other, in a thread that ends when there are none."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+from collections.abc import Callable
+
+from pyspark_lookup.base.errors import VersionGoneError
+from pyspark_lookup.cache.full.schedule import Start
+from pyspark_lookup.table.model import TableVersion
+
+__all__ = ["Job", "Jobs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A load: of a version, of the store's current one (None), or what nobody waits for: a folding, or a tidying."""
+
+    version: TableVersion | None
+    done: concurrent.futures.Future[None]
+    fold: bool = False
+    tidy: bool = False
+
+    @property
+    def is_upkeep(self) -> bool:
+        """Whether nobody waits for it."""
+        return self.fold or self.tidy
+
+
+class Jobs:
+    """Runs `do` for each job that was asked for. `failed`: told what upkeep has failed with."""
+
+    def __init__(
+        self, name: str, start: Start, do: Callable[[Job], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._name = name
+        self._start = start
+        self._do = do
+        self._failed = failed
+        self._mutex = threading.Lock()
+        self._jobs: list[Job] = []  # the one that runs first
+        self._running: Job | None = None
+        self._working = self._closed = False
+
+    def ask(
+        self, version: TableVersion | None, fold: bool = False, tidy: bool = False
+    ) -> concurrent.futures.Future[None]:
+        """A job to be done; an equal one that waits already will do.
+
+        So will one that runs, unless it is of the current version: it may have asked the store before.
+        """
+        with self._mutex:
+            for job in self._jobs:
+                begun = job is self._running and version is None and not tidy
+                if (job.version, job.fold, job.tidy) == (version, fold, tidy) and not begun:
+                    return job.done
+            if version is not None:  # only the latest is worth building
+                for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
+                    self._jobs.remove(job)
+                    job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
+            job = Job(version, concurrent.futures.Future(), fold, tidy)
+            self._jobs.append(job)
+            begin = not self._working
+            self._working = True
+        if begin:
+            self._start(self._name, self._work)
+        return job.done
+
+    def _work(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._jobs or self._closed:
+                    self._working = False
+                    waiting, self._jobs = self._jobs, []
+                    break
+                job = self._running = self._jobs[0]
+            try:
+                self._do(job)
+            except BaseException as problem:
+                if job.is_upkeep:
+                    self._failed(problem)
+                self._finished(job)
+                job.done.set_exception(problem)
+            else:
+                self._finished(job)
+                job.done.set_result(None)
+        for job in waiting:
+            job.done.cancel()
+
+    def _finished(self, job: Job) -> None:
+        with self._mutex:
+            self._jobs.remove(job)
+            self._running = None
+
+    def close(self) -> None:
+        """Begin none any more; who waits for one is told, one under way ends by itself."""
+        self._closed = True

@@ -1,0 +1,382 @@
+"""From a version's files to layers on disk: what is unchanged is reused, only the rest is fetched.
+
+A small change becomes a delta over the layers of the version before; three deltas and a fourth
+change become one. A large change, another schema and a fold make a new base, of rows that lie in
+the layers already wherever their files are still the same.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import random
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, hidden_rows
+from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
+from pyspark_lookup.cache.segments.segment import Segment, open_rows
+from pyspark_lookup.columnar.hash_index import SkewedError
+from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
+from pyspark_lookup.columnar.types import cast_column, is_source
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.scan.contract import PreparedScan, TableScan
+from pyspark_lookup.scan.deletes import seen_rows
+from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.scan.open_file import Projection, Slice
+from pyspark_lookup.table.model import Table, TableVersion
+
+__all__ = ["DELTAS_AT_MOST", "Layout", "Progress", "SnapshotLoader", "StoredLayer", "open_layers"]
+
+Progress = Callable[[int, int], None]  # bytes of files done, and of all
+
+DELTAS_AT_MOST = 3
+_DELTA_SHARE = 0.25  # of all bytes: above it, a new base costs about as much
+_FETCHED_AT_ONCE = 32 * 1024 * 1024
+_MEMORY_AT_MOST = 2 * 1024**3
+_SEEDS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What a snapshot of a table holds: `columns`, typed, of which `keys` are indexed; and where they come from."""
+
+    columns: pa.Schema
+    keys: tuple[str, ...]
+    data: pa.Schema
+    partitions: pa.Schema
+    declared: bool = False
+
+    @property
+    def projection(self) -> Projection:
+        return Projection(self.columns, self.data, self.partitions, declared=self.declared)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredLayer:
+    """A layer by its names on disk; `gone` are the numbers of its files that are not in the version.
+
+    `marked`: a digest of the rows of its other files that do not count.
+    """
+
+    name: str
+    hidden: str | None
+    gone: tuple[int, ...]
+    marked: str = ""
+
+
+def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Snapshot | None:
+    """The layers as they lie on disk, pinned; None if one is gone or damaged."""
+    opened: list[tuple[Segment, Numbers | None, StoredLayer]] = []
+    for layer in stored:
+        segment = open_rows(disk, table_key, layer.name)
+        if segment is None:
+            return None
+        hidden = None if layer.hidden is None else _open_marks(disk, table_key, layer.hidden, segment.rows)
+        if layer.hidden is not None and hidden is None:
+            return None
+        opened.append((segment, hidden, layer))
+    live = sorted(
+        (file.url, number, place)
+        for number, (segment, _, layer) in enumerate(opened)
+        for place, file in enumerate(segment.files)
+        if place not in layer.gone
+    )
+    ranks = [np.full(len(segment.files), -1, np.int64) for segment, _, _ in opened]
+    for rank, (_, number, place) in enumerate(live):
+        ranks[number][place] = rank
+    return Snapshot([Layer(segment, hidden, ranks[n]) for n, (segment, hidden, _) in enumerate(opened)])
+
+
+def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | None:
+    """The marks of a layer's rows; None if they are gone, damaged or of other rows."""
+    opened = disk.open_segment(table_key, name)
+    if opened is None:
+        return None
+    marks = np.frombuffer(opened.regions.get("hidden", b""), np.uint8)
+    if len(marks) != rows:
+        disk.discard_segment(table_key, name)
+        return None
+    return marks
+
+
+class SnapshotLoader:
+    """Makes layers of one table on this host. Only one at a time may work on a table: see `FullCache`."""
+
+    def __init__(self, scan: TableScan, disk: Disk, table_key: str, rng: random.Random) -> None:
+        self._scan = scan
+        self._disk = disk
+        self._table_key = table_key
+        self._rng = rng
+
+    def load(
+        self,
+        table: Table,
+        version: TableVersion,
+        layout: Layout,
+        last: Snapshot | None,
+        stored: Sequence[StoredLayer],
+        progress: Progress,
+        fold: bool = False,
+    ) -> tuple[StoredLayer, ...]:
+        """Layers that hold exactly `version`, on disk; `last` and `stored` are the latest ones there are.
+
+        `fold`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
+        SchemaError, UfsError, or OSError if the directory cannot be written.
+        """
+        held = _Held(last, version, layout.columns, self._scan.hidden(table, version.files))
+        fetched = [file for file in version.files if file not in held.places]
+        if last is not None and not fold and self._is_small(version, held, fetched, last, layout):
+            with contextlib.suppress(SkewedError):  # a base may have another seed
+                return self._over(table, version, layout, held, fetched, last, stored, progress)
+        for attempt in range(_SEEDS):
+            seed, strict = draw_seed(self._rng), attempt + 1 < _SEEDS
+            try:
+                return (self._written(table, list(version.files), layout, held, fetched, seed, strict, progress),)
+            except SkewedError:
+                continue
+        raise AssertionError("the last attempt takes any seed")
+
+    def _over(
+        self,
+        table: Table,
+        version: TableVersion,
+        layout: Layout,
+        held: _Held,
+        fetched: list[FileVersion],
+        last: Snapshot,
+        stored: Sequence[StoredLayer],
+        progress: Progress,
+    ) -> tuple[StoredLayer, ...]:
+        """The layers there are, less what is gone, and a delta of what is new; a fourth delta takes the others in."""
+        count = len(last.layers)
+        kept = [0] if fetched and count > DELTAS_AT_MOST else list(range(count))
+        layers = [
+            self._kept(last.layers[n].segment, stored[n], held.ranks[n], held.hidden)
+            for n in kept
+            if n == 0 or (held.ranks[n] >= 0).any()
+        ]
+        files = [file for file in version.files if file not in held.places or held.places[file][0] not in kept]
+        if files:
+            layers.append(self._written(table, files, layout, held, fetched, last.seed, True, progress))
+        return tuple(layers)
+
+    def _is_small(
+        self, version: TableVersion, held: _Held, fetched: list[FileVersion], last: Snapshot, layout: Layout
+    ) -> bool:
+        same = last.schema.equals(layout.columns) and last.keys == layout.keys
+        changed = sum(file.size for file in fetched) + held.gone_bytes
+        return same and changed <= _DELTA_SHARE * max(version.bytes, 1)
+
+    def _kept(
+        self, segment: Segment, stored: StoredLayer, ranks: Numbers, places: Mapping[str, Numbers]
+    ) -> StoredLayer:
+        """A layer of the version before as one of this."""
+        gone = tuple(np.flatnonzero(ranks < 0).tolist())
+        marked = _digest([file.url for file, rank in zip(segment.files, ranks, strict=True) if rank >= 0], places)
+        if (gone, marked) == (stored.gone, stored.marked):
+            return stored
+        marks = hidden_rows(segment, ranks, places)
+        if marks is None:
+            return StoredLayer(stored.name, None, gone, marked)
+        name = f"{self._rng.getrandbits(64):016x}"
+        writer = self._disk.create_segment({"hidden": len(marks)})
+        try:
+            writer.append("hidden", marks)
+            writer.finish({})
+            self._disk.publish_segment(self._table_key, name, writer)
+        finally:
+            writer.close()
+        return StoredLayer(stored.name, name, gone, marked)
+
+    def _written(
+        self,
+        table: Table,
+        files: list[FileVersion],
+        layout: Layout,
+        held: _Held,
+        fetched: list[FileVersion],
+        seed: Seed,
+        strict: bool,
+        progress: Progress,
+    ) -> StoredLayer:
+        """A new segment of these files: rows from the layers that hold them, the others fetched."""
+        counts = [0] * len(files)
+        units: list[list[tuple[int, int]]] = [[] for _ in files]
+        total = max(sum(file.size for file in files), 1)
+        done = 0
+        builder = SegmentBuilder(layout.columns, layout.keys, seed, self._disk.spill_file, _memory_bytes())
+        try:
+            for layer in held.layers_of(files):
+                segment = layer.segment
+                for place, number in enumerate(layer.ranks.tolist()):
+                    if number >= 0:
+                        counts[number], units[number] = segment.files[place].rows, list(segment.files[place].units)
+                        done += files[number].size
+                names = [name for name in layout.columns.names if name in segment.schema.names]
+                for columns, positions in layer.pieces(names):
+                    builder.add(_conformed(columns, names, len(positions), layout.columns), positions, done / total)
+                progress(done, total)
+            numbers = {file: number for number, file in enumerate(files)}
+            for pieces, prepared in self._prepared(table, fetched, layout):
+                size = sum(piece.end - piece.start for piece in pieces)
+                for file, middle, batches in prepared.units():
+                    number, before = numbers[file], counts[numbers[file]]
+                    for batch in batches:
+                        first = np.uint64(counts[number]) | (np.uint64(number) << ROW_BITS)
+                        positions = np.arange(batch.num_rows, dtype=np.uint64) + first
+                        seen = seen_rows(held.hidden.get(file.url), counts[number], batch.num_rows)
+                        if seen is None:
+                            builder.add(batch, positions, (done + size / 2) / total)
+                        elif seen.any():
+                            builder.add(batch.filter(pa.array(seen)), positions[seen], (done + size / 2) / total)
+                        counts[number] += batch.num_rows
+                    units[number].append((middle, counts[number] - before))
+                done += size
+                progress(done, total)
+            writer = builder.finish(self._disk.create_segment, counts, strict)
+        finally:
+            builder.close()
+        name = f"{self._rng.getrandbits(64):016x}"
+        meta = builder.meta
+        meta["files"] = [
+            [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
+            for n, f in enumerate(files)
+        ]
+        meta["marks"] = held.marks
+        try:
+            writer.finish(meta)
+            self._disk.publish_segment(self._table_key, name, writer)
+        finally:
+            writer.close()
+        return StoredLayer(name, None, (), _digest([file.url for file in files], held.hidden))
+
+    def _prepared(
+        self, table: Table, files: Sequence[FileVersion], layout: Layout
+    ) -> Iterator[tuple[list[Slice], PreparedScan]]:
+        """The files in order, some at once; the next are fetched while these are decoded."""
+        rounds = list(_rounds(files, self._scan.splittable(table)))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+            def fetch(pieces: list[Slice]) -> concurrent.futures.Future[PreparedScan]:
+                return pool.submit(self._scan.prepare, table, pieces, layout.projection, False)
+
+            ahead = fetch(rounds[0]) if rounds else None
+            for number, pieces in enumerate(rounds):
+                assert ahead is not None
+                prepared = ahead.result()
+                ahead = fetch(rounds[number + 1]) if number + 1 < len(rounds) else None
+                yield pieces, prepared
+
+
+def _rounds(files: Sequence[FileVersion], splittable: bool) -> Iterator[list[Slice]]:
+    """The files as slices, in groups of about as many bytes as are fetched at once."""
+    group: list[Slice] = []
+    size = 0
+    for file in files:
+        cuts = max(-(-file.size // _FETCHED_AT_ONCE), 1) if splittable else 1
+        for cut in range(cuts):
+            piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
+            if group and size + piece.end - piece.start > _FETCHED_AT_ONCE:
+                yield group
+                group, size = [], 0
+            group.append(piece)
+            size += piece.end - piece.start
+    if group:
+        yield group
+
+
+class _Held:
+    """Which files of a version lie in the latest layers: `places` (layer, place in it), `ranks` of each layer's files.
+
+    A layer whose `columns` had types that do not widen to those of now holds none of them: its values are not what the files
+    say any more (partitions that were numbers, and are text now that one is no number). `hidden`: the rows of files that do
+    not count in the version, by URL; `marks`: the files that say so.
+    """
+
+    def __init__(
+        self, last: Snapshot | None, version: TableVersion, columns: pa.Schema, hidden: Mapping[str, Numbers]
+    ) -> None:
+        self.hidden = hidden
+        self.marks = [mark.url for mark in version.hidden]
+        self._layers = last.layers if last is not None else ()
+        self.places: dict[FileVersion, tuple[int, int]] = {}
+        self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
+        self.gone_bytes = 0
+        current = {file: rank for rank, file in enumerate(version.files) if file.cacheable}
+        if last is not None and not is_source(last.schema, columns):
+            current = {}
+        for number, layer in enumerate(self._layers):
+            # Rows that were left out of it may count in a version that is older.
+            whole = _whole(layer.segment, self.marks, hidden)
+            for place, held in enumerate(layer.segment.files):
+                if layer.ranks[place] < 0:
+                    continue
+                file = FileVersion(held.url, held.size, held.identity)
+                if held.identity and file in current and whole[place]:
+                    self.places[file] = number, place
+                    self.ranks[number][place] = current[file]
+                else:
+                    self.gone_bytes += held.size
+
+    def layers_of(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
+        """The layers with only the rows of these files visible, their ranks being places in `files`."""
+        numbers = {file: number for number, file in enumerate(files)}
+        for number, layer in enumerate(self._layers):
+            ranks = np.full(len(layer.segment.files), -1, np.int64)
+            for file, (of, place) in self.places.items():
+                if of == number and file in numbers:
+                    ranks[place] = numbers[file]
+            if (ranks >= 0).any():
+                yield Layer(layer.segment, hidden_rows(layer.segment, ranks, self.hidden), ranks)
+
+
+def _whole(segment: Segment, marks: Sequence[str], hidden: Mapping[str, Numbers]) -> Numbers:
+    """For each file of a segment whether it has all the rows that count in a version with those marks."""
+    if set(segment.marks) <= set(marks):
+        return np.ones(len(segment.files), np.bool_)
+    # Other marks may say the same: a compaction writes those that it replaces anew.
+    there = np.zeros(int(segment.file_starts[-1]), np.bool_)
+    for start in range(0, segment.rows, BATCH_ROWS):
+        there[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
+    for number, file in enumerate(segment.files):
+        if file.url in hidden:
+            within = hidden[file.url][: np.searchsorted(hidden[file.url], file.rows)]
+            there[segment.file_starts[number] + within] = True
+    ends = zip(segment.file_starts[:-1].tolist(), segment.file_starts[1:].tolist(), strict=True)
+    return np.array([there[start:end].all() for start, end in ends], np.bool_)
+
+
+def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
+    """A name for the rows of those files that do not count; "" if there are none."""
+    parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
+    return key_of(*parts) if parts else ""
+
+
+def _conformed(columns: list[pa.Array], names: list[str], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of an older segment with the columns and types of now: types have widened, new columns are null."""
+    held = dict(zip(names, columns, strict=True))
+    arrays = [
+        cast_column(held[field.name], field.type, field.name, "") if field.name in held else pa.nulls(rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _memory_bytes() -> int:
+    """What a build may hold in memory: an eighth of what is free, or of what the process may address."""
+    limits = [_MEMORY_AT_MOST]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits += [int(line.split()[1]) * 1024 // 8 for line in lines if line.startswith("MemAvailable:")]
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(address_space // 8)
+    return max(min(limits), 16 * 1024 * 1024)

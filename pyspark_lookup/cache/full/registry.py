@@ -1,0 +1,98 @@
+"""The full caches of a table: one per keys, columns, partitions and schedule, made when first asked for."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+import weakref
+from collections.abc import Callable
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.cache.full.loader import Layout, SnapshotLoader
+from pyspark_lookup.cache.full.schedule import Start
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.table.resolver import Metadata
+
+__all__ = ["FullTables"]
+
+
+class FullTables:
+    """Caches of whole tables in this process and on this host. `trigger`: when they are reloaded, in place of the options' say."""
+
+    def __init__(
+        self,
+        scan: TableScan,
+        metadata: Metadata,
+        layout_of: Callable[[Table, LookupOptions, TableVersion], Layout],
+        disk: Disk | None,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        rng: random.Random,
+        start: Start,
+        trigger: CacheReloadTrigger | None,
+    ) -> None:
+        self._scan = scan
+        self._metadata = metadata
+        self._layout_of = layout_of
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._start = start
+        self._trigger = trigger
+        self._lock = threading.Lock()
+        self._caches: dict[tuple[object, ...], FullCache] = {}
+        self._users: dict[FullCache, weakref.WeakSet[object]] = {}
+
+    def of(self, table: Table, options: LookupOptions) -> FullCache | None:
+        """The full cache that the options ask for; None if they do not, or there is no cache directory."""
+        if options.cache is not CacheMode.FULL or self._disk is None:
+            return None
+        # Columns that a predicate needs are kept beside those that were chosen.
+        columns = None if options.columns is None else (options.columns, options.where)
+        kept = (table.id, options.keys, columns, options.partition, options.metadata_source.value)
+        place = (kept, options.full_cache)
+        with self._lock:
+            if place not in self._caches:
+                key = key_of(*kept)
+                self._caches[place] = FullCache(
+                    key,
+                    table,
+                    options,
+                    functools.partial(self._layout_of, table, options),
+                    self._metadata,
+                    SnapshotLoader(self._scan, self._disk, key, self._rng),
+                    self._disk,
+                    self._metrics,
+                    self._clock,
+                    self._start,
+                    self._trigger,
+                )
+            return self._caches[place]
+
+    def hold(self, table: Table, options: LookupOptions, user: object) -> None:
+        """Keep a cache's schedule until `user` lets go of it, or is gone."""
+        full = self.of(table, options)
+        if full is not None:
+            self._users.setdefault(full, weakref.WeakSet()).add(user)
+
+    def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
+        """Close a cache that `user` was the last one to hold; what is on disk stays."""
+        full = self.of(table, options)
+        users = self._users.get(full) if full is not None else None
+        if full is None or users is None:
+            return
+        users.discard(user)
+        if not users:
+            with self._lock:
+                del self._users[full]
+                self._caches = {place: other for place, other in self._caches.items() if other is not full}
+            full.close()

@@ -1,0 +1,298 @@
+"""When reloads happen: one process of the host holds a table's schedule and runs its trigger.
+
+The schedule is a lock (the kernel gives it back when its holder dies) and the times in the table's
+state, which all processes share: opening a worker does not fire it, and a reload that came due while
+no worker lived happens as soon as one takes the schedule over.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import importlib
+import logging
+import math
+import threading
+from collections.abc import Callable
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import OptionError, cause_of
+from pyspark_lookup.io.disk import Disk, Lock
+from pyspark_lookup.options.enums import ReloadStrategy
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import (
+    Blackout,
+    CacheReloadTrigger,
+    DueTrigger,
+    LastReload,
+    PeriodicCacheReloadTrigger,
+    TimedCacheReloadTrigger,
+)
+
+__all__ = ["Schedule", "Start", "in_thread", "trigger_of"]
+
+_log = logging.getLogger("pyspark_lookup.snapshot")
+_POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
+
+Start = Callable[[str, Callable[[], None]], None]  # runs a function of that name beside the caller
+
+
+def in_thread(name: str, run: Callable[[], None]) -> None:
+    """Run a function in a daemon thread: a worker that ends does not wait for a reload."""
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def trigger_of(options: LookupOptions) -> CacheReloadTrigger | None:
+    """The trigger that the options describe, None without one. Raises OptionError for a custom one that cannot be made."""
+    strategy = options.reload_strategy
+    if isinstance(strategy, str):
+        return _custom(strategy, options)
+    if strategy is ReloadStrategy.TIMED:
+        assert options.reload_iso_time is not None
+        return TimedCacheReloadTrigger(options.reload_iso_time, options.reload_interval_days)
+    if options.reload_interval_s is None:
+        return None
+    return PeriodicCacheReloadTrigger(options.reload_interval_s, options.reload_schedule_mode)
+
+
+def _custom(strategy: str, options: LookupOptions) -> CacheReloadTrigger:
+    key = "lookup.full-cache.reload-strategy"
+    module, _, name = strategy.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+        trigger = factory(options)
+    except OptionError:
+        raise
+    except Exception as problem:  # whatever a user's module does when it is imported or called
+        raise OptionError(f"option {key} = {strategy!r} cannot be made: {problem!r}") from cause_of(problem)
+    if not isinstance(trigger, CacheReloadTrigger):
+        raise OptionError(f"option {key} = {strategy!r} returned {trigger!r}: return a CacheReloadTrigger")
+    return trigger
+
+
+@dataclasses.dataclass(eq=False)
+class _Action:
+    """What runs at a Unix time; two of the same function are two."""
+
+    at_s: float
+    run: Callable[[], object]
+
+
+class Schedule:
+    """Runs one table's trigger while this process holds the host's lock for it.
+
+    `reload` asks for a reload; `last` says how the latest attempt went. `start` runs the loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], CacheReloadTrigger | None],
+        reload: Callable[[], concurrent.futures.Future[None]],
+        last: Callable[[], LastReload | None],
+        blackout: Blackout | None,
+        disk: Disk,
+        clock: HostClock,
+        start: Start,
+    ) -> None:
+        self._name = name
+        self._make = make
+        self._reload = reload
+        self._last = last
+        self._blackout = blackout
+        self._disk = disk
+        self._clock = clock
+        self._start = start
+        self._mutex = threading.Lock()
+        self._changed = threading.Event()
+        self._actions: list[_Action] = []
+        self._put_off: concurrent.futures.Future[None] | None = None
+        self._lease: Lock | None = None
+        self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
+        self._trigger: CacheReloadTrigger | None = None
+        self._running = self._closed = self._broken = self._opened = False
+
+    def ensure(self) -> None:
+        """Take part in the schedule from now on; the first call starts the loop."""
+        with self._mutex:
+            if self._running or self._closed:
+                return
+            self._running = True
+        self._start(f"lookupcache-schedule-{self._name[:8]}", self._loop)
+
+    def is_neglected(self) -> bool:
+        """Whether a reload is due and no process of the host is there to begin it.
+
+        A process whose own loop runs, or is closed, leaves it to that. Custom triggers do not say what is due.
+        """
+        with self._mutex:
+            if self._running or self._closed or self._broken or not self._take():
+                return False
+            try:
+                if self._trigger is None:
+                    self._make_trigger()
+                now_s = self._clock.wall_s()
+                if not isinstance(self._trigger, DueTrigger):
+                    return False
+                if self._blackout is not None and self._blackout.postponed_s(now_s) > now_s:
+                    return False
+                return self._trigger.next_due_s(self._last(), now_s) <= now_s
+            finally:
+                self._release()  # whoever stays takes it
+
+    def _take(self) -> bool:
+        """Hold the schedule, if nobody else does."""
+        if self._lease is None:
+            try:
+                self._lease = self._disk.acquire("reload", f"{self._name}-schedule", 0.0)
+            except OSError:
+                return False
+        return self._lease is not None
+
+    def run_due(self) -> float:
+        """Run what is due, if this process holds the schedule or can take it; seconds until there may be more."""
+        if not self._take() or self._broken:
+            return _POLL_S
+        if not self._opened:
+            self._open()
+        if self._clock_set_back():
+            # Their time is further away now than it was meant to be, by however much: they plan anew.
+            with self._mutex:
+                for action in self._actions:
+                    action.at_s = -math.inf
+        while (due := self._next_due()) is not None:
+            try:
+                due.run()
+            except Exception:  # a custom trigger's; the schedule goes on
+                _log.exception("reload trigger of %s failed", self._name)
+        with self._mutex:
+            next_s = min((action.at_s for action in self._actions), default=math.inf)
+        return min(max(next_s - self._clock.wall_s(), 0.0), _POLL_S)
+
+    def _make_trigger(self) -> None:
+        try:
+            self._trigger = self._make()
+        except Exception:
+            self._broken = True
+            _log.exception("reload trigger of %s cannot be made", self._name)
+
+    def _open(self) -> None:
+        self._opened = True
+        if self._trigger is None:
+            self._make_trigger()
+        try:
+            if self._trigger is not None:
+                self._trigger.open(_Context(self))
+        except Exception:
+            self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
+            _log.exception("reload trigger of %s cannot be opened", self._name)
+
+    def _clock_set_back(self) -> bool:
+        """Whether the wall clock has been set back since this was asked last, by more than a slew comes to."""
+        before, self._wall_ahead_s = self._wall_ahead_s, self._clock.wall_s() - self._clock.steady_s()
+        return self._wall_ahead_s < before - _POLL_S
+
+    def _next_due(self) -> _Action | None:
+        with self._mutex:
+            first = min(self._actions, key=lambda action: action.at_s, default=None)
+            if first is None or first.at_s > self._clock.wall_s():
+                return None
+            self._actions.remove(first)
+            return first
+
+    def _loop(self) -> None:
+        while not self._closed:
+            self._changed.clear()
+            self._changed.wait(self.run_due())
+        self._release()
+
+    def close(self) -> None:
+        """Close the trigger and give the schedule up."""
+        with self._mutex:
+            self._closed = True
+            running = self._running
+        if self._trigger is not None:
+            self._trigger.close()
+        self._changed.set()
+        if not running:
+            self._release()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    # --- what a trigger sees ----------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        """Unix time."""
+        return self._clock.wall_s()
+
+    def last_reload(self) -> LastReload | None:
+        """How the latest attempt of any process went."""
+        return self._last()
+
+    def at(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
+        """Run `action` once, at a Unix time or as soon as possible after it, or when the clock was set back; returns what
+        cancels it."""
+        planned = _Action(at_s, action)
+        with self._mutex:
+            self._actions.append(planned)
+        self._changed.set()
+
+        def cancel() -> None:
+            with self._mutex:
+                if planned in self._actions:
+                    self._actions.remove(planned)
+
+        return cancel
+
+    def trigger(self) -> concurrent.futures.Future[None]:
+        """A reload now, or when the blackout ends."""
+        if self._blackout is not None:
+            now_s = self._clock.wall_s()
+            free_s = self._blackout.postponed_s(now_s)
+            if free_s > now_s:
+                return self._postponed(free_s)
+        return self._reload()
+
+    def _postponed(self, at_s: float) -> concurrent.futures.Future[None]:
+        """The one reload at the end of a blackout, however often it comes due before."""
+        if self._put_off is not None:
+            return self._put_off
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._put_off = done
+
+        def begin() -> None:
+            self._put_off = None
+            self.trigger().add_done_callback(lambda inner: _copy(inner, done))
+
+        self.at(at_s, begin)
+        return done
+
+
+def _copy(inner: concurrent.futures.Future[None], outer: concurrent.futures.Future[None]) -> None:
+    problem = concurrent.futures.CancelledError() if inner.cancelled() else inner.exception()
+    if problem is not None:
+        outer.set_exception(problem)
+    else:
+        outer.set_result(None)
+
+
+class _Context(CacheReloadTrigger.Context):
+    """FLIP-221's context over a schedule."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+
+    def current_processing_time(self) -> float:
+        return self._schedule.now_s()
+
+    def trigger_reload(self) -> concurrent.futures.Future[None]:
+        return self._schedule.trigger()
+
+    def last_reload(self) -> LastReload | None:
+        return self._schedule.last_reload()
+
+    def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
+        return self._schedule.at(at_s, action)

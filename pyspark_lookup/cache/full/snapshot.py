@@ -1,0 +1,200 @@
+"""A version's rows as layers: one base segment and up to three deltas over it, with hidden rows.
+
+A row of a layer counts unless its file is no longer in the version, which `hidden` says. Each file's
+rows lie in one layer. The answer to a batch of keys is gathered layer by layer and then brought into
+the order of the keys, and in that into the order of the files and of the rows in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.cache.segments.builder import ROW_BITS
+from pyspark_lookup.cache.segments.segment import Segment
+from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
+from pyspark_lookup.columnar.types import cast_column
+from pyspark_lookup.scan.formats import BATCH_ROWS
+
+__all__ = ["Answer", "Layer", "Ranges", "Snapshot", "hidden_rows"]
+
+
+_NOTHING: Mapping[str, Numbers] = MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A segment with its hidden rows (uint8 per row, None: none) and each of its files' rank in the version (-1: gone)."""
+
+    segment: Segment
+    hidden: Numbers | None
+    ranks: Numbers
+
+    @property
+    def visible_rows(self) -> int:
+        return self.segment.rows - (0 if self.hidden is None else int(np.count_nonzero(self.hidden)))
+
+    def pieces(self, names: Sequence[str]) -> Iterator[tuple[list[pa.Array], Numbers]]:
+        """The named columns of the visible rows, and their positions."""
+        for start in range(0, self.segment.rows, BATCH_ROWS):
+            stop = min(start + BATCH_ROWS, self.segment.rows)
+            rows = np.arange(start, stop)
+            if self.hidden is not None:
+                rows = rows[self.hidden[start:stop] == 0]
+            if len(rows):
+                yield self.segment.take(names, rows), self.positions(rows)
+
+    def positions(self, rows: Numbers) -> Numbers:
+        """Where rows come from in the version: the file's rank << ROW_BITS | row in the file."""
+        ordinals = self.segment.ordinals[rows].astype(np.int64)
+        files = np.searchsorted(self.segment.file_starts, ordinals, "right") - 1
+        within = ordinals - self.segment.file_starts[files]
+        return np.asarray((self.ranks[files].astype(np.uint64) << ROW_BITS) | within.astype(np.uint64))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranges:
+    """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
+
+    parts: tuple[tuple[str, int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One row per match: `keys` (int64, the key's place in the batch, ascending) and the columns asked for."""
+
+    keys: Numbers
+    columns: list[pa.Array]
+
+
+class Snapshot:
+    """All rows of one version. `layers`: the base first; all with one schema, seed and keys."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = tuple(layers)
+        base = layers[0].segment
+        self.schema = base.schema
+        self.keys = base.keys
+        self.seed = base.seed
+        self.rows = sum(layer.visible_rows for layer in layers)
+        self.bytes = sum(layer.segment.bytes for layer in layers)
+        # Of several layers each may have rows of the same key.
+        self.unique = base.unique if len(self.layers) == 1 else None
+
+    def get(self, names: Sequence[str], keys: Keys) -> Answer:
+        """The named columns of all rows with any of the keys, rows of one key in file order."""
+        hashes = keys.hashes(self.seed)
+        found: list[tuple[Layer, Numbers, Numbers]] = []
+        for layer in self.layers:
+            matches = layer.segment.probe(keys, hashes)
+            numbers, rows = matches.keys, matches.rows
+            if layer.hidden is not None and len(rows):
+                seen = layer.hidden[rows] == 0
+                numbers, rows = numbers[seen], rows[seen]
+            if len(rows):
+                found.append((layer, numbers, rows))
+        if not found:
+            nothing = np.zeros(0, np.int64)
+            return Answer(nothing, self.layers[0].segment.take(names, nothing))
+        if len(found) == 1:
+            ((layer, numbers, rows),) = found
+            return Answer(numbers, layer.segment.take(names, rows))
+        numbers = np.concatenate([numbers for _, numbers, _ in found])
+        positions = np.concatenate([layer.positions(rows) for layer, _, rows in found])
+        order = np.lexsort((positions, numbers))
+        indices = as_indices(order)
+        parts = [layer.segment.take(names, rows) for layer, _, rows in found]
+        columns = [
+            pc.take(_joined(arrays, self.schema.field(name).type), indices, boundscheck=False)
+            for name, arrays in zip(names, zip(*parts, strict=True), strict=True)
+        ]
+        return Answer(numbers[order], columns)
+
+    def batches(self, names: Sequence[str], ranges: Ranges | None = None) -> Iterator[tuple[int, list[pa.Array]]]:
+        """(rows, the named columns) of all rows, or of those of some parts of files; in no particular order."""
+        for layer in self.layers:
+            bounds = None if ranges is None else _bounds(layer, ranges)
+            if bounds is not None and not len(bounds):
+                continue
+            for start in range(0, layer.segment.rows, BATCH_ROWS):
+                stop = min(start + BATCH_ROWS, layer.segment.rows)
+                kept = _kept(layer, bounds, start, stop)
+                if kept is not None and not kept.any():
+                    continue
+                columns = layer.segment.slice(names, start, stop)
+                if kept is not None and not kept.all():
+                    mask = _boolean(kept)
+                    columns = [column.filter(mask) for column in columns]
+                    yield int(np.count_nonzero(kept)), columns
+                else:
+                    yield stop - start, columns
+
+
+def hidden_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers] = _NOTHING) -> Numbers | None:
+    """A mark for each row that does not count; None if there is no such row.
+
+    That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
+    """
+    gone = (ranks < 0) & (np.diff(segment.file_starts) > 0)
+    named = [(n, places[f.url]) for n, f in enumerate(segment.files) if ranks[n] >= 0 and f.url in places]
+    if not gone.any() and not named:
+        return None
+    marked = np.zeros(int(segment.file_starts[-1]), np.bool_)
+    for number in np.flatnonzero(gone).tolist():
+        marked[segment.file_starts[number] : segment.file_starts[number + 1]] = True
+    for number, rows in named:
+        within = rows[: np.searchsorted(rows, segment.files[number].rows)]
+        marked[segment.file_starts[number] + within] = True
+    hidden = np.empty(segment.rows, np.uint8)
+    for start in range(0, segment.rows, BATCH_ROWS):
+        hidden[start : start + BATCH_ROWS] = marked[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)]
+    return hidden if hidden.any() else None
+
+
+def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
+    """Ascending ordinals at which the wanted rows of a layer begin and end, in turn."""
+    files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
+    bounds: list[tuple[int, int]] = []
+    for url, first, end in ranges.parts:
+        if url not in files:
+            continue
+        at = int(layer.segment.file_starts[files[url]])
+        for middle, rows in layer.segment.files[files[url]].units:
+            if first <= middle < end and rows:
+                bounds.append((at, at + rows))
+            at += rows
+    # Neighbours are one range; with an edge between them, an ordinal at it would count as outside.
+    merged: list[int] = []
+    for low, high in sorted(bounds):
+        if merged and merged[-1] == low:
+            merged[-1] = high
+        else:
+            merged += [low, high]
+    return np.array(merged, np.int64)
+
+
+def _kept(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Numbers | None:
+    """Which rows of a slice count; None: all."""
+    kept: Numbers | None = None
+    if bounds is not None:
+        ordinals = layer.segment.ordinals[start:stop].astype(np.int64)
+        kept = (np.searchsorted(bounds, ordinals, "right") & 1).astype(np.bool_)
+    if layer.hidden is not None:
+        seen = layer.hidden[start:stop] == 0
+        kept = seen if kept is None else kept & seen
+    return kept
+
+
+def _boolean(mask: Numbers) -> pa.BooleanArray:
+    bits = np.packbits(mask, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
+
+
+def _joined(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+    """One array of the layers' parts; text may be large text in one of them."""
+    return pa.concat_arrays([cast_column(array, kind, "", "") for array in arrays])

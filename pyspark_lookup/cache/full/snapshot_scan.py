@@ -1,0 +1,147 @@
+"""Rows of a snapshot as a scan gives them: the same columns, types and rows as from the files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
+from pyspark_lookup.columnar.keys import Keys
+from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, columns_of
+from pyspark_lookup.columnar.types import cast_column, check_readable
+from pyspark_lookup.scan.batches import coalesced, matching_rows
+from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.scan.open_file import Projection
+
+__all__ = ["key_values", "planned_columns", "snapshot_batches"]
+
+_KEYS_AT_MOST = 100_000  # combinations of key values in a predicate; with more, a scan is no slower
+
+
+def snapshot_batches(
+    snapshot: Snapshot,
+    projection: Projection,
+    ranges: Ranges | None,
+    whole: Callable[[], pa.Schema],
+    url: str,
+    metrics: CacheMetricGroup,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a snapshot, or of parts of its files, that the projection asks for.
+
+    A predicate that says which keys are meant is answered by the index. Everything that can go wrong
+    does so before the first batch. `whole` gives the columns of all files of the version.
+    """
+    predicate = projection.predicate
+    tested = columns_of(predicate) if predicate is not None else frozenset()
+    names = list(dict.fromkeys([*projection.columns.names, *sorted(tested)]))
+    stored = [name for name in names if name in snapshot.schema.names]
+    _check(snapshot, projection, names, whole, url)
+    keyed = pa.schema([snapshot.schema.field(name) for name in snapshot.keys])
+    keys = key_values(predicate, keyed) if predicate is not None and ranges is None else None
+    if keys is not None:
+        answer = snapshot.get(stored, Keys(keys))
+        pieces: Iterator[tuple[int, list[pa.Array]]] = iter([(len(answer.keys), answer.columns)])
+    else:
+        pieces = snapshot.batches(stored, ranges)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for rows, columns in pieces:
+            for start in range(0, rows, BATCH_ROWS):
+                part = [column.slice(start, BATCH_ROWS) for column in columns] if rows > BATCH_ROWS else columns
+                batch = planned_columns(part, stored, min(rows - start, BATCH_ROWS), names, projection, url)
+                kept = matching_rows(batch, predicate)
+                if kept is not None:
+                    yield kept.select(projection.columns.names)
+
+    return coalesced(batches(), projection.columns, metrics)
+
+
+def _check(
+    snapshot: Snapshot, projection: Projection, names: Sequence[str], whole: Callable[[], pa.Schema], url: str
+) -> None:
+    """Raise SchemaError as reading the files would."""
+    lost = [name for name in names if name not in snapshot.schema.names]
+    if projection.declared:
+        lost = []
+    if lost:
+        elsewhere = {name.casefold() for name in whole().names}
+        lost = [name for name in lost if name.casefold() not in elsewhere]
+    if lost:
+        raise SchemaError(
+            f"column {lost[0]!r} is in no file of {url} any more: the table changed; plan again (a new load() or SQL "
+            "statement; a catalog table must be created again)"
+        )
+    for name in names:
+        if name in snapshot.schema.names:
+            found = snapshot.schema.field(name).type
+            check_readable(_planned(projection, name), found, url, projection.declared)
+
+
+def _planned(projection: Projection, name: str) -> pa.Field:
+    return (projection.data if name in projection.data.names else projection.partitions).field(name)
+
+
+def planned_columns(
+    columns: Sequence[pa.Array],
+    stored: Sequence[str],
+    rows: int,
+    names: Sequence[str],
+    projection: Projection,
+    url: str,
+) -> pa.RecordBatch:
+    """Columns of a snapshot (those named `stored`) as the planned ones; one that it lacks is null."""
+    found = dict(zip(stored, columns, strict=True))
+    fields = [_planned(projection, name) for name in names]
+    arrays = [
+        cast_column(found[field.name], field.type, field.name, url)
+        if field.name in found
+        else pa.nulls(rows, field.type)
+        for field in fields
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
+    """The keys outside of which no row fulfils the predicate, as columns of `keys`; None if it does not say."""
+    if not keys.names:
+        return None
+    parts = _parts(predicate)
+    choices: list[tuple[object, ...]] = []
+    for field in keys:
+        found = [values for part in parts if (values := _values(part, field.name)) is not None]
+        if not found:
+            return None
+        values = min(found, key=len)
+        if any(isinstance(value, float) for value in values) and not pa.types.is_floating(field.type):
+            return None  # compared as doubles, of which one equals several large whole numbers
+        choices.append(values)
+    count = 1
+    for values in choices:
+        count *= len(values)
+    if count > _KEYS_AT_MOST:
+        return None
+    rows = list(itertools.product(*choices))
+    try:
+        return [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(keys)]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None  # a literal of another type than the column's; the scan compares it as Spark does
+
+
+def _parts(predicate: Predicate) -> list[Predicate]:
+    """Predicates that all have to be true."""
+    if isinstance(predicate, And):
+        return [part for inner in predicate.parts for part in _parts(inner)]
+    return [predicate]
+
+
+def _values(part: Predicate, name: str) -> tuple[object, ...] | None:
+    """The values of a column that a predicate allows; None if it allows others."""
+    if isinstance(part, Compare) and part.column == name and part.op == "=":
+        return (part.value,)
+    if isinstance(part, In) and part.column == name and not part.negated:
+        return part.values
+    return None

@@ -1,0 +1,108 @@
+"""The order of accesses: which entries were used longest ago, and which not since some time.
+
+A log of batches, not a list of entries: a batch of accesses is appended as it came, and what is read
+from the old end counts only where no later access of the same entry followed. So the order is exact,
+and costs no Python step per entry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from pyspark_lookup.columnar.keys import Numbers
+
+__all__ = ["AccessLog"]
+
+_SLACK = 128 * 1024
+_BATCHES_AT_MOST = 4096  # small ones, as of one key each
+
+
+class AccessLog:
+    """Accesses by number, ascending from 0, each of an entry at a time in seconds that never goes back.
+
+    `timed`: whether anybody will ask for accesses by their time.
+    """
+
+    def __init__(self, timed: bool) -> None:
+        self._timed = timed
+        self._batches: deque[tuple[Numbers, Numbers]] = deque()  # (entries, numbers of the accesses)
+        self._length = 0
+        self._next = 0
+        self._times: deque[tuple[int, float]] = deque()  # (first access, when): those up to the next pair's
+
+    def add(self, entries: Numbers, now_s: float) -> Numbers:
+        """Accesses of these entries, in turn, now; their numbers."""
+        numbers = np.arange(self._next, self._next + len(entries))
+        if self._timed and (not self._times or now_s > self._times[-1][1]):
+            self._times.append((self._next, now_s))
+        self._next += len(entries)
+        self._batches.append((entries, numbers))
+        self._length += len(entries)
+        return numbers
+
+    def first_after(self, limit_s: float) -> int:
+        """The first access later than `limit_s`; none before it is asked for again."""
+        while self._times and self._times[0][1] <= limit_s:
+            self._times.popleft()
+        return self._times[0][0] if self._times else self._next
+
+    def pop_before(self, access: int, latest: Callable[[Numbers], Numbers]) -> Numbers:
+        """Entries whose latest access, as `latest` says, was before `access`; they leave the log."""
+        found = [np.zeros(0, np.int64)]
+        while self._batches and self._batches[0][1][0] < access:
+            entries, numbers = self._batches.popleft()
+            cut = int(np.searchsorted(numbers, access))
+            if cut < len(numbers):
+                self._batches.appendleft((entries[cut:], numbers[cut:]))
+            self._length -= cut
+            current = latest(entries[:cut]) == numbers[:cut]
+            found.append(entries[:cut][current])
+        return np.concatenate(found)
+
+    def pop_oldest(self, latest: Callable[[Numbers], Numbers], enough: Callable[[Numbers], int | None]) -> Numbers:
+        """The entries used longest ago, batch by batch, until `enough` says how many of a batch will do."""
+        found = [np.zeros(0, np.int64)]
+        while self._batches:
+            entries, numbers = self._batches.popleft()
+            current = np.flatnonzero(latest(entries) == numbers)
+            wanted = enough(entries[current])
+            if wanted is None:
+                self._length -= len(entries)
+                found.append(entries[current])
+                continue
+            cut = int(current[wanted]) if wanted < len(current) else len(entries)
+            found.append(entries[current[:wanted]])
+            self._length -= cut
+            if cut < len(entries):
+                self._batches.appendleft((entries[cut:], numbers[cut:]))
+            break
+        return np.concatenate(found)
+
+    def trim(self, live: int, latest: Callable[[Numbers], Numbers]) -> None:
+        """Leave out what no longer counts, if that is more than the rest. `live`: entries there are."""
+        if self._length > 2 * live + _SLACK or len(self._batches) > _BATCHES_AT_MOST:
+            self._rewrite(lambda entries, numbers: (entries, latest(entries) == numbers))
+
+    def renumber(self, numbers_there: Numbers, latest: Callable[[Numbers], Numbers]) -> None:
+        """Entries have new numbers (-1: gone); `latest` knows them by the new ones."""
+
+        def there(entries: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
+            moved = numbers_there[entries]
+            kept = moved >= 0
+            kept[kept] = latest(moved[kept]) == numbers[kept]
+            return moved, kept
+
+        self._rewrite(there)
+
+    def _rewrite(self, rewritten: Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]) -> None:
+        entries, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for held, accesses in self._batches:
+            moved, kept = rewritten(held, accesses)
+            entries.append(moved[kept])
+            numbers.append(accesses[kept])
+        whole = np.concatenate(entries), np.concatenate(numbers)
+        self._batches = deque([whole] if len(whole[0]) else [])
+        self._length = len(whole[0])

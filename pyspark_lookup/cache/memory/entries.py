@@ -1,0 +1,205 @@
+"""The entries of a cache in memory: their keys, their rows and what is known of each, as whole columns.
+
+Entries are numbered in the order in which they were put; their rows lie in the same order. Nothing is
+removed in place: an entry that is gone is marked, and `compacted` makes new columns without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.cache.memory.growing import GrowingColumn, GrowingNumbers
+from pyspark_lookup.cache.memory.slots import Slots
+from pyspark_lookup.columnar.keys import Keys, Numbers
+
+__all__ = ["Entries"]
+
+_ENTRY_BYTES = 64  # of numbers kept per entry, slots included
+_DEAD = -1
+
+
+class Entries:
+    """Entries with keys of `key_fields` and rows of `row_fields`."""
+
+    def __init__(self, key_fields: Sequence[pa.Field], row_fields: Sequence[pa.Field], room: int = 1024) -> None:
+        self.key_fields = tuple(key_fields)
+        self.row_fields = tuple(row_fields)
+        self._keys = [GrowingColumn(field.type) for field in key_fields]
+        self._columns = [GrowingColumn(field.type) for field in row_fields]
+        self._hashes = GrowingNumbers(np.uint64)
+        self._used = GrowingNumbers(np.int64)  # number of the latest access, _DEAD once gone
+        self._written = GrowingNumbers(np.float64)
+        self._starts = GrowingNumbers(np.int64)  # of its rows
+        self._counts = GrowingNumbers(np.int64)  # of its rows, 0 for a key that has none
+        self._bytes = GrowingNumbers(np.int64)
+        self._slots = Slots(room)
+        self._fixed = len(key_fields) == 1 and pa.types.is_primitive(key_fields[0].type)
+        self._row_end = 0
+        self._one_each = True  # entry n has row n and no other
+        self.live = 0
+        self.live_rows = 0  # a key without rows counts one
+        self.live_bytes = 0
+        self.all_bytes = 0  # with those of entries that are gone
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any row was ever put."""
+        return self._row_end > 0
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    # --- finding ----------------------------------------------------------------------------------
+
+    def find(self, keys: Keys, hashes: Numbers) -> Numbers:
+        """The entry of each key, -1 where there is none; keys with a null mean nothing."""
+        stored = Keys([column.view() for column in self._keys])
+        if self._fixed:
+            return self._slots.find(hashes, lambda entries, rows: stored.equal(entries, keys, rows))
+        known = self._hashes.seen
+
+        def same(entries: Numbers, rows: Numbers) -> Numbers:
+            equal: Numbers = known[entries] == hashes[rows]
+            near = np.flatnonzero(equal)
+            equal[near] = stored.equal(entries[near], keys, rows[near])
+            return equal
+
+        return self._slots.find(hashes, same)
+
+    def rows_of(self, entries: Numbers) -> tuple[Numbers, Numbers]:
+        """(place in `entries`, row) of each row of the entries, in turn."""
+        if self._one_each:
+            return np.arange(len(entries)), entries
+        counts = self._counts.seen[entries]
+        ends = np.cumsum(counts)
+        rows = np.arange(ends[-1] if len(ends) else 0)
+        rows += np.repeat(self._starts.seen[entries] - (ends - counts), counts)
+        return np.repeat(np.arange(len(entries)), counts), rows
+
+    def columns(self) -> list[pa.Array]:
+        """All rows there are, dead ones too; good for as long as anybody holds them."""
+        return [column.view() for column in self._columns]
+
+    def used(self, entries: Numbers) -> Numbers:
+        """The number of the latest access of each entry, below zero if it is gone."""
+        return np.asarray(self._used.seen[entries])
+
+    def touch(self, entries: Numbers, access: Numbers) -> None:
+        """Say that entries were accessed; of several accesses of one the last counts."""
+        self._used.seen[entries] = access
+
+    def written_s(self, entries: Numbers) -> Numbers:
+        """When each entry was put."""
+        return np.asarray(self._written.seen[entries])
+
+    def written_before(self, limit_s: float) -> Numbers:
+        """The live entries that were put at `limit_s` or earlier."""
+        return np.flatnonzero((self._written.seen <= limit_s) & (self._used.seen >= 0))
+
+    # --- changing ---------------------------------------------------------------------------------
+
+    def adopt(self, row_fields: Sequence[pa.Field]) -> None:
+        """The columns that rows will have, where so far no key had any."""
+        self.row_fields = tuple(row_fields)
+        self._columns = [GrowingColumn(field.type) for field in row_fields]
+
+    def put(
+        self,
+        keys: Keys,
+        hashes: Numbers,
+        columns: Sequence[pa.Array],
+        counts: Numbers,
+        access: Numbers,
+        written_s: Numbers,
+    ) -> Numbers:
+        """Add an entry per key, with the next `counts` of the rows; the entries' numbers. Older ones of the keys are gone."""
+        for column, array in zip(self._columns, columns, strict=True):
+            column.check_room(array)  # all of them, before the first has changed
+        first = len(self)
+        older = self.find(keys, hashes)
+        self.remove(np.unique(older[older >= 0]))
+        if not self._slots.has_room_for(len(hashes)):
+            self._grow(len(hashes))
+        sizes = np.full(len(hashes), _ENTRY_BYTES, np.int64)
+        for column, key in zip(self._keys, keys.columns, strict=True):
+            column.append(key.array)
+            sizes += column.row_bytes(key.array)
+        row_bytes: Numbers | int = 0
+        for column, array in zip(self._columns, columns, strict=True):
+            column.append(array)
+            row_bytes = row_bytes + column.row_bytes(array)
+        ends = np.cumsum(counts)
+        self._one_each &= bool((counts == 1).all())
+        if isinstance(row_bytes, int):
+            sizes += counts * row_bytes
+        else:
+            total = np.concatenate([[0], np.cumsum(row_bytes)])
+            sizes += total[ends] - total[ends - counts]
+        self._hashes.append(hashes)
+        self._used.append(access)
+        self._written.append(written_s)
+        self._starts.append(self._row_end + ends - counts)
+        self._counts.append(counts)
+        self._bytes.append(sizes)
+        self._row_end += int(ends[-1]) if len(ends) else 0
+        self.live += len(hashes)
+        self.live_rows += int(np.maximum(counts, 1).sum())
+        self.live_bytes += int(sizes.sum())
+        self.all_bytes += int(sizes.sum())
+        stored = Keys([column.view() for column in self._keys])
+        added = np.arange(first, len(self))
+        twice = self._slots.place(hashes, added, lambda entries, rows: stored.equal(entries, keys, rows))
+        self._forget(twice)
+        return added
+
+    def weights(self, entries: Numbers | slice) -> tuple[Numbers, Numbers]:
+        """(rows, a key without any being one; bytes) of each entry."""
+        return np.maximum(self._counts.seen[entries], 1), self._bytes.seen[entries]
+
+    def remove(self, entries: Numbers) -> None:
+        """Take live entries away, each of them named once."""
+        if len(entries):
+            self._slots.remove(entries)
+            self._forget(entries)
+
+    def _forget(self, entries: Numbers) -> None:
+        rows, sizes = self.weights(entries)
+        self._used.seen[entries] = _DEAD
+        self.live -= len(entries)
+        self.live_rows -= int(rows.sum())
+        self.live_bytes -= int(sizes.sum())
+
+    def _grow(self, more: int) -> None:
+        """More slots, for the live entries and as many as are to come."""
+        alive = np.flatnonzero(self._used.seen >= 0)
+        slots = Slots(2 * (len(alive) + more))
+        slots.place(self._hashes.seen[alive], alive)
+        self._slots = slots
+
+    def compacted(self) -> tuple[Entries, Numbers]:
+        """The live entries alone, in the same order, and for each number here the number there (-1: gone)."""
+        alive = np.flatnonzero(self._used.seen >= 0)
+        other = Entries(self.key_fields, self.row_fields, 0)
+        _, rows = self.rows_of(alive)
+        other._keys = [column.kept(alive) for column in self._keys]
+        other._columns = [column.kept(rows) for column in self._columns]
+        for name in ("_hashes", "_used", "_written", "_counts", "_bytes"):
+            numbers: GrowingNumbers = getattr(self, name)
+            kept = GrowingNumbers(numbers.seen.dtype, 2 * len(alive))
+            kept.append(numbers.seen[alive])
+            setattr(other, name, kept)
+        counts = other._counts.seen
+        ends = np.cumsum(counts)
+        other._starts.append(ends - counts)
+        other._row_end = len(rows)
+        other._one_each = bool((counts == 1).all())
+        other.all_bytes = self.live_bytes
+        other.live, other.live_rows, other.live_bytes = self.live, self.live_rows, self.live_bytes
+        other._slots = Slots(2 * len(alive))
+        other._slots.place(other._hashes.seen, np.arange(len(alive)))
+        numbers_there = np.full(len(self), -1, np.int64)
+        numbers_there[alive] = np.arange(len(alive))
+        return other, numbers_there

@@ -1,0 +1,188 @@
+"""Columns that grow at their end and are read as one Arrow array, without copying what is there.
+
+The buffers behind a column are larger than what is in use. A view handed out earlier stays as it was:
+appending writes behind it, and a buffer that is full is replaced, not changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.buffers import child_arrays, child_types, has_offsets, is_bytes, list_offsets, read_column
+from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of, offsets_and_data
+
+__all__ = ["GrowingColumn", "GrowingNumbers"]
+
+_INT32_AT_MOST = 2**31 - 1
+_SMALLEST = 1024
+
+
+class GrowingNumbers:
+    """Numbers of one type, appended to. `seen` are those there are: a view of memory that may be written to."""
+
+    def __init__(self, dtype: Any, room: int = 0) -> None:
+        # Room that is not used takes no memory. (Of large arrays numpy asks for huge pages only in `empty`.)
+        self._held: Numbers = np.empty(max(room, _SMALLEST), dtype)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def seen(self) -> Numbers:
+        return self._held[: self._count]
+
+    def append(self, numbers: Any) -> None:
+        """Put `numbers` (an array of this type) at the end."""
+        end = self._count + len(numbers)
+        if end > len(self._held):
+            grown = np.empty(max(2 * len(self._held), end), self._held.dtype)
+            grown[: self._count] = self.seen
+            self._held = grown
+        self._held[self._count : end] = numbers
+        self._count = end
+
+    def drop_last(self, count: int) -> None:
+        """Forget the last `count` numbers."""
+        self._count -= count
+
+    def as_type(self, dtype: Any) -> GrowingNumbers:
+        """The same numbers in another type."""
+        other = GrowingNumbers(dtype, max(len(self._held), self._count))
+        other.append(self.seen)
+        return other
+
+    def buffer(self) -> pa.Buffer:
+        return pa.py_buffer(self.seen)
+
+
+class _GrowingBits:
+    def __init__(self, rows: int = 0) -> None:
+        self._bytes = GrowingNumbers(np.uint8)
+        self._count = 0
+        if rows:
+            self.append(np.ones(rows, np.bool_))
+
+    def append(self, bits: Numbers) -> None:
+        spare = self._count % 8
+        if spare:
+            # The last byte again, with the same bits below: readers of earlier rows see no change.
+            last = np.unpackbits(self._bytes.seen[-1:], bitorder="little", count=spare)
+            self._bytes.drop_last(1)
+            bits = np.concatenate([last, bits.view(np.uint8)])
+        self._bytes.append(np.packbits(bits, bitorder="little"))
+        self._count += len(bits) - spare
+
+    def buffer(self) -> pa.Buffer:
+        return self._bytes.buffer()
+
+
+class GrowingColumn:
+    """One column of a type that `columns` can store."""
+
+    def __init__(self, kind: pa.DataType, name: str = "c", room: int = 0) -> None:
+        self.kind = kind
+        self.rows = 0
+        self._name = name
+        self._valid: _GrowingBits | None = None
+        self._bits = _GrowingBits() if pa.types.is_boolean(kind) else None
+        self._values: GrowingNumbers | None = None
+        self._offsets: GrowingNumbers | None = None
+        self._end = 0
+        if is_bytes(kind) or has_offsets(kind):
+            self._offsets = GrowingNumbers(np.int32, room)
+            self._offsets.append(np.zeros(1, np.int32))
+        if is_bytes(kind):
+            self._values = GrowingNumbers(np.uint8)
+        elif self._bits is None and not has_offsets(kind) and not pa.types.is_struct(kind):
+            width = kind.bit_width // 8
+            # Moved about in the widest numbers that fit it.
+            self._values = GrowingNumbers(
+                np.dtype(f"u{width}") if width in (1, 2, 4, 8) else np.dtype(f"V{width}"), room
+            )
+        self._children = [GrowingColumn(child, f"{name}.{n}") for n, child in enumerate(child_types(kind))]
+
+    def append(self, array: pa.Array) -> None:
+        """Put the rows of `array`, which has this column's type, at the end."""
+        if array.null_count and self._valid is None:
+            self._valid = _GrowingBits(self.rows)
+        if self._valid is not None:
+            self._valid.append(bits_of(array.is_valid()))
+        if self._bits is not None:
+            self._bits.append(bits_of(array.fill_null(False) if array.null_count else array))
+        elif is_bytes(self.kind):
+            offsets, data = offsets_and_data(array)
+            assert self._values is not None
+            self._values.append(data[offsets[0] : offsets[-1]])
+            self._append_offsets(offsets)
+        elif self._offsets is not None:
+            self._append_offsets(list_offsets(array))
+        elif self._values is not None and len(array):
+            seen = self._values.seen
+            values = np.frombuffer(array.buffers()[1], seen.dtype, array.offset + len(array))
+            self._values.append(values[array.offset :])
+        for column, child in zip(self._children, child_arrays(array), strict=True):
+            column.append(child)
+        self.rows += len(array)
+
+    def check_room(self, array: pa.Array) -> None:
+        """Raise OverflowError if the rows of `array` cannot be appended."""
+        if self._offsets is not None and not is_bytes(self.kind):
+            offsets = list_offsets(array)
+            if self._end + int(offsets[-1] - offsets[0]) > _INT32_AT_MOST:
+                raise OverflowError(f"a column of type {self.kind} has more than {_INT32_AT_MOST} elements")
+        for column, child in zip(self._children, child_arrays(array), strict=True):
+            column.check_room(child)
+
+    def _append_offsets(self, offsets: Numbers) -> None:
+        assert self._offsets is not None
+        moved = offsets[1:] + (self._end - int(offsets[0]))
+        self._end += int(offsets[-1] - offsets[0])
+        if self._end > _INT32_AT_MOST and self._offsets.seen.dtype != np.int64:
+            self._offsets = self._offsets.as_type(np.int64)
+        self._offsets.append(moved)
+
+    def view(self) -> pa.Array:
+        """All rows so far; text and binary past 2 GiB as their large type."""
+        return read_column(self._name, self.kind, self.rows, self._streams())
+
+    def _streams(self) -> dict[str, pa.Buffer]:
+        found: dict[str, pa.Buffer] = {}
+        if self._valid is not None:
+            found[f"{self._name}.valid"] = self._valid.buffer()
+        if self._offsets is not None:
+            found[f"{self._name}.offsets"] = self._offsets.buffer()
+        if self._bits is not None:
+            found[f"{self._name}.values"] = self._bits.buffer()
+        elif self._values is not None:
+            found[f"{self._name}.bytes" if is_bytes(self.kind) else f"{self._name}.values"] = self._values.buffer()
+        for column in self._children:
+            found |= column._streams()
+        return found
+
+    def kept(self, rows: Numbers) -> GrowingColumn:
+        """A column of these rows only, in this order, with room for as many again."""
+        column = GrowingColumn(self.kind, self._name, 2 * len(rows))
+        taken = self._taken(rows)
+        if is_bytes(self.kind):
+            column._values = GrowingNumbers(np.uint8, 2 * taken.nbytes)
+        column.append(taken)
+        return column
+
+    def _taken(self, rows: Numbers) -> pa.Array:
+        if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all()):
+            return self.view().slice(int(rows[0]), len(rows))
+        return pc.take(self.view(), as_indices(rows), boundscheck=False)
+
+    def row_bytes(self, array: pa.Array) -> Numbers | int:
+        """Bytes that each row of `array` takes here: of text its own, of nested values the average."""
+        if is_bytes(self.kind):
+            offsets, _ = offsets_and_data(array)
+            return np.asarray(offsets[1:] - offsets[:-1] + 4)
+        if self._children:
+            return -(-int(array.nbytes) // max(len(array), 1))
+        return 1 if self._bits is not None else int(self.kind.bit_width) // 8

@@ -1,0 +1,199 @@
+"""Which keys a change of the table's files can have touched.
+
+Two versions differ in the files that only one of them has. A key whose value lies between the bounds of
+no such file has the same rows in both. A compaction's files say what those say that they took the place of.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.decoding import name_of, text_of, texts_of
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.columnar.keys import Numbers, bits_of
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.table.model import TableVersion
+
+__all__ = ["Changes", "FileBounds", "Folds"]
+
+
+Folds = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""For each compaction the names of its files, and of those that they took the place of: see `LogVersion`."""
+FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
+"""For each file and each key column between which values its rows lie (None: not known)."""
+
+_CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
+_KEPT = 16
+_FOLDS = b"folds"
+
+
+class Changes:
+    """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record. `space`: names both."""
+
+    def __init__(self, disk: Disk | None, space: str, keys: pa.Schema, metrics: CacheMetricGroup) -> None:
+        self._latest = f"latest-{space}"
+        self._disk = disk
+        self._keys = keys
+        self._metrics = metrics
+        self._known: dict[str, pa.Table] = {}
+        self._lock = threading.Lock()
+
+    def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
+        """Put the bounds of a version's files on record, for the version after it to tell what changed."""
+        if self._disk is None or self._recorded(version.digest) is not None:
+            return
+        files = [*version.files, *version.hidden]  # what names rows that do not count has their keys
+        rows: dict[str, list[Any]] = {"file": [_name(file) for file in files]}
+        bounds = bounds_of(files)
+        for number, field in enumerate(self._keys):
+            column = [row[number] for row in bounds]
+            rows[f"{number}.low"] = [_value(stats, "low", field.type) for stats in column]
+            rows[f"{number}.high"] = [_value(stats, "high", field.type) for stats in column]
+            rows[f"{number}.none"] = [stats is not None and stats.all_null for stats in column]
+        folds = version.log.folds if version.log is not None else ()
+        rows["live"] = [True] * len(files)
+        table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._folded(folds)])
+        table = table.replace_schema_metadata({_FOLDS: json.dumps(folds)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        text = base64.b64encode(sink.getvalue()).decode()
+        try:
+            self._disk.replace_record("bounds", self._key(version.digest), text)
+            self._disk.replace_record("bounds", self._latest, version.digest)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+        self._keep(version.digest, table)
+
+    def is_latest(self, digest: str) -> bool:
+        """Whether no version was put on record after this one. (One that the table went back to is not: it is no news.)"""
+        return self._disk is None or self._disk.get_record("bounds", self._latest, name_of) in (None, digest)
+
+    def may_differ(self, old: str, new: str, keys: Sequence[pa.Array]) -> Numbers | None:
+        """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""
+        before, after = self._recorded(old), self._recorded(new)
+        if before is None or after is None or before.schema != after.schema:
+            return None
+        changed = _changed(before, after)
+        if changed.num_rows > _CHANGED_AT_MOST:
+            return None
+        touched = np.zeros(len(keys[0]), np.bool_)
+        for number in range(changed.num_rows):
+            inside = np.ones(len(touched), np.bool_)
+            for column, key in enumerate(keys):
+                low, high, none = (changed.column(f"{column}.{name}")[number] for name in ("low", "high", "none"))
+                if none.as_py():  # no row of the file has a value here
+                    inside[:] = False
+                elif low.is_valid and high.is_valid:
+                    within = pc.and_(pc.greater_equal(key, low), pc.less_equal(key, high))
+                    if pa.types.is_floating(key.type):  # NaN is within no bounds
+                        within = pc.or_(within, pc.is_nan(key))
+                    inside &= bits_of(within)
+            touched |= inside
+        return touched
+
+    def _folded(self, folds: Folds) -> pa.Table:
+        """What is on record of the files of compactions, and of those that they took the place of."""
+        latest = self._disk.get_record("bounds", self._latest, name_of) if folds and self._disk is not None else None
+        before = self._recorded(latest) if latest is not None else None
+        if before is None:
+            return self._schema().empty_table()
+        rows = _named(before.replace_schema_metadata(), [name for fold in folds for names in fold for name in names])
+        return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
+
+    def _recorded(self, digest: str) -> pa.Table | None:
+        with self._lock:
+            known = self._known.get(digest)
+        if known is not None:
+            return known
+        table: pa.Table | None = None
+        if self._disk is not None:
+            table = self._disk.get_record("bounds", self._key(digest), self._bounds_of)
+        if table is not None:
+            self._keep(digest, table)
+        return table
+
+    def _bounds_of(self, found: Any) -> pa.Table:
+        """What a record of bounds has to be."""
+        try:
+            table = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(found), validate=True))).read_all()
+            table.validate(full=True)
+        except (OSError, pa.ArrowException) as problem:
+            raise ValueError(str(problem)) from None
+        if table.schema != self._schema():
+            raise ValueError("these are bounds of other keys")
+        _folds_of(table)
+        return table
+
+    def _keep(self, digest: str, table: pa.Table) -> None:
+        with self._lock:
+            self._known[digest] = table
+            while len(self._known) > _KEPT:
+                del self._known[next(iter(self._known))]
+
+    def _key(self, digest: str) -> str:
+        return key_of(digest, *self._keys.names)
+
+    def _schema(self) -> pa.Schema:
+        fields = [pa.field("file", pa.string()), pa.field("live", pa.bool_())]
+        for number, field in enumerate(self._keys):
+            fields += [pa.field(f"{number}.low", field.type), pa.field(f"{number}.high", field.type)]
+            fields += [pa.field(f"{number}.none", pa.bool_())]
+        return pa.schema(fields)
+
+
+def _name(file: FileVersion) -> str:
+    """What stands for a file's bytes; of a managed table its name, which there is once."""
+    return file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
+
+
+def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
+    """The rows of files in which two versions differ. What was folded between them counts, what it was folded into does not."""
+    folds = _folds_of(after)
+    rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
+    alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))
+    on_record = _names(after)
+    changed: set[str] = set()
+    for own, folded in folds:
+        # One whose files nobody knows the bounds of is not gone through.
+        if (known | on_record).issuperset(folded) and on_record.issuperset(own):
+            changed |= set(folded) - known
+            known = (known - set(folded)) | set(own)
+    changed |= known ^ alive
+    return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(sorted(changed), pa.string())))
+
+
+def _folds_of(table: pa.Table) -> Folds:
+    found = json.loads((table.schema.metadata or {}).get(_FOLDS, b"[]"))
+    return tuple((texts_of(own), texts_of(others)) for own, others in found)
+
+
+def _named(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(names, pa.string())))
+
+
+def _names(rows: pa.Table) -> set[str]:
+    return set(rows.column("file").to_pylist())
+
+
+def _value(stats: ColumnStats | None, side: str, kind: pa.DataType) -> Any:
+    """A bound as a value of the key's type; None if there is none, or it is no such value."""
+    value = None if stats is None else getattr(stats, side)
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+    return value

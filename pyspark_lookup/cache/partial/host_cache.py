@@ -1,0 +1,439 @@
+"""`SharedCache`: what one process of a host loaded, for all of them: rows by key in mapped files.
+
+Every load is published as one segment (`disk.segments`), complete or not there; from time to time
+some are made one. A segment is of one version of the table and answers for another where the
+caller says that a key's rows cannot differ. Names begin with the time, so the listing of the directory
+is the list of segments, the latest last. What a merged segment took in is named in it, and no longer counts.
+
+When an entry was last used stands in a file of numbers beside its segment, mapped by all processes
+for writing. It is worth what memory is worth: nothing but the order of eviction and the expiry after
+access depend on it, and a value that cannot be is taken for the time of the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.decoding import UNREADABLE, name_of, text_of, texts_of
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.schedule import Start
+from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
+from pyspark_lookup.cache.segments.builder import SegmentBuilder
+from pyspark_lookup.cache.segments.segment import Segment, open_rows
+from pyspark_lookup.columnar.key_rows import key_numbers
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, bits_of
+from pyspark_lookup.columnar.types import cast_column
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.scan.formats import BATCH_ROWS
+
+__all__ = ["REFUSE_ABOVE", "SharedCache"]
+
+_FOUND, _LOADED = "lookup:found", "lookup:loaded_s"  # beside the table's columns: has the key a row, and since when
+_SEGMENTS_AT_MOST = 8
+_EVICT_TO = 0.875
+REFUSE_ABOVE = 1.125
+_MEMORY_BYTES = 256 * 1024 * 1024
+_STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest version merges, too
+
+
+class SharedCache:
+    """Rows by the columns `keys` of one table on this host. A failing directory is a miss, counted."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        space: str,
+        keys: pa.Schema,
+        seed: Seed,
+        bounds: Bounds,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        rng: random.Random,
+        start: Start,
+    ) -> None:
+        self._disk = disk
+        self._space = space
+        self._keys = keys
+        self._seed = seed
+        self._bounds = bounds
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._start = start
+        self._lock = threading.RLock()
+        self._parts: dict[str, HostSegment] = {}
+        self._covered: set[str] = set()
+        self._fresh: Freshness | None = None
+        self._merging = False
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
+        """What the host holds of these keys, all different and none null; None if that is nothing."""
+        now_s = self._clock.steady_s()
+        present = np.zeros(len(hashes), np.bool_)
+        ages_s = np.zeros(len(hashes), np.float64)
+        left = np.arange(len(hashes))
+        found: list[tuple[Numbers, list[pa.Array]]] = []
+        for part in self._refreshed():
+            if not len(left):
+                break
+            if not self._fits(part, fresh):
+                continue
+            some = keys if len(left) == len(hashes) else [array.take(as_indices(left)) for array in keys]
+            stale = (
+                np.zeros(len(left), np.bool_) if part.version == fresh.version else fresh.may_differ(part.version, some)
+            )
+            if stale is None:
+                continue
+            matches = part.segment.probe(Keys(some), hashes[left])
+            usable = self._live(part, matches.rows, now_s) & ~stale[matches.keys]
+            places, rows = left[matches.keys[usable]], matches.rows[usable]
+            if not len(rows):
+                continue
+            if part.version != fresh.version:
+                self._metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
+            part.touch(rows, int(now_s * MS))
+            present[places] = True
+            ages_s[places] = now_s - part.loaded_s[rows]
+            real = part.found[rows]
+            found.append((places[real], self._taken(part, rows[real], fresh.schema)))
+            left = left[~present[left]]
+        if not present.any():
+            return None
+        return SharedRows(present, _by_key(found, fresh.schema), ages_s)
+
+    def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
+        """Say that these keys are in use; other than by `get`."""
+        now_ms = int(self._clock.steady_s() * MS)
+        asked = Keys(keys)
+        for part in self._refreshed():
+            if self._is_keyed(part):
+                part.touch(part.segment.probe(asked, hashes).rows, now_ms)
+
+    def sizes(self) -> tuple[int, int]:
+        """(rows, bytes on disk) that the host holds, as far as this process has seen."""
+        with self._lock:
+            parts = list(self._parts.values())
+        return sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
+
+    def _is_keyed(self, part: HostSegment) -> bool:
+        """Whether a segment is by these keys, of the types of now, and hashed as they are."""
+        held = part.segment.schema
+        same = part.segment.keys == tuple(self._keys.names) and part.segment.seed == self._seed
+        return same and all(held.field(field.name).type == field.type for field in self._keys)
+
+    def _fits(self, part: HostSegment, fresh: Freshness) -> bool:
+        held = part.segment.schema
+        return self._is_keyed(part) and all(
+            field.name in held.names and held.field(field.name).type == field.type for field in fresh.schema
+        )
+
+    def _live(self, part: HostSegment, rows: Numbers, now_s: float) -> Numbers:
+        """Which rows have not expired."""
+        bounds, live = self._bounds, np.ones(len(rows), np.bool_)
+        if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
+            return ~live  # nobody can say how old they are
+        if bounds.expire_after_write_s is not None:
+            live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s
+        if bounds.expire_after_access_s is not None:
+            live &= part.used_ms(rows, int(now_s * MS)) > (now_s - bounds.expire_after_access_s) * MS
+        return live
+
+    def _taken(self, part: HostSegment, rows: Numbers, schema: pa.Schema) -> list[pa.Array]:
+        arrays = part.segment.take(schema.names, rows)
+        return [cast_column(array, field.type, field.name, "") for array, field in zip(arrays, schema, strict=True)]
+
+    def _refreshed(self) -> list[HostSegment]:
+        """The segments that count, the latest first."""
+        with self._lock:
+            names = set(self._disk.segments(self._space))
+            self._covered &= names
+            if names != self._parts.keys() | self._covered:
+                self._parts = {name: part for name, part in self._parts.items() if name in names}
+                for name in sorted(names - self._parts.keys(), reverse=True):
+                    # What a merged one has taken in lies there only until the merger has removed it, or was killed.
+                    part = self._opened(name) if name not in self._covered else None
+                    if part is not None:
+                        self._parts[name] = part
+                        self._covered |= part.members & names
+                for name in self._covered:
+                    self._parts.pop(name, None)
+            return [self._parts[name] for name in sorted(self._parts, reverse=True)]
+
+    def _opened(self, name: str) -> HostSegment | None:
+        segment = open_rows(self._disk, self._space, name)
+        if segment is None:
+            return None
+        numbers = self._disk.open_numbers(self._space, name, segment.rows)
+        try:
+            return self._part(name, segment, numbers)
+        except UNREADABLE:
+            self._disk.discard_segment(self._space, name)
+            return None
+
+    def _part(self, name: str, segment: Segment, numbers: memoryview | None) -> HostSegment:
+        """A segment as one of ours. Raises one of `UNREADABLE` if it is none."""
+        meta = segment.meta
+        if segment.schema.field(_FOUND).type != pa.bool_() or segment.schema.field(_LOADED).type != pa.float64():
+            raise ValueError("rows here say whether they are some, and since when")
+        found, loaded = segment.take([_FOUND, _LOADED], np.arange(segment.rows))
+        return HostSegment(
+            name,
+            segment,
+            name_of(meta["version"]),
+            text_of(meta["boot"]) == self._clock.boot,
+            frozenset(texts_of(meta["members"])),
+            bits_of(found),
+            np.frombuffer(loaded.buffers()[1] or b"", np.float64, len(loaded)),
+            np.zeros(segment.rows, np.int64) if numbers is None else np.frombuffer(numbers, np.int64, segment.rows),
+        )
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def put(self, keys: Sequence[pa.Array], hashes: Numbers, rows: pa.Table, fresh: Freshness, loaded_s: float) -> None:
+        """Share the rows (by `KEY_INDEX`) of keys that were loaded at `loaded_s` on the steady clock."""
+        self._refreshed()
+        held_rows, held_bytes = self.sizes()
+        bounds = self._bounds
+        if held_rows > bounds.rows * REFUSE_ABOVE or held_bytes > bounds.bytes * REFUSE_ABOVE:
+            self._metrics.inc("sharedRefusedCount")
+        else:
+            batch = self._as_stored(keys, rows, loaded_s, len(hashes))
+            if batch.num_rows and batch.num_rows <= bounds.rows:
+                try:
+                    self._publish([batch], fresh.version, (), None)
+                except OSError:
+                    self._metrics.inc("cacheFailureCount")
+                    return
+        self._tidy(fresh)
+
+    def _as_stored(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
+        """Rows, and keys without rows, with the columns of a segment."""
+        numbers = key_numbers(rows)
+        absent = np.full(count, self._bounds.missing_keys)
+        absent[numbers] = False
+        lacking = as_indices(np.flatnonzero(absent))
+        columns: list[pa.Array] = []
+        fields: list[pa.Field] = []
+        for field, key in zip(self._keys, keys, strict=True):
+            held = rows.column(field.name) if field.name in rows.column_names else None
+            there = key.take(as_indices(numbers)) if held is None else _whole(held, field.type)
+            columns.append(pa.concat_arrays([there, key.take(lacking)]))
+            fields.append(pa.field(field.name, field.type))
+        for field in rows.schema:
+            if field.name != KEY_INDEX and field.name not in self._keys.names:
+                there = _whole(rows.column(field.name), field.type)
+                columns.append(pa.concat_arrays([there, pa.nulls(len(lacking), field.type)]))
+                fields.append(pa.field(field.name, field.type))
+        total = len(numbers) + len(lacking)
+        marks = np.arange(total) < len(numbers)
+        columns += [_boolean(marks), _doubles(np.full(total, loaded_s))]
+        fields += [pa.field(_FOUND, pa.bool_()), pa.field(_LOADED, pa.float64())]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+    def _publish(
+        self, batches: Sequence[pa.RecordBatch], version: str, members: Sequence[str], used: Numbers | None
+    ) -> None:
+        rows = sum(batch.num_rows for batch in batches)
+        builder = SegmentBuilder(batches[0].schema, self._keys.names, self._seed, self._disk.spill_file, _MEMORY_BYTES)
+        try:
+            done = 0
+            for batch in batches:
+                positions = np.arange(done, done + batch.num_rows, dtype=np.uint64)
+                done += batch.num_rows
+                builder.add(batch, positions, done / rows)
+            writer = builder.finish(self._disk.create_segment, [rows], strict=False)
+        finally:
+            builder.close()
+        at_ns = int(self._clock.wall_s() * 1e9)
+        name = f"{at_ns:016x}-{self._rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
+        meta = {**builder.meta, "version": version, "boot": self._clock.boot, "members": list(members)}
+        meta["files"] = [["", 0, "", rows, []]]
+        try:
+            # A small one is read through when it is opened, so it need not be on the disk to be told from half of one.
+            writer.finish(meta, durable=bool(members))
+            numbers = self._disk.open_numbers(self._space, name, rows, create=True)
+            self._disk.publish_segment(self._space, name, writer, checked=bool(members))
+        finally:
+            writer.close()
+        if used is not None and numbers is not None:
+            part = self._opened(name)
+            if part is not None:
+                everything = np.arange(rows)
+                by_key = np.frombuffer(numbers, np.int64, rows)
+                by_key[part.segment.key_numbers(everything)] = used[part.segment.ordinals.astype(np.int64)]
+
+    # --- within the bounds ------------------------------------------------------------------------
+
+    def _tidy(self, fresh: Freshness) -> None:
+        """Have segments merged beside the caller, if there are many or too much."""
+        parts = self._refreshed()
+        rows, size = sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
+        full = rows > self._bounds.rows or size > self._bounds.bytes
+        self._fresh = fresh
+        if self._merging or not (full or len(parts) > _SEGMENTS_AT_MOST):
+            return
+        self._merging = True
+
+        def merge() -> None:
+            try:
+                with self._alone() as mine:
+                    if mine and self._fresh is not None:
+                        self._merge(self._fresh)  # what was put last, not what was put when this was asked for
+            except OSError:
+                self._metrics.inc("cacheFailureCount")
+            finally:
+                self._merging = False
+
+        self._start(f"lookupcache-merge-{self._space[:8]}", merge)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        lock = self._disk.acquire("merge", self._space, 0)
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _merge(self, fresh: Freshness) -> None:
+        """Make one segment of the latest ones, or, to have room again, of all that is worth keeping."""
+        # As they were used until now: others go on using them.
+        parts = [dataclasses.replace(part, used=part.used.copy()) for part in self._refreshed()]
+        rows, size = sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
+        bounds = self._bounds
+        room = min(
+            _EVICT_TO * bounds.rows if rows > bounds.rows else float("inf"),
+            _EVICT_TO * bounds.bytes * rows / size if size > bounds.bytes else float("inf"),
+        )
+        if room == float("inf"):
+            # Who answers from an older version would give up what is newer.
+            latest = fresh.latest() or len(parts) > _STRAGGLERS_AT_MOST
+            parts = _worth_merging(parts) if latest else []
+        if not parts:
+            return
+        now_s = self._clock.steady_s()
+        kept: list[tuple[HostSegment, Numbers]] = []
+        for part in parts:
+            kept.append((part, self._worth_keeping(part, kept, fresh, now_s)))
+        if sum(len(alive) for _, alive in kept) > room:
+            kept = self._latest_used(kept, int(room), int(now_s * MS))
+        batches, used = [], []
+        for part, alive in kept:
+            for start in range(0, len(alive), BATCH_ROWS):
+                some = alive[start : start + BATCH_ROWS]
+                batches.append(self._stored_batch(part, some, fresh))
+                used.append(part.used_ms(some, int(now_s * MS)))
+        # With those that a merger was killed before it removed: they would count again.
+        gone = {part.name for part in parts}
+        with self._lock:
+            gone |= {member for part in parts for member in part.members} & self._covered
+        if batches:
+            self._publish(batches, fresh.version, sorted(gone), np.concatenate(used))
+            self._metrics.inc("sharedMergeCount")
+        for name in gone:
+            self._disk.unlink_segment(self._space, name)
+        self._refreshed()
+
+    def _worth_keeping(
+        self, part: HostSegment, newer: Sequence[tuple[HostSegment, Numbers]], fresh: Freshness, now_s: float
+    ) -> Numbers:
+        """Rows that may answer for the version of `fresh`, and whose key is not among those kept of `newer` segments."""
+        if not self._fits(part, fresh):
+            return np.zeros(0, np.int64)
+        there: list[tuple[HostSegment, Numbers]] = []
+        for other, kept in newer:
+            mask = np.zeros(other.segment.rows, np.bool_)
+            mask[kept] = True
+            there.append((other, mask))
+        alive: list[Numbers] = [np.zeros(0, np.int64)]
+        for start in range(0, part.segment.rows, BATCH_ROWS):
+            rows = np.arange(start, min(start + BATCH_ROWS, part.segment.rows))
+            good = self._live(part, rows, now_s)
+            keys = self._key_arrays(part, rows)
+            if part.version != fresh.version:
+                stale = fresh.may_differ(part.version, keys)
+                good = np.zeros(len(rows), np.bool_) if stale is None else good & ~stale
+            asked = Keys(keys)
+            hashes = asked.hashes(self._seed)
+            for other, mask in there:
+                if mask.any():
+                    matches = other.segment.probe(asked, hashes)
+                    good[matches.keys[mask[matches.rows]]] = False
+            alive.append(rows[good])
+        return np.concatenate(alive)
+
+    def _latest_used(
+        self, kept: list[tuple[HostSegment, Numbers]], room: int, now_ms: int
+    ) -> list[tuple[HostSegment, Numbers]]:
+        """Those rows that were used last, `room` of them at most; all rows of a key, or none."""
+        ranks = []
+        for part, alive in kept:
+            of_part = [np.zeros(0, np.int64)]
+            for start in range(0, len(alive), BATCH_ROWS):
+                rows = alive[start : start + BATCH_ROWS]
+                hashes = Keys(self._key_arrays(part, rows)).hashes(self._seed)
+                # Of those used in the same moment some go and some stay.
+                of_part.append((part.used_ms(rows, now_ms) << 12) | (hashes >> np.uint64(52)).astype(np.int64))
+            ranks.append(np.concatenate(of_part))
+        together = np.concatenate(ranks)
+        limit = np.partition(together, len(together) - room - 1)[len(together) - room - 1]
+        self._metrics.inc("sharedEvictedCount", int(np.count_nonzero(together <= limit)))
+        return [(part, alive[rank > limit]) for (part, alive), rank in zip(kept, ranks, strict=True)]
+
+    def _key_arrays(self, part: HostSegment, rows: Numbers) -> list[pa.Array]:
+        arrays = part.segment.take(self._keys.names, rows)
+        return [cast_column(array, field.type, "", "") for array, field in zip(arrays, self._keys, strict=True)]
+
+    def _stored_batch(self, part: HostSegment, rows: Numbers, fresh: Freshness) -> pa.RecordBatch:
+        others = [field for field in fresh.schema if field.name not in self._keys.names]
+        fields = [*self._keys, *others, pa.field(_FOUND, pa.bool_()), pa.field(_LOADED, pa.float64())]
+        schema = pa.schema([pa.field(field.name, field.type) for field in fields])
+        arrays = self._taken(part, rows, schema)
+        if not part.this_boot:  # by the clock of another boot, which says nothing to this one's
+            arrays[-1] = _doubles(np.full(len(rows), -np.inf))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _worth_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
+    """The latest segments as long as the next is not much larger than those before it: each row is moved a few times only."""
+    chosen: list[HostSegment] = []
+    rows = 0
+    for part in parts:
+        if len(chosen) >= _SEGMENTS_AT_MOST // 2 and part.segment.rows > 2 * rows:
+            break
+        chosen.append(part)
+        rows += part.segment.rows
+    return chosen
+
+
+def _by_key(found: Sequence[tuple[Numbers, list[pa.Array]]], schema: pa.Schema) -> pa.Table:
+    numbers = np.concatenate([places for places, _ in found])
+    columns = [pa.concat_arrays(arrays) for arrays in zip(*(columns for _, columns in found), strict=True)]
+    if len(found) > 1 or (numbers[1:] < numbers[:-1]).any():
+        order = np.argsort(numbers, kind="stable")
+        columns, numbers = [column.take(as_indices(order)) for column in columns], numbers[order]
+    return pa.Table.from_arrays([*columns, as_indices(numbers)], schema=schema.append(pa.field(KEY_INDEX, pa.int64())))
+
+
+def _whole(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], kind)
+
+
+def _boolean(mask: Numbers) -> pa.BooleanArray:
+    bits = np.packbits(mask, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
+
+
+def _doubles(numbers: Numbers) -> pa.Array:
+    return pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])

@@ -1,0 +1,142 @@
+"""The partial caches of tables of files: one per table, keys and columns, made when first asked."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.schedule import Start
+from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
+from pyspark_lookup.cache.partial.carry_over import Changes, FileBounds
+from pyspark_lookup.cache.partial.host_cache import SharedCache
+from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
+from pyspark_lookup.cache.partial.read_through import PartialCache
+from pyspark_lookup.cache.partial.single_flight import Flights
+from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.model import TableVersion
+
+__all__ = ["PartialTables"]
+
+_INFINITE = float("inf")
+_FLIGHT_WAIT_S = 60.0
+_CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds what one is given up with
+
+
+class PartialTables:
+    """Caches of the keys that were asked for, in this process and on this host if there is a `disk`.
+
+    `own`: the cache of this process in place of one that the options describe. What only its class knows of
+    its bounds cannot hold for the host, so nothing is shared then.
+    """
+
+    def __init__(
+        self,
+        disk: Disk | None,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        rng: random.Random,
+        start: Start,
+        own: LookupCache | None = None,
+    ) -> None:
+        self._own = own
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._start = start
+        self._lock = threading.Lock()
+        self._caches: dict[str, tuple[PartialCache, Changes]] = {}
+
+    def of(
+        self,
+        space: str,
+        options: LookupOptions,
+        keys: pa.Schema,
+        columns: pa.Schema,
+        version: TableVersion,
+        bounds_of: FileBounds,
+    ) -> tuple[PartialCache, Freshness]:
+        """The cache of rows with `columns` by `keys`, and what it is to answer for: this version of the table.
+
+        `space`: names the table, its keys and its columns.
+        """
+        cache, changes = self._cache(space, options, keys)
+        changes.remember(version, bounds_of)
+        may_differ = functools.partial(_may_differ, changes, version.digest)
+        latest = functools.partial(changes.is_latest, version.digest)
+        return cache, Freshness(version.digest, columns, may_differ, latest)
+
+    def _cache(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+        with self._lock:
+            place = key_of(
+                space, keys.serialize().hex(), sorted(options.partial_cache.items()), options.cache_max_bytes
+            )
+            found = self._caches.pop(place, None) or self._made(space, options, keys)
+            self._caches[place] = found  # the latest used last
+            while len(self._caches) > _CACHES_AT_MOST:
+                del self._caches[next(iter(self._caches))]
+            return found
+
+    def _made(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+        seed, disk = self._seed(space)
+        shared = None
+        config = options.partial_cache if self._own is None else None
+        if isinstance(self._own, DefaultLookupCache):
+            config = self._own.config
+        for gauge, name in (("maxCachedRecords", "max_rows"), ("maxCachedBytes", "max_bytes")):
+            if config is not None and config[name] is not None:
+                self._metrics.set_gauge(gauge, int(config[name]))
+        if disk is not None and config is not None:
+            bounds = Bounds(
+                _or_infinite(config["max_rows"]),
+                min(options.cache_max_bytes, _or_infinite(config["max_bytes"])),
+                config["expire_after_access_s"],
+                config["expire_after_write_s"],
+                config["cache_missing_key"],
+            )
+            shared = SharedCache(disk, space, keys, seed, bounds, self._metrics, self._clock, self._rng, self._start)
+        flights = Flights(disk, space, seed, self._metrics, self._clock, _FLIGHT_WAIT_S)
+        make: Callable[[], LookupCache] = functools.partial(
+            DefaultLookupCache.from_options, options, self._clock.steady_s
+        )
+        own = self._own
+        if own is not None:
+            make = functools.partial(_same, own)
+        cache = PartialCache(keys.names, make, shared, flights, self._metrics, self._clock)
+        return cache, Changes(disk, space, keys, self._metrics)
+
+    def _seed(self, space: str) -> tuple[Seed, Disk | None]:
+        """The seed of the hashes of this space's keys, the same in all processes of the host."""
+        seed = draw_seed(self._rng)
+        if self._disk is None:
+            return seed, None
+        try:
+            return self._disk.create_record("snapshot", space, {"seed": seed.plain()}, _seed_of), self._disk
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return seed, None
+
+
+def _seed_of(found: Any) -> Seed:
+    return Seed.of_plain(found["seed"])
+
+
+def _same(cache: LookupCache) -> LookupCache:
+    return cache
+
+
+def _or_infinite(bound: float | None) -> float:
+    return _INFINITE if bound is None else bound
+
+
+def _may_differ(changes: Changes, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
+    return changes.may_differ(old, new, keys)

@@ -1,0 +1,1 @@
+"""Rows on disk with an index of their keys, memory-mapped."""

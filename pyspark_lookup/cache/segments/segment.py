@@ -1,0 +1,163 @@
+"""A segment as rows: columns over a mapped file, the index beside them, and where each row came from.
+
+Regions: the streams of column n as `c<n>…` (`columns`), the texts of one kept as codes as
+`d<n>…`, `ordinals` (each row's place when all files are read in order) and `index.…` (`index`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, number_of, text_of, texts_of
+from pyspark_lookup.cache.segments.builder import CODES
+from pyspark_lookup.columnar.buffers import check_column, read_column
+from pyspark_lookup.columnar.hash_index import KeyIndex, Matches, check_index
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
+from pyspark_lookup.io.disk import Disk, OpenSegment
+from pyspark_lookup.table.log import schema_of_text
+
+__all__ = ["Segment", "SegmentFile", "open_rows"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentFile:
+    """One file whose rows are in a segment. `units`: (middle byte, rows) of its row groups, in order."""
+
+    url: str
+    size: int
+    identity: str
+    rows: int
+    units: tuple[tuple[int, int], ...]
+    modified_at_s: float | None = None
+
+
+class Segment:
+    """Rows in hash order (see `index`), over memory that all processes of the host share.
+
+    Raises one of `UNREADABLE` for a file that is none of ours, whose parts do not fit each other.
+    """
+
+    def __init__(self, opened: OpenSegment) -> None:
+        self.meta = meta = opened.meta
+        self.rows = count_of(meta["rows"])
+        self.bytes = opened.bytes
+        self.schema: pa.Schema = schema_of_text(meta["schema"])
+        self.keys = texts_of(meta["keys"])
+        self.seed = Seed.of_plain(meta["seed"])
+        self.files = [_file_of(file) for file in meta["files"]]
+        # Files that named rows which were left out when this was written.
+        self.marks = texts_of(meta.get("marks", ()))
+        self._streams = {name: pa.py_buffer(region) for name, region in opened.regions.items()}
+        self._dictionaries = {number: count_of(entries) for number, entries in meta["dictionaries"].items()}
+        self._columns: dict[str, tuple[pa.Array, pa.Array | None]] = {}
+        self._check_columns(opened.regions)
+        self.ordinals = _numbers(opened.regions["ordinals"], self.rows)
+        self.file_starts = np.cumsum([0, *(file.rows for file in self.files)])
+        if self.file_starts[-1] < self.rows:
+            raise ValueError("rows are in files")
+        self._index: KeyIndex | None = None
+        if self.keys:
+            keyed = count_of(meta["keyed_rows"])
+            arrays = {
+                name.removeprefix("index."): _index_array(name, region, keyed)
+                for name, region in opened.regions.items()
+                if name.startswith("index.")
+            }
+            check_index(arrays, keyed, self.rows)
+            stored = [self._column(name)[0] for name in self.keys]
+            self._index = KeyIndex(arrays, stored, int(np.int64(meta["low"])))
+            if keyed:
+                self._check_first(Keys([column.slice(0, 1) for column in stored]))
+
+    def _check_columns(self, regions: Mapping[str, memoryview]) -> None:
+        """Raise ValueError or KeyError unless every column is there; nobody looks at what is in them, which has a checksum."""
+        if len(set(self.schema.names)) < len(self.schema) or not set(self.keys) <= set(self.schema.names):
+            raise ValueError("columns have names of their own, and keys are among them")
+        for number, field in enumerate(self.schema):
+            entries = self._dictionaries.get(str(number))
+            check_column(f"c{number}", field.type if entries is None else CODES, self.rows, regions)
+            if entries is not None:
+                check_column(f"d{number}", pa.string(), entries, regions)
+
+    def _check_first(self, key: Keys) -> None:
+        """Raise ValueError unless the first row is found by its key: else the seed or the first slot is not that of the build."""
+        found = self.probe(key, key.hashes(self.seed)).rows
+        if not len(found) or found[0] != 0:
+            raise ValueError("rows are found by their keys")
+
+    def probe(self, keys: Keys, hashes: Numbers) -> Matches:
+        """All rows of all keys; `hashes` under this segment's seed."""
+        assert self._index is not None
+        return self._index.probe(keys, hashes)
+
+    @property
+    def unique(self) -> bool:
+        """Whether no two rows have one key."""
+        return self._index is not None and self._index.unique
+
+    def key_numbers(self, rows: Numbers) -> Numbers:
+        """The number of each row's key: rows of one key have one number, and no other row has it."""
+        assert self._index is not None
+        return self._index.numbers_of(rows)
+
+    def _column(self, name: str) -> tuple[pa.Array, pa.Array | None]:
+        """A column, and its dictionary if it is one of codes."""
+        if name not in self._columns:
+            number = self.schema.get_field_index(name)
+            entries = self._dictionaries.get(str(number))
+            kind = self.schema.field(number).type if entries is None else CODES
+            column = read_column(f"c{number}", kind, self.rows, self._streams)
+            texts = None if entries is None else read_column(f"d{number}", pa.string(), entries, self._streams)
+            self._columns[name] = column, texts
+        return self._columns[name]
+
+    def take(self, names: Sequence[str], rows: Numbers) -> list[pa.Array]:
+        """The named columns of those rows, text as text."""
+        indices = as_indices(rows)
+        return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
+
+    def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
+        """The named columns of the rows from `start` up to `stop`."""
+        return [_text(column.slice(start, stop - start), texts) for column, texts in map(self._column, names)]
+
+
+def open_rows(disk: Disk, table: str, name: str) -> Segment | None:
+    """The segment of that name, pinned; None if it is gone, or damaged, or none of ours (then it is removed)."""
+    opened = disk.open_segment(table, name)
+    if opened is None:
+        return None
+    try:
+        return Segment(opened)
+    except UNREADABLE:
+        disk.discard_segment(table, name)
+        return None
+
+
+def _file_of(found: Any) -> SegmentFile:
+    url, size, identity, rows, units, *modified = found
+    parts = tuple((count_of(middle), count_of(count)) for middle, count in units)
+    at_s = None if modified in ([], [None]) else number_of(*modified)
+    return SegmentFile(text_of(url), count_of(size), text_of(identity), count_of(rows), parts, at_s)
+
+
+def _text(column: pa.Array, texts: pa.Array | None) -> pa.Array:
+    return column if texts is None else pc.take(texts, column, boundscheck=False)
+
+
+def _numbers(region: memoryview, rows: int) -> Numbers:
+    numbers = np.frombuffer(region, np.uint32 if len(region) == 4 * rows else np.uint64)
+    if len(numbers) != rows:
+        raise ValueError("every row has a place")
+    return numbers
+
+
+def _index_array(name: str, region: memoryview, keyed_rows: int) -> Numbers:
+    if name == "index.hashes":
+        return np.frombuffer(region, np.uint64)
+    return np.frombuffer(region, np.uint32 if keyed_rows < 2**32 - 1 else np.uint64)

@@ -1,0 +1,187 @@
+"""`hints`: what to tune next, in words, from what a table's processes have counted on a host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from pyspark_lookup.base.metrics import BOUNDS_MS, UNSET, up_to
+from pyspark_lookup.io.disk import DiskSpace
+
+__all__ = ["Hint", "block_hit_rate", "disk_hints", "hints", "hit_rate", "quantile_ms", "saved_bytes"]
+
+_ENOUGH = 20  # events, before a rate says something
+
+
+@dataclasses.dataclass(frozen=True)
+class Hint:
+    """Something to do: what was seen, and what would help. `urgent`: rows or queries are at stake, not speed."""
+
+    seen: str
+    advice: str
+    urgent: bool = False
+
+
+def hit_rate(values: Mapping[str, int]) -> float | None:
+    """The share of keys that a cache has answered; None without any."""
+    return _rate(values["hitCount"], values["missCount"])
+
+
+def block_hit_rate(values: Mapping[str, int]) -> float | None:
+    """The share of blocks that were on disk; None without any."""
+    return _rate(values["blockHitCount"], values["blockMissCount"])
+
+
+def saved_bytes(values: Mapping[str, int]) -> int:
+    """Bytes that reading the table anew for every query would have fetched, beyond those that were."""
+    return max(values["resolvedBytes"] - values["ufsGetBytes"], 0)
+
+
+def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | None:
+    """The bound below which that share of a time's values lies, in ms; infinite above the last; None without any."""
+    count = values[f"{name}Count"]
+    if not count:
+        return None
+    for bound, below in zip(BOUNDS_MS, up_to(values, name), strict=True):
+        if below >= share * count:
+            return float(bound)
+    return float("inf")
+
+
+def hints(values: Mapping[str, int]) -> list[Hint]:
+    """What the counters of one table on one host advise, the most urgent first; [] if nothing."""
+    found = [hint for rule in _RULES if (hint := rule(values)) is not None]
+    return sorted(found, key=lambda hint: not hint.urgent)
+
+
+def disk_hints(space: DiskSpace) -> list[Hint]:
+    """What the use of a cache directory advises."""
+    found = []
+    if 0 <= space.free < max(space.segments, 1 << 30):
+        found.append(
+            Hint(
+                "Less is free on the disk of the cache directory than a reload may need (the snapshots once more, and 1 GiB).",
+                "Move lookup.cache.dir to a larger disk, or lower lookup.cache.max-bytes.",
+                urgent=True,
+            )
+        )
+    return found
+
+
+def _rate(hits: int, misses: int) -> float | None:
+    return hits / (hits + misses) if hits + misses else None
+
+
+def _failing_store(values: Mapping[str, int]) -> Hint | None:
+    failures, loads = values["numLoadFailures"], values["loadCount"]
+    if not failures:
+        return None
+    return Hint(
+        f"Loads that failed: {failures:,} ({loads:,} went well).",
+        "Look for 'lookupcache reload-failed' or 'lookup-failed' in the logs; with a full cache, lookup.full-cache.max-staleness "
+        "says how old an answer may become.",
+        urgent=True,
+    )
+
+
+def _stale(values: Mapping[str, int]) -> Hint | None:
+    if not values["staleServedCount"]:
+        return None
+    return Hint(
+        f"{values['staleServedCount']:,} answers came from a version that could not be renewed in time.",
+        "Mend the store or the writer of the table; lookup.full-cache.on-reload-failure=FAIL refuses such answers.",
+        urgent=True,
+    )
+
+
+def _failing_disk(values: Mapping[str, int]) -> Hint | None:
+    if not values["cacheFailureCount"] + values["blockDamagedCount"] + values["snapshotDamagedCount"]:
+        return None
+    return Hint(
+        f"The cache directory failed {values['cacheFailureCount']:,} times; {values['blockDamagedCount']:,} blocks and "
+        f"{values['snapshotDamagedCount']:,} snapshots were damaged.",
+        "Answers came from the store instead. Run 'pyspark-lookup check --repair', and look at the disk.",
+        urgent=True,
+    )
+
+
+def _evictions(values: Mapping[str, int]) -> Hint | None:
+    rate = block_hit_rate(values)
+    if rate is None or rate > 0.8 or values["blockEvictedCount"] < _ENOUGH:
+        return None
+    return Hint(
+        f"{values['blockEvictedCount']:,} blocks were removed for space, and only {rate:.0%} of those asked for were there.",
+        "Raise lookup.cache.max-bytes.",
+    )
+
+
+def _large_blocks(values: Mapping[str, int]) -> Hint | None:
+    if values["blockRefusedCount"] < _ENOUGH:
+        return None
+    return Hint(
+        f"{values['blockRefusedCount']:,} blocks were too large for the cache, or of files that changed moments ago.",
+        "Raise lookup.cache.max-bytes (a block may take an eighth of it), and put new files under new names.",
+    )
+
+
+def _read_through(values: Mapping[str, int]) -> Hint | None:
+    if not values["snapshotReadThroughCount"]:
+        return None
+    return Hint(
+        f"{values['snapshotReadThroughCount']:,} queries read the files because the snapshot was not ready.",
+        "Warm the hosts first ('pyspark-lookup warm', pyspark_lookup.warm), or raise lookup.full-cache.build-wait.",
+    )
+
+
+def _cold_keys(values: Mapping[str, int]) -> Hint | None:
+    rate = hit_rate(values)
+    if rate is None or rate > 0.5 or values["hitCount"] + values["missCount"] < 1000:
+        return None
+    return Hint(
+        f"Only {rate:.0%} of the keys were answered from the cache.",
+        "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' says which, from a trace of keys.",
+    )
+
+
+def _uncached_lookups(values: Mapping[str, int]) -> Hint | None:
+    lookups = values["lookupTimeCount"]
+    if lookups < 10 * _ENOUGH or values["hitCount"] + values["missCount"]:
+        return None
+    return Hint(
+        f"{lookups:,} lookups were made without a cache of rows (lookup.cache=NONE).",
+        "Set lookup.cache=FULL for a table that fits on local disk, PARTIAL for hot keys of a larger one.",
+    )
+
+
+def _retries(values: Mapping[str, int]) -> Hint | None:
+    calls = values["ufsHeadCount"] + values["ufsListCount"] + values["ufsGetCount"]
+    if values["ufsRetryCount"] < _ENOUGH or values["ufsRetryCount"] * 20 < calls:
+        return None
+    return Hint(
+        f"{values['ufsRetryCount']:,} of {calls:,} calls to the store were repeated.",
+        "The store is slow or throttles: lookup.metadata.source=CACHE asks it less often.",
+    )
+
+
+def _lag(values: Mapping[str, int]) -> Hint | None:
+    lag = values.get("reloadLag", UNSET)
+    if lag == UNSET or lag < 86_400_000:
+        return None
+    return Hint(
+        f"What was answered from last was known to be current {lag / 3_600_000:.0f} hours ago.",
+        "If the table is still in use, look at its reloads: with CACHE, lookup.metadata.sync-interval or a reload trigger renews it.",
+    )
+
+
+_RULES: tuple[Callable[[Mapping[str, int]], Hint | None], ...] = (
+    _failing_store,
+    _stale,
+    _failing_disk,
+    _evictions,
+    _large_blocks,
+    _read_through,
+    _cold_keys,
+    _uncached_lookups,
+    _retries,
+    _lag,
+)

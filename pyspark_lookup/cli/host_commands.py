@@ -1,0 +1,119 @@
+"""Commands about this host's cache directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.metrics import COUNTERS, GAUGES, UNSET
+from pyspark_lookup.cli.output import ABSENT, CACHE_DIR, CLOCK, JSON, bytes_text, count_text, disk_at, show, shown_url
+from pyspark_lookup.cli.prometheus import HostCollector
+from pyspark_lookup.cli.report import report
+from pyspark_lookup.io.host_metrics import tables_on
+
+__all__ = ["COMMANDS", "check", "clear", "report_command", "serve_metrics", "stats"]
+
+
+@click.command()
+@click.argument("path", required=False)
+@CACHE_DIR
+@JSON
+def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
+    """What the processes of this host have counted, of each table (or of the one at PATH), and disk use. Exit code 3 if nothing is known of it."""
+    disk = disk_at(cache_dir)
+    every = tables_on(disk, CLOCK)
+    url = None if path is None else shown_url(path, cache_dir)
+    tables = [table for table in every if url in (None, table.url)]
+    space = dataclasses.asdict(disk.space())
+    if as_json:
+        show({"tables": [dataclasses.asdict(table) for table in tables], "disk": space}, as_json)
+    if url is not None and not tables:
+        known = ", ".join(table.url for table in every) or "none"
+        click.echo(f"no process of this host has counted anything of {url}; tables known here: {known}", err=True)
+        sys.exit(ABSENT)
+    if as_json:
+        return
+    for table in tables:
+        click.echo(f"{table.url}  ({table.processes} processes)")
+        for name in (*COUNTERS, *GAUGES, "reloadLag"):
+            if table.values[name] not in (0, UNSET) and "UpTo" not in name:
+                click.echo(f"  {name:<28} {count_text(name, table.values[name]):>24}")
+    click.echo(
+        f"cache directory: {bytes_text(space['blocks'])} of blocks (at most {bytes_text(space['budget'])}), "
+        f"{bytes_text(space['segments'])} of snapshots and shared loads; {bytes_text(space['free'])} free"
+    )
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Remove what is damaged or left over; it is fetched again when needed.")
+@CACHE_DIR
+@JSON
+def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
+    """Read everything in the cache directory and say what is damaged. Exit code 3 if something is, and was not repaired."""
+    found = disk_at(cache_dir).check(repair)
+    if as_json:
+        show({**dataclasses.asdict(found), "repaired": repair}, as_json)
+    else:
+        click.echo(f"{found.blocks:,} blocks, {bytes_text(found.bytes)}")
+        for what, names in (("damaged", found.damaged), ("left over", found.leftovers)):
+            for name in names:
+                click.echo(f"{what}: {name}{' (removed)' if repair else ''}")
+    if found.damaged and not repair:
+        sys.exit(ABSENT)
+
+
+@click.command()
+@CACHE_DIR
+@JSON
+def clear(cache_dir: str | None, as_json: bool) -> None:
+    """Empty the cache: blocks, snapshots, shared loads. Queries that run go on, and fetch what they need again."""
+    removed, freed = disk_at(cache_dir).clear()
+    show({"files": removed, "bytes": freed}, as_json)
+
+
+@click.command("serve-metrics")
+@click.option("--port", type=click.IntRange(0, 65535), default=9425, show_default=True, help="0: any free one.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 is everywhere.")
+@click.option(
+    "--textfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write them there once instead, for node_exporter.",
+)
+@CACHE_DIR
+def serve_metrics(port: int, address: str, textfile: Path | None, cache_dir: str | None) -> None:
+    """Serve this host's metrics to Prometheus, at /metrics, until interrupted."""
+    registry = CollectorRegistry()
+    registry.register(HostCollector(disk_at(cache_dir), CLOCK))
+    if textfile is not None:
+        write_to_textfile(str(textfile), registry)
+        return
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as problem:
+        raise OptionError(f"--address {address} --port {port}: {problem.strerror}: choose others") from problem
+    click.echo(f"serving metrics at http://{address}:{server.server_port}/metrics")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+    server.shutdown()
+    thread.join()
+
+
+@click.command("report")
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT.HTML")
+@CACHE_DIR
+def report_command(target: Path, cache_dir: str | None) -> None:
+    """Write one page about this host's caches: hit rates, latency, bytes saved, reloads, what to tune next."""
+    target.write_text(report(disk_at(cache_dir), CLOCK), encoding="utf-8")
+    click.echo(f"wrote {target}")
+
+
+COMMANDS = (stats, check, clear, serve_metrics, report_command)

@@ -1,0 +1,110 @@
+"""`HostCollector`: what the processes of this host have counted, as Prometheus metrics.
+
+The numbers are read from the cache directory whenever somebody asks, so they are those of all processes, also of those that
+have ended. A counter `hitCount` is `lookupcache_hit_total`, `ufsGetBytes` is `lookupcache_ufs_get_bytes_total`; times are
+histograms in seconds; gauges keep their names, in seconds and bytes. Labels: `table` (its URL) and `host`.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES, TIMES, UNSET, bucket_names, up_to
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, tables_on
+
+__all__ = ["HostCollector", "series_names"]
+
+_PREFIX = "lookupcache_"
+_LABELS = ("table", "host")
+_IN_SECONDS = {
+    "latestLoadTime": "latest_load_seconds",
+    "versionAsOf": "version_as_of_timestamp_seconds",
+    "reloadLag": "reload_lag_seconds",
+}
+_OF_TABLES = {**GAUGES, "reloadLag": HOST_GAUGES["reloadLag"]}
+_OF_HOST = {name: doc for name, doc in HOST_GAUGES.items() if name not in _OF_TABLES}
+_IN_HISTOGRAMS = {counter for name in TIMES for counter in (f"{name}Count", f"{name}Micros", *bucket_names(name))}
+_PROCESSES = f"{_PREFIX}processes"
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _counter(name: str) -> str:
+    return _PREFIX + _snake(name.removesuffix("Count"))
+
+
+def _gauge(name: str) -> str:
+    return _PREFIX + _IN_SECONDS.get(name, _snake(name))
+
+
+def _time(name: str) -> str:
+    return f"{_PREFIX}{_snake(name.removesuffix('Time'))}_seconds"
+
+
+def series_names() -> frozenset[str]:
+    """The names of all series, as queries use them."""
+    counters = {f"{_counter(name)}_total" for name in COUNTERS if name not in _IN_HISTOGRAMS}
+    gauges = {_gauge(name) for name in (*GAUGES, *HOST_GAUGES)}
+    times = {f"{_time(name)}_{part}" for name in TIMES for part in ("bucket", "count", "sum")}
+    return frozenset({*counters, *gauges, *times, _PROCESSES})
+
+
+class HostCollector(Collector):
+    """The metrics of all tables in a cache directory, for a `prometheus_client` registry."""
+
+    def __init__(self, disk: Disk, clock: HostClock) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._host = socket.gethostname()
+
+    def collect(self) -> Iterator[Metric]:
+        tables = tables_on(self._disk, self._clock)
+        for name, doc in COUNTERS.items():
+            if name not in _IN_HISTOGRAMS:
+                counter = CounterMetricFamily(_counter(name), doc, labels=_LABELS)
+                for table in tables:
+                    counter.add_metric(self._labels(table), table.values[name])
+                yield counter
+        for name, doc in TIMES.items():
+            histogram = HistogramMetricFamily(_time(name), doc, labels=_LABELS)
+            for table in tables:
+                histogram.add_metric(self._labels(table), *_histogram(name, table.values))
+            yield histogram
+        for name, doc in _OF_TABLES.items():
+            gauge = GaugeMetricFamily(_gauge(name), doc, labels=_LABELS)
+            for table in tables:
+                if table.values[name] != UNSET:
+                    scale = 1000 if name in _IN_SECONDS else 1
+                    gauge.add_metric(self._labels(table), table.values[name] / scale)
+            yield gauge
+        processes = GaugeMetricFamily(_PROCESSES, "processes that use the table now", labels=_LABELS)
+        for table in tables:
+            processes.add_metric(self._labels(table), table.processes)
+        yield processes
+        values = host_gauges(self._disk, {"versionAsOf": UNSET}, self._clock)
+        for name, doc in _OF_HOST.items():
+            yield _of_host(_gauge(name), doc, self._host, values[name])
+
+    def _labels(self, table: TableCounts) -> tuple[str, str]:
+        return table.url, self._host
+
+
+def _histogram(name: str, values: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]:
+    buckets = [(f"{bound / 1000:g}", below) for bound, below in zip(BOUNDS_MS, up_to(values, name), strict=True)]
+    return [*buckets, ("+Inf", values[f"{name}Count"])], values[f"{name}Micros"] / 1e6
+
+
+def _of_host(name: str, doc: str, host: str, value: int) -> Metric:
+    gauge = GaugeMetricFamily(name, doc, labels=("host",))
+    if value != UNSET:
+        gauge.add_metric((host,), value)
+    return gauge

@@ -1,0 +1,120 @@
+"""Commands about one table: what it is, its rows, and its upkeep."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from pyspark_lookup.cli.output import (
+    ABSENT,
+    CACHE_DIR,
+    JSON,
+    OPTION,
+    bytes_text,
+    given_options,
+    show,
+    show_rows,
+    typed_keys,
+)
+from pyspark_lookup.engine.lookup_table import LookupTable
+
+__all__ = ["COMMANDS", "compact", "describe", "files", "get", "vacuum", "versions", "warm"]
+
+
+def _of_table(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command of a table: its path, its options."""
+    return click.argument("path")(OPTION(CACHE_DIR(JSON(command))))
+
+
+def _table(path: str, options: tuple[str, ...], cache_dir: str | None, **more: str) -> LookupTable:
+    return LookupTable(path, {**more, **given_options(options, cache_dir)})
+
+
+@click.command()
+@_of_table
+def describe(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+    """What the table is: columns, version, files, bytes, and of a managed one its log."""
+    with _table(path, options, cache_dir) as table:
+        show(table.describe(), as_json)
+
+
+@click.command()
+@_of_table
+def versions(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+    """The versions this host knows; of a managed table, all that its log has."""
+    with _table(path, options, cache_dir) as table:
+        rows = table.versions()
+    short = ("version", "committed_at", "operation", "write_id", "files_added", "rows_added")
+    plain = ("digest", "resolved_at", "files", "bytes")
+    show_rows(rows, as_json, short if rows and rows[0]["operation"] else plain)
+
+
+@click.command()
+@_of_table
+def files(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+    """The files of the current version."""
+    with _table(path, options, cache_dir) as table:
+        rows = table.files()
+    show_rows(rows, as_json, ("url", "size", "modified_at", "write_id", "rows"))
+
+
+@click.command()
+@click.argument("path")
+@click.argument("keys", nargs=-1, required=True)
+@OPTION
+@CACHE_DIR
+@JSON
+def get(path: str, keys: tuple[str, ...], options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+    """The rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
+    with _table(path, options, cache_dir) as table:
+        names = table.keys
+        asked = typed_keys(keys, names, table.schema, "KEYS")
+        found = table.get_many(asked)
+    known = set(found.column("key_index").to_pylist())
+    show_rows(found.drop_columns(["key_index"]).to_pylist(), as_json)
+    missing = [key for place, key in enumerate(keys) if place not in known]
+    if missing:
+        click.echo(f"no row for {', '.join(missing)}", err=True)
+        sys.exit(ABSENT)
+
+
+@click.command()
+@_of_table
+def warm(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+    """Load the table's current version into this host's full cache now, with a progress bar."""
+    with _table(path, options, cache_dir, **{"lookup.cache": "FULL"}) as table:
+        version = table.warm()
+        metrics = table.metrics()
+    rows, size = metrics["numCachedRecords"], metrics["numCachedBytes"]
+    if as_json:
+        show({"version": version, "rows": rows, "bytes": size}, as_json)
+    else:
+        click.echo(f"version {version} is here: {rows:,} rows, {bytes_text(size)}")
+
+
+@click.command()
+@_of_table
+def compact(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+    """Fold a managed table's small writes into files in the order of the keys."""
+    with _table(path, options, cache_dir) as table:
+        before = len(table.files())
+        position = table.compact()
+        show({"position": position, "files_before": before, "files": len(table.files())}, as_json)
+
+
+@click.command()
+@_of_table
+@click.option("--older-than", default="7 d", show_default=True, help="Keep what a version of this time needs.")
+@click.option("--force", is_flag=True, help="Also for less than 7 days, if nothing reads or writes the table now.")
+def vacuum(
+    path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool, older_than: str, force: bool
+) -> None:
+    """Remove the files of a managed table that no version needs any more."""
+    with _table(path, options, cache_dir) as table:
+        show(table.vacuum(older_than, force), as_json)
+
+
+COMMANDS = (describe, versions, files, get, warm, compact, vacuum)

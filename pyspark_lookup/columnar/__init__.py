@@ -1,0 +1,1 @@
+"""Columns of rows: keys, their index, types and predicates. The hot path."""

@@ -1,0 +1,195 @@
+"""Binding: a literal of SQL against the type of the column that it is compared with, as Spark coerces the two."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import PredicateError
+from pyspark_lookup.columnar.predicate import Compare, Constant, In, Predicate
+
+__all__ = ["bind_compare", "bind_in", "digits_of", "parse_date", "parse_timestamp"]
+
+
+def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
+    """`field op value` with the literal in the column's own domain, as Spark's coercion decides.
+
+    Raises PredicateError naming the column and both types if Spark would compare through a cast that
+    depends on the session, or not at all.
+    """
+    if value is None:
+        return Constant(None)
+    kind = field.type
+    scale = _exact_scale(kind)
+    if scale is not None and isinstance(value, float):
+        return Compare(field.name, op, value)  # Spark compares both as double
+    if scale is not None and isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool):
+        if pa.types.is_integer(kind) and _compared_as_decimal(value):
+            beyond = _beyond(kind, decimal.Decimal(value))
+            if beyond and op in ("<", "<=", ">", ">="):
+                # Spark's DecimalPrecision rule makes this a constant: of rows that are null as well.
+                return Constant(op.startswith("<") == (beyond > 0))
+        return _bind_exact(field, op, decimal.Decimal(value), scale)
+    return Compare(field.name, op, _coerce(field, value))
+
+
+def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
+    """`field IN values`, where values outside the column's domain match nothing."""
+    known = [value for value in values if value is not None]
+    if any(isinstance(value, float) for value in known):  # one DOUBLE makes all of the list doubles
+        known = [float(v) if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool) else v for v in known]
+    exact = [decimal.Decimal(v) for v in known if isinstance(v, (int, decimal.Decimal)) and not isinstance(v, bool)]
+    if (scale := _exact_scale(field.type)) is not None:
+        _check_digits(field, scale, exact)
+    bound = [bind_compare(field, "=", value) for value in known]
+    kept = tuple(dict.fromkeys(leaf.value for leaf in bound if isinstance(leaf, Compare)))
+    return In(field.name, kept, has_null=any(value is None for value in values))
+
+
+_SPARK_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}  # DecimalType.forType
+
+
+def _exact_scale(kind: pa.DataType) -> int | None:
+    """Fractional digits of an exact numeric type; None for others."""
+    if pa.types.is_integer(kind):
+        return 0
+    return int(kind.scale) if pa.types.is_decimal(kind) else None
+
+
+def _compared_as_decimal(value: int | decimal.Decimal) -> bool:
+    """Whether a numeric literal is a DECIMAL to Spark: with a point, or too large for a BIGINT."""
+    return isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
+
+
+def _beyond(kind: pa.DataType, value: decimal.Decimal) -> int:
+    """1 if `value` is above every value of an integer type, -1 if below, else 0."""
+    bound = 1 << (kind.bit_width - 1)
+    return 1 if value > bound - 1 else -1 if value < -bound else 0
+
+
+def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) -> Predicate:
+    """Compare an integer or decimal column with any number, without rounding or overflow."""
+    with decimal.localcontext(decimal.Context(prec=200)):
+        _check_digits(field, scale, [value])
+        scaled = value.scaleb(scale)
+        floor = scaled.to_integral_value(decimal.ROUND_FLOOR)
+        if scaled != floor:  # between two values of the column: no row equals it
+            if op in ("=", "<>"):
+                return Constant(op == "<>", field.name)
+            op = "<=" if op in ("<", "<=") else ">"
+        digits = field.type.precision if pa.types.is_decimal(field.type) else None
+        limit = decimal.Decimal(10) ** digits - 1 if digits else decimal.Decimal(2) ** (field.type.bit_width - 1) - 1
+        low = -limit if digits else -limit - 1
+        if floor > limit:
+            return Constant(op in ("<", "<=", "<>"), field.name)
+        if floor < low:
+            return Constant(op in (">", ">=", "<>"), field.name)
+        exact = floor.scaleb(-scale)
+    return Compare(field.name, op, exact if digits else int(floor))
+
+
+def _check_digits(field: pa.Field, scale: int, values: list[decimal.Decimal]) -> None:
+    """Raise PredicateError if a decimal type for column and values needs more than Spark's 38 digits: it rounds then."""
+    kind = field.type
+    whole, fraction = kind.precision - scale if pa.types.is_decimal(kind) else _SPARK_DIGITS[kind], scale
+    if len(values) == 1 and abs(values[0]) > decimal.Decimal(10) ** whole:
+        return  # beyond the column's range, rounded or not
+    for value in values:
+        digits = digits_of(value)
+        whole, fraction = max(whole, digits[0]), max(fraction, digits[1])
+        if whole + fraction > 38:
+            raise PredicateError(
+                f"option lookup.where: Spark would round column {field.name!r} of type {kind} or {value:f}, which has too "
+                "many digits to compare both exactly"
+            )
+
+
+def digits_of(value: decimal.Decimal) -> tuple[int, int]:
+    """The digits before and after the point that a finite number needs."""
+    with decimal.localcontext(decimal.Context(prec=400)):
+        exponent = value.normalize().as_tuple().exponent
+    assert isinstance(exponent, int)
+    return max(value.adjusted() + 1, 0), max(-exponent, 0)
+
+
+def _coerce(field: pa.Field, value: Any) -> Any:
+    """`value` as a Python value of the column's type; PredicateError if that is not Spark's meaning."""
+    kind = field.type
+    if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
+        return float(value)
+    if pa.types.is_string(kind) and isinstance(value, str):
+        return value
+    if pa.types.is_binary(kind) and isinstance(value, bytes):
+        return value
+    if pa.types.is_boolean(kind) and isinstance(value, bool):
+        return value
+    if pa.types.is_date(kind):
+        if isinstance(value, str):
+            value = _parsed(parse_date, value, field)
+        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            return value
+    if pa.types.is_timestamp(kind):
+        return _coerce_timestamp(field, value)
+    raise PredicateError(
+        f"option lookup.where: column {field.name!r} of type {kind} cannot be compared with {_shown(value)}"
+        + (f"; quote it: '{value}'" if pa.types.is_string(kind) else "")
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, datetime.date) else repr(value)
+
+
+def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
+    zoned = field.type.tz is not None
+    if isinstance(value, str):
+        value = _parsed(parse_timestamp, value, field)
+    elif isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        value = datetime.datetime.combine(value, datetime.time())
+    if isinstance(value, datetime.datetime) and zoned == (value.tzinfo is not None):
+        try:
+            return value.astimezone(datetime.timezone.utc) if zoned else value
+        except OverflowError:  # year 0 or 10000 in UTC
+            pass
+    need = "with its zone, e.g. '2024-01-31 12:00:00+00:00'" if zoned else "without a zone, e.g. '2024-01-31 12:00:00'"
+    raise PredicateError(f"option lookup.where: give {_shown(value)} for column {field.name!r} as a timestamp {need}")
+
+
+# What Spark and every Python read alike; Spark takes more spellings, other ones Python would.
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+
+
+_TIMESTAMP = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)? ?(Z|UTC|[+-]\d\d:\d\d)?)?", re.ASCII
+)
+
+
+def parse_date(text: str) -> datetime.date:
+    """The date of `2024-01-31`; ValueError for any other spelling."""
+    if not _DATE.fullmatch(text.strip()):
+        raise ValueError(text)
+    return datetime.date.fromisoformat(text.strip())
+
+
+def parse_timestamp(text: str) -> datetime.datetime:
+    """The timestamp of `2024-01-31 12:00:00.5 +01:00`, of which all but the date may be left out; ValueError for others."""
+    match = _TIMESTAMP.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(text)
+    day, minutes, seconds, fraction, zone = match.groups(default="")
+    zone = "+00:00" if zone in ("Z", "UTC") else zone
+    return datetime.datetime.fromisoformat(f"{day}T{minutes or '00:00'}:{seconds or '00'}.{fraction:0<6}{zone}")
+
+
+def _parsed(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
+    try:
+        return parse(text)
+    except ValueError:
+        raise PredicateError(
+            f"option lookup.where: {text!r} is no {field.type} value for column {field.name!r} (write ISO-8601)"
+        ) from None

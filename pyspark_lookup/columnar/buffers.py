@@ -1,0 +1,269 @@
+"""Arrow columns as streams of bytes: written piece by piece, read back as one array over a mapped file.
+
+A column of any length is one array, because gathering rows from several chunks costs as much as the
+whole table. Text and binary get 64-bit offsets where 2 GiB of them need it; lists and maps have
+32-bit ones. Streams of a column named `c`, those that its type has:
+
+    c.valid    bits, only if a value is null        c.values   fixed-width values (booleans: bits)
+    c.offsets  int32 or int64, rows + 1             c.bytes    text and binary
+    c.0, c.1 … columns of the elements of a list, the entries of a map, the fields of a struct
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.columnar.keys import Numbers, bits_of, offsets_and_data
+
+__all__ = [
+    "ColumnSizes",
+    "ColumnWriter",
+    "check_column",
+    "child_arrays",
+    "child_types",
+    "has_offsets",
+    "is_bytes",
+    "list_offsets",
+    "read_column",
+    "without_hidden_values",
+]
+
+_Append = Callable[[str, Any], None]
+
+_INT32_AT_MOST = 2**31 - 1
+
+
+class ColumnSizes:
+    """How many rows and bytes each stream of a column will have; known before the first is written."""
+
+    def __init__(self, name: str, kind: pa.DataType) -> None:
+        self.name = name
+        self.kind = kind
+        self.rows = 0
+        self.nulls = 0
+        self.bytes = 0
+        self.children = [ColumnSizes(f"{name}.{number}", child) for number, child in enumerate(child_types(kind))]
+
+    def add(self, array: pa.Array) -> None:
+        """Count the rows of a piece."""
+        self.rows += len(array)
+        self.nulls += array.null_count
+        if is_bytes(self.kind):
+            offsets, _ = offsets_and_data(array)
+            self.bytes += int(offsets[-1] - offsets[0])
+        for sizes, child in zip(self.children, child_arrays(array), strict=True):
+            sizes.add(child)
+
+    def as_codes(self, codes: pa.DataType) -> ColumnSizes:
+        """The sizes of the same rows as codes."""
+        sizes = ColumnSizes(self.name, codes)
+        sizes.rows, sizes.nulls = self.rows, self.nulls
+        return sizes
+
+    @property
+    def wide(self) -> bool:
+        """Whether the offsets take 64 bits."""
+        return self.bytes > _INT32_AT_MOST
+
+    def streams(self) -> dict[str, int]:
+        """The bytes of each stream, in the order in which they lie in a file."""
+        found: dict[str, int] = {}
+        if self.nulls:
+            found[f"{self.name}.valid"] = -(-self.rows // 8)
+        if pa.types.is_boolean(self.kind):
+            found[f"{self.name}.values"] = -(-self.rows // 8)
+        elif is_bytes(self.kind):
+            found[f"{self.name}.offsets"] = (self.rows + 1) * (8 if self.wide else 4)
+            found[f"{self.name}.bytes"] = self.bytes
+        elif has_offsets(self.kind):
+            if self.children[0].rows > _INT32_AT_MOST:
+                raise NotSupportedError(
+                    f"a column of type {self.kind} has {self.children[0].rows} elements, and a snapshot holds "
+                    f"{_INT32_AT_MOST} at most: leave it out by lookup.columns, or set lookup.cache=NONE"
+                )
+            found[f"{self.name}.offsets"] = (self.rows + 1) * 4
+        elif not pa.types.is_struct(self.kind):
+            found[f"{self.name}.values"] = self.rows * (self.kind.bit_width // 8)
+        for child in self.children:
+            found |= child.streams()
+        return found
+
+
+class ColumnWriter:
+    """Appends pieces of one column to its streams. `append(stream, buffer)` writes behind what is there."""
+
+    def __init__(self, sizes: ColumnSizes, append: _Append) -> None:
+        self._sizes = sizes
+        self._append = append
+        self._name = sizes.name
+        self._end = 0  # of the bytes or elements written
+        self._started = 0  # 1 once the first offset is written
+        self._valid: list[Numbers] = []
+        self._bits: list[Numbers] = []
+        self._children = [ColumnWriter(child, append) for child in sizes.children]
+
+    def add(self, array: pa.Array) -> None:
+        """_Append a piece."""
+        kind = self._sizes.kind
+        if self._sizes.nulls:
+            self._valid.append(bits_of(array.is_valid()))
+        if pa.types.is_boolean(kind):
+            self._bits.append(bits_of(array.fill_null(False) if array.null_count else array))
+        elif is_bytes(kind):
+            offsets, data = offsets_and_data(array)
+            self._add_offsets(offsets)
+            self._append(f"{self._name}.bytes", data[offsets[0] : offsets[-1]])
+        elif has_offsets(kind):
+            self._add_offsets(list_offsets(array))
+        elif not pa.types.is_struct(kind):
+            width = kind.bit_width // 8
+            buffer = array.buffers()[1]
+            if len(array):
+                start = array.offset * width
+                self._append(f"{self._name}.values", memoryview(buffer)[start : start + len(array) * width])
+        for writer, child in zip(self._children, child_arrays(array), strict=True):
+            writer.add(child)
+
+    def _add_offsets(self, offsets: Numbers) -> None:
+        width = np.int64 if self._sizes.wide else np.int32
+        moved = offsets + (self._end - offsets[0])
+        self._append(f"{self._name}.offsets", moved[self._started :].astype(width))
+        self._end, self._started = int(moved[-1]), 1
+
+    def finish(self) -> None:
+        """_Append what is known only at the end: bits, and the offset of a column without rows."""
+        if self._valid:
+            self._append(f"{self._name}.valid", np.packbits(np.concatenate(self._valid), bitorder="little"))
+        if self._bits:
+            self._append(f"{self._name}.values", np.packbits(np.concatenate(self._bits), bitorder="little"))
+        if not self._started and (is_bytes(self._sizes.kind) or has_offsets(self._sizes.kind)):
+            self._add_offsets(np.zeros(1, np.int64))
+        for child in self._children:
+            child.finish()
+
+
+def read_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, pa.Buffer]) -> pa.Array:
+    """The column `name` of `rows` rows over its streams; text is large text where it was written so."""
+    valid = streams.get(f"{name}.valid")
+    if is_bytes(kind):
+        offsets, data = streams[f"{name}.offsets"], streams[f"{name}.bytes"]
+        if offsets.size == (rows + 1) * 8:
+            kind = pa.large_string() if pa.types.is_string(kind) else pa.large_binary()
+        return pa.Array.from_buffers(kind, rows, [valid, offsets, data])
+    if pa.types.is_struct(kind):
+        fields = [read_column(f"{name}.{n}", field.type, rows, streams) for n, field in enumerate(kind)]
+        kind = pa.struct([field.with_type(child.type) for field, child in zip(kind, fields, strict=True)])
+        return pa.Array.from_buffers(kind, rows, [valid], children=fields)
+    if has_offsets(kind):
+        offsets = streams[f"{name}.offsets"]
+        (inner,) = child_types(kind)
+        count = int(np.frombuffer(offsets, np.int32)[-1])
+        child = read_column(f"{name}.0", inner, count, streams)
+        if pa.types.is_map(kind):
+            key, item = child.type
+            kind = pa.map_(key.type, kind.item_field.with_type(item.type))
+        else:
+            kind = pa.list_(kind.value_field.with_type(child.type))
+        return pa.Array.from_buffers(kind, rows, [valid, offsets], children=[child])
+    return pa.Array.from_buffers(kind, rows, [valid, streams[f"{name}.values"]])
+
+
+def check_column(name: str, kind: pa.DataType, rows: int, streams: Mapping[str, memoryview]) -> None:
+    """Raise ValueError or KeyError unless the streams have the sizes of a column `name` of that type and so many rows.
+
+    What is in them is not looked at, but for how many values an offset says that there are.
+    """
+    bits = -(-rows // 8)
+    if f"{name}.valid" in streams:
+        _check_size(name, "valid", streams, bits)
+    if pa.types.is_boolean(kind):
+        _check_size(name, "values", streams, bits)
+    elif is_bytes(kind):
+        wide = len(streams[f"{name}.offsets"]) == (rows + 1) * 8
+        _check_size(name, "offsets", streams, (rows + 1) * (8 if wide else 4))
+        _check_size(name, "bytes", streams, _last_offset(streams[f"{name}.offsets"], np.int64 if wide else np.int32))
+    elif has_offsets(kind):
+        _check_size(name, "offsets", streams, (rows + 1) * 4)
+        rows = _last_offset(streams[f"{name}.offsets"], np.int32)
+    elif not pa.types.is_struct(kind):
+        if kind.num_fields or isinstance(kind, (pa.DictionaryType, pa.BaseExtensionType)):
+            raise ValueError(f"there are no columns of type {kind}")
+        _check_size(name, "values", streams, rows * (kind.bit_width // 8))
+    for number, child in enumerate(child_types(kind)):
+        check_column(f"{name}.{number}", child, rows, streams)
+
+
+def _check_size(name: str, stream: str, streams: Mapping[str, memoryview], size: int) -> None:
+    if len(streams[f"{name}.{stream}"]) != size:
+        raise ValueError(f"{name}.{stream} has {len(streams[f'{name}.{stream}'])} bytes, not {size}")
+
+
+def _last_offset(offsets: memoryview, width: type[np.signedinteger[Any]]) -> int:
+    last = int(np.frombuffer(offsets, width)[-1])
+    if last < 0:
+        raise ValueError("there are no fewer values than none")
+    return last
+
+
+def without_hidden_values(array: pa.Array) -> pa.Array:
+    """The same values, nulls having neither bytes nor elements: what `take` makes of them, so that sizes do not depend on it.
+
+    Arrow lets the slot of a null be of any length, and a fixed-size binary null has its full length.
+    """
+    return pc.take(array, pa.array(np.arange(len(array)))) if _has_hidden_values(array) else array
+
+
+def _has_hidden_values(array: pa.Array) -> bool:
+    if array.null_count and (is_bytes(array.type) or has_offsets(array.type)):
+        offsets = offsets_and_data(array)[0] if is_bytes(array.type) else list_offsets(array)
+        if np.diff(offsets)[bits_of(array.is_null())].any():
+            return True
+    return any(map(_has_hidden_values, child_arrays(array)))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether a type is text or binary."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def has_offsets(kind: pa.DataType) -> bool:
+    """Whether a type is a list or a map."""
+    return bool(pa.types.is_list(kind) or pa.types.is_map(kind))
+
+
+def child_types(kind: pa.DataType) -> list[pa.DataType]:
+    """The types of a nested column's children."""
+    if pa.types.is_struct(kind):
+        return [field.type for field in kind]
+    if pa.types.is_map(kind):
+        return [pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])]
+    return [kind.value_type] if pa.types.is_list(kind) else []
+
+
+def child_arrays(array: pa.Array) -> list[pa.Array]:
+    """The rows of the children that belong to the rows of `array`."""
+    if pa.types.is_struct(array.type):
+        return [array.field(number) for number in range(array.type.num_fields)]
+    if has_offsets(array.type):
+        offsets = list_offsets(array)
+        return [array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))]
+    return []
+
+
+def list_offsets(array: pa.Array) -> Numbers:
+    """Offsets of the rows of a list or map into its elements, as int64."""
+    buffer = array.buffers()[1]
+    if buffer is None or not buffer.size:
+        return np.zeros(1, np.int64)
+    return np.frombuffer(buffer, np.int32, array.offset + len(array) + 1)[array.offset :].astype(np.int64)

@@ -1,0 +1,105 @@
+"""Columns as SQL writes them (`id INT, tags ARRAY<STRING>`) and as Arrow has them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from pyspark_lookup.base.decoding import UNREADABLE, shown
+
+__all__ = ["columns_ddl", "parse_columns", "type_ddl"]
+
+_TYPES = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+    "INTERVAL DAY TO SECOND": pa.duration("us"),
+}
+_SPELLED = {
+    "TEXT": "STRING",
+    "VARCHAR": "STRING",
+    "CHAR": "STRING",
+    "VARBINARY": "BINARY",
+    "TIMESTAMPTZ": "TIMESTAMP",
+    "TIMESTAMPLTZ": "TIMESTAMP",
+    "TIMESTAMPNTZ": "TIMESTAMP_NTZ",
+}
+_EXPECTED = "columns and their types as in CREATE TABLE, such as 'id INT, name STRING, tags ARRAY<STRING>'"
+
+
+def parse_columns(text: str) -> pa.Schema:
+    """The columns that a text names, in Spark's SQL. Raises ValueError for anything else, and for a column named twice."""
+    try:
+        (statement,) = sqlglot.parse(f"CREATE TABLE t ({text}\n)", dialect="spark")
+    except (SqlglotError, *UNREADABLE):
+        raise ValueError(_EXPECTED) from None
+    schema = statement.this if isinstance(statement, exp.Create) else None
+    if not isinstance(schema, exp.Schema):
+        raise ValueError(_EXPECTED)
+    fields: dict[str, pa.Field] = {}
+    for column in schema.expressions:
+        if not isinstance(column, exp.ColumnDef) or not isinstance(column.kind, exp.DataType):
+            raise ValueError(f"{_EXPECTED}; this is none: {shown(column.sql(dialect='spark'))}")
+        if column.constraints:
+            raise ValueError(f"a name and a type of each column; {shown(column.sql(dialect='spark'))} says more")
+        if column.name.casefold() in fields:
+            raise ValueError(f"each column once; {shown(column.name)} is named twice")
+        fields[column.name.casefold()] = pa.field(column.name, _type_of(column.kind))
+    if not fields:
+        raise ValueError(_EXPECTED)
+    return pa.schema(list(fields.values()))
+
+
+def _type_of(kind: exp.DataType) -> pa.DataType:
+    name = kind.this.name if isinstance(kind.this, exp.DataType.Type) else kind.sql(dialect="spark").upper()
+    inner = [part for part in kind.expressions if isinstance(part, exp.DataType)]
+    fields = [part for part in kind.expressions if isinstance(part, exp.ColumnDef)]
+    if name == "DECIMAL":
+        numbers = [int(part.name) for part in kind.expressions]
+        precision, scale = (numbers or [10])[0], (*numbers, 0, 0)[1]
+        if len(numbers) <= 2 and 1 <= precision <= 38 and 0 <= scale <= precision:
+            return pa.decimal128(precision, scale)
+    if name in ("ARRAY", "LIST") and len(inner) == 1:
+        return pa.list_(pa.field("element", _type_of(inner[0])))
+    if name == "MAP" and len(inner) == 2:
+        return pa.map_(_type_of(inner[0]), pa.field("value", _type_of(inner[1])))
+    if name == "STRUCT" and fields and len(fields) == len(kind.expressions):
+        parts = [(part.name, part.kind) for part in fields if isinstance(part.kind, exp.DataType)]
+        return pa.struct([pa.field(name, _type_of(part)) for name, part in parts])
+    found = _TYPES.get(_SPELLED.get(name, name))
+    if found is None:
+        raise ValueError(f"types of Spark; {shown(kind.sql(dialect='spark'))} is none that can be read")
+    return found
+
+
+def columns_ddl(schema: pa.Schema) -> str:
+    """The columns in Spark's SQL, as `parse_columns` reads them."""
+    return ", ".join(f"{_quoted(field.name)} {type_ddl(field.type)}" for field in schema)
+
+
+def type_ddl(kind: pa.DataType) -> str:
+    """A type that Spark has, in its SQL."""
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision}, {kind.scale})"
+    if pa.types.is_list(kind):
+        return f"ARRAY<{type_ddl(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<{type_ddl(kind.key_type)}, {type_ddl(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return "STRUCT<" + ", ".join(f"{_quoted(field.name)}: {type_ddl(field.type)}" for field in kind) + ">"
+    return next((name for name, other in _TYPES.items() if other == kind), str(kind).upper())
+
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() and name.isascii() else "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,290 @@
+"""The memory-mapped hash index: which rows hold a key, for a whole batch of keys at once.
+
+It lies beside rows in hash order: by the hash of their key, the rows of one key together and in
+their own order, rows without a key (a null in it) last. Arrays, all little-endian:
+
+    starts   uint32[buckets + 1]   HASH: number of the first key of each bucket; bucket = hash >> shift
+    hashes   uint64[keys]          HASH, unless the key is one column of fixed width: each key's hash
+    slots    uint32[high - low + 1] DIRECT (one integer column, dense): 1 + number of the key, 0: absent
+    first    uint32[keys + 1]      not unique: the first row of each key, and the number of keyed rows
+
+(uint64 instead of uint32 where there are that many rows.) Keys are numbered in row order; if all are
+unique, key number and row number are the same, and `first` is left out. The key columns themselves
+are the rows' own. A candidate whose hash or bucket agrees is compared by value before it is a match.
+
+There are four buckets for three keys or more, and the number of keys in one is bounded: a build whose
+fullest bucket holds more than `BUCKET_AT_MOST` draws another seed (see `SkewedError`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.columnar.keys import Keys, Numbers
+
+__all__ = ["BUCKET_AT_MOST", "IndexBuilder", "KeyIndex", "Matches", "Order", "SkewedError", "check_index", "order_rows"]
+
+
+BUCKET_AT_MOST = 32
+_PREFIX_BITS = 48
+_DIRECT_SPREAD = 4  # slots per row: as many bytes as the hash index takes at most
+
+
+class SkewedError(Exception):
+    """A bucket holds too many keys under this seed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Matches:
+    """Pairs of a probed key and a row that holds it, by key and then in row order; both int64."""
+
+    keys: Numbers
+    rows: Numbers
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Rows in hash order: `rows` is the permutation, `first` where in it each key begins, `hashes` by key."""
+
+    rows: Numbers
+    first: Numbers
+    hashes: Numbers
+
+
+def order_rows(keys: Keys, hashes: Numbers) -> Order:
+    """The hash order of the valid rows of `keys`: rows of one key together, in the order they have here."""
+    rows = np.arange(keys.rows) if keys.valid is None else np.flatnonzero(keys.valid)
+    count = len(rows)
+    rows = rows[_sorted_by_prefix(hashes if count == len(hashes) else hashes[rows])]
+    prefixes = hashes[rows] >> np.uint64(64 - _PREFIX_BITS)
+    # Neighbours with one prefix are one key, nearly always.
+    near = np.flatnonzero(prefixes[1:] == prefixes[:-1])
+    same = np.zeros(max(count - 1, 0), np.bool_)
+    same[near] = keys.equal(rows[near], keys, rows[near + 1])
+    for start, stop in _mixed_runs(prefixes, same, near):
+        _regroup(keys, rows, same, start, stop)
+    first = np.concatenate([[0], np.flatnonzero(~same) + 1]) if count else np.zeros(0, np.int64)
+    return Order(rows, first, hashes[rows[first]])
+
+
+def _sorted_by_prefix(hashes: Numbers) -> Numbers:
+    """The stable order by the upper 48 bits: three passes of numpy's radix sort, which takes 16 at a time."""
+    order = np.argsort((hashes >> np.uint64(16)).astype(np.uint16), kind="stable")
+    for shift in (32, 48):
+        digits = (hashes >> np.uint64(shift)).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
+    return order
+
+
+def _mixed_runs(prefixes: Numbers, same: Numbers, near: Numbers) -> list[tuple[int, int]]:
+    """[start, stop) of runs of one prefix that hold more than one key."""
+    odd = near[~same[near]]
+    starts = np.searchsorted(prefixes, prefixes[odd], "left")
+    stops = np.searchsorted(prefixes, prefixes[odd], "right")
+    return sorted(set(zip(starts.tolist(), stops.tolist(), strict=True)))
+
+
+def _regroup(keys: Keys, rows: Numbers, same: Numbers, start: int, stop: int) -> None:
+    """Bring the rows of each key of a run together, in place."""
+    left = rows[start:stop].copy()
+    at = start
+    while len(left):
+        alike = keys.equal(left, keys, np.full(len(left), left[0]))
+        group = left[alike]
+        rows[at : at + len(group)] = group
+        same[at : at + len(group) - 1] = True
+        at += len(group)
+        if at < stop:
+            same[at - 1] = False
+        left = left[~alike]
+
+
+class IndexBuilder:
+    """Collects the orders of consecutive ranges of the hash space into one index.
+
+    `keyed_rows`: rows with a key there will be at most. `bounds`: smallest and largest value of a key
+    that is one whole number, date, timestamp or boolean. `wide`: the key is not one column of fixed width, so hashes are kept.
+    """
+
+    def __init__(self, keyed_rows: int, bounds: tuple[int, int] | None, wide: bool) -> None:
+        self._count = np.dtype(np.uint32 if keyed_rows < 2**32 - 1 else np.uint64)
+        low, high = bounds or (0, -1)
+        self.low = low
+        self._slots: Numbers | None = None
+        spread = high - low + 1
+        if 0 < spread <= max(_DIRECT_SPREAD * keyed_rows, 1024):
+            self._slots = np.zeros(spread, self._count)
+        self._wide = wide
+        bits = max(keyed_rows * 4 // 3, 2).bit_length()
+        self._shift = np.uint64(64 - bits)
+        self._buckets = np.zeros(0 if self._slots is not None else 2**bits + 1, self._count)
+        self._hashes: list[Numbers] = []
+        self._first: list[Numbers] = []
+        self._keys = self.rows = 0
+        self._fullest = 0
+
+    @property
+    def fullest_bucket(self) -> int:
+        """Keys in the fullest bucket so far."""
+        return self._fullest
+
+    def add(self, order: Order, keys: Keys) -> None:
+        """The next rows: `order` of `keys`, whose hashes are above all before."""
+        count = len(order.first)
+        if not count:
+            return
+        if self._slots is not None:
+            values = keys.columns[0].values
+            assert values is not None
+            at = values[order.rows[order.first]].astype(np.int64) - self.low
+            self._slots[at] = np.arange(self._keys + 1, self._keys + count + 1, dtype=self._count)
+        else:
+            buckets = order.hashes >> self._shift
+            begins = np.flatnonzero(np.concatenate([[True], buckets[1:] != buckets[:-1]]))
+            lengths = np.diff(np.concatenate([begins, [count]])).astype(self._count)
+            # One place up: the running sum then gives where each bucket starts.
+            at = buckets[begins].astype(np.int64) + 1
+            self._buckets[at] += lengths
+            self._fullest = max(self._fullest, int(self._buckets[at].max()))
+        if self._wide:
+            self._hashes.append(order.hashes)
+        self._first.append((order.first + self.rows).astype(self._count))
+        self._keys += count
+        self.rows += len(order.rows)
+
+    def arrays(self, strict: bool = True) -> dict[str, Numbers]:
+        """The index by the names in the head of this module.
+
+        Raises SkewedError if a bucket is too full and `strict`; else it is slower to probe, and as right.
+        """
+        if strict and self._fullest > BUCKET_AT_MOST:
+            raise SkewedError(f"{self._fullest} keys in one bucket")
+        found: dict[str, Numbers] = {}
+        if self._slots is not None:
+            found["slots"] = self._slots
+        else:
+            found["starts"] = np.cumsum(self._buckets, dtype=self._count, out=self._buckets)
+            if self._wide:
+                found["hashes"] = np.concatenate(self._hashes) if self._hashes else np.zeros(0, np.uint64)
+        if self._keys < self.rows:
+            end = np.array([self.rows], self._count)
+            found["first"] = np.concatenate([*self._first, end])
+        return found
+
+
+# --- probing --------------------------------------------------------------------------------------
+
+
+def check_index(arrays: Mapping[str, Numbers], keyed_rows: int, rows: int) -> None:
+    """Raise ValueError unless arrays by the names in the head of this module are an index over so many rows with a key.
+
+    Of what is in them only the ends are looked at.
+    """
+    slots, starts, hashes, first = map(arrays.get, ("slots", "starts", "hashes", "first"))
+    if keyed_rows > rows or (slots is None) == (starts is None):
+        raise ValueError("an index has slots or buckets, over some of the rows")
+    keys = keyed_rows
+    if first is not None:
+        keys = len(first) - 1
+        if keys < 0 or first[0] != 0 or first[-1] != keyed_rows:
+            raise ValueError("all rows with a key have one of the keys")
+    if hashes is not None and len(hashes) != keys:
+        raise ValueError("every key has one hash")
+    if starts is not None:
+        buckets = len(starts) - 1
+        if buckets < 2 or buckets & (buckets - 1) or starts[0] != 0 or starts[-1] != keys:
+            raise ValueError("all keys are in buckets, of which there are 2, 4, 8, …")
+
+
+class KeyIndex:
+    """An index over rows whose key columns are `stored`. `low`: the value of the first slot."""
+
+    def __init__(self, arrays: Mapping[str, Numbers], stored: list[pa.Array], low: int) -> None:
+        self._slots = arrays.get("slots")
+        self._starts = arrays.get("starts")
+        self._hashes = arrays.get("hashes")
+        self._first = arrays.get("first")
+        self._low = low
+        self._stored = Keys(stored)
+        if self._starts is not None:
+            self._shift = np.uint64(65 - len(self._starts).bit_length())
+
+    @property
+    def unique(self) -> bool:
+        """Whether no two rows have one key."""
+        return self._first is None
+
+    def numbers_of(self, rows: Numbers) -> Numbers:
+        """The number of the key of each row; rows have one."""
+        if self._first is None:
+            return rows
+        return np.asarray(np.searchsorted(self._first, rows, "right") - 1)
+
+    def probe(self, keys: Keys, hashes: Numbers) -> Matches:
+        """All rows of all keys. `hashes` are the keys' under the seed of the build."""
+        numbers = self._slotted(keys) if self._slots is not None else self._hashed(keys, hashes)
+        hits = np.flatnonzero(numbers >= 0)
+        found = numbers if len(hits) == len(numbers) else numbers[hits]
+        if self._first is None:
+            return Matches(hits, found)
+        begins = self._first[found].astype(np.int64)
+        counts = self._first[found + 1].astype(np.int64) - begins
+        ends = np.cumsum(counts)
+        rows = np.arange(ends[-1] if len(ends) else 0)
+        rows += np.repeat(begins - (ends - counts), counts)
+        return Matches(np.repeat(hits, counts), rows)
+
+    def _slotted(self, keys: Keys) -> Numbers:
+        """Number of each key, -1 where there is none."""
+        assert self._slots is not None
+        values = keys.columns[0].values
+        assert values is not None
+        # Modulo 2^64 what is below the first slot becomes too large to be one.
+        at = values.astype(np.int64).view(np.uint64) - np.uint64(self._low % 2**64)
+        inside = at < np.uint64(len(self._slots))
+        if keys.valid is not None:
+            inside &= keys.valid
+        if inside.all():
+            return np.asarray(self._slots[at].astype(np.int64) - 1)
+        numbers = np.full(keys.rows, -1, np.int64)
+        numbers[inside] = self._slots[at[inside]].astype(np.int64) - 1
+        return numbers
+
+    def _hashed(self, keys: Keys, hashes: Numbers) -> Numbers:
+        assert self._starts is not None
+        buckets = (hashes >> self._shift).view(np.int64)
+        candidates = self._starts[buckets].astype(np.int64)
+        ends = self._starts[buckets + 1].astype(np.int64)
+        numbers = np.full(keys.rows, -1, np.int64)
+        pending = candidates < ends
+        if keys.valid is not None:
+            pending &= keys.valid
+        left = np.flatnonzero(pending)
+        candidates, ends = candidates[left], ends[left]
+        while len(left):
+            matching = self._matching(candidates, keys, left, hashes)
+            numbers[left[matching]] = candidates[matching]
+            candidates += 1
+            on = np.flatnonzero(~matching & (candidates < ends))
+            left, candidates, ends = left[on], candidates[on], ends[on]
+        return numbers
+
+    def _matching(self, candidates: Numbers, keys: Keys, left: Numbers, hashes: Numbers) -> Numbers:
+        """Whether each candidate, a number of a key, is the key beside it."""
+        if self._hashes is None:
+            return self._stored.equal(self._rows_of(candidates), keys, left)
+        matching: Numbers = self._hashes[candidates] == hashes[left]
+        near = np.flatnonzero(matching)
+        matching[near] = self._stored.equal(self._rows_of(candidates[near]), keys, left[near])
+        return matching
+
+    def _rows_of(self, numbers: Numbers) -> Numbers:
+        rows: Numbers = numbers if self._first is None else self._first[numbers].astype(np.int64)
+        return rows

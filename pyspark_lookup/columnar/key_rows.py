@@ -1,0 +1,110 @@
+"""Tables of rows by key: which key each row belongs to stands in the column `KEY_INDEX`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.hash_index import IndexBuilder, KeyIndex, Matches, order_rows
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, one_array
+
+__all__ = [
+    "KEY_INDEX",
+    "SEED",
+    "RowIndex",
+    "distinct_keys",
+    "key_numbers",
+    "match_rows",
+    "merged_rows",
+    "no_rows",
+    "renumbered",
+    "rows_at",
+    "rows_for",
+]
+
+KEY_INDEX = "key_index"
+"""Of a table of rows: which key each row belongs to, as its place (int64) in the table of keys."""
+SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
+"""Of hashes that one call uses. Who knows it can choose keys that are slow to look up, and only their own."""
+
+
+def distinct_keys(keys: Keys, hashes: Numbers) -> tuple[Numbers, Numbers]:
+    """(a row of each different valid key; for each row the place of its key among them, -1 if it has a null)."""
+    order = order_rows(keys, hashes)
+    places = np.full(keys.rows, -1, np.int64)
+    places[order.rows] = np.repeat(np.arange(len(order.first)), np.diff([*order.first, len(order.rows)]))
+    return order.rows[order.first], places
+
+
+def match_rows(rows: pa.Table, names: Sequence[str], keys: Keys) -> Matches:
+    """Which rows have which of the keys: (place of the key, row), by key, rows of one key in their order."""
+    return RowIndex(rows, names).match(keys)
+
+
+class RowIndex:
+    """Some rows by their key columns `names`."""
+
+    def __init__(self, rows: pa.Table, names: Sequence[str]) -> None:
+        stored = [one_array(rows.column(name)) for name in names]
+        held = Keys(stored)
+        order = order_rows(held, held.hashes(SEED))
+        builder = IndexBuilder(held.rows, None, wide=True)
+        builder.add(order, held)
+        indices = as_indices(order.rows)
+        self._rows = order.rows
+        self._index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
+
+    def match(self, keys: Keys) -> Matches:
+        """Which rows have which of the keys, as `match_rows` says it."""
+        matches = self._index.probe(keys, keys.hashes(SEED))
+        return Matches(matches.keys, self._rows[matches.rows])
+
+
+def rows_at(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:
+    """Matching rows with the columns of `schema` (there may be none) and `KEY_INDEX`."""
+    indices = as_indices(matches.rows)
+    columns = [*(rows.column(name).take(indices) for name in schema.names), as_indices(matches.keys)]
+    return pa.Table.from_arrays(columns, schema=schema.append(pa.field(KEY_INDEX, pa.int64())))
+
+
+def key_numbers(rows: pa.Table) -> Numbers:
+    """The column `KEY_INDEX` of some rows."""
+    column = one_array(rows.column(KEY_INDEX))
+    return np.frombuffer(column.buffers()[1] or b"", np.int64, column.offset + len(column))[column.offset :]
+
+
+def rows_for(rows: pa.Table, wanted: Numbers) -> pa.Table:
+    """The rows of the keys `wanted`, in turn and with repeats, their `KEY_INDEX` being the place in `wanted`.
+
+    `rows` are those of keys 0, 1, …, ascending.
+    """
+    numbers = key_numbers(rows)
+    starts = np.searchsorted(numbers, wanted, "left")
+    counts = np.searchsorted(numbers, wanted, "right") - starts
+    ends = np.cumsum(counts)
+    taken = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return renumbered(rows.take(as_indices(taken)), np.repeat(np.arange(len(wanted)), counts))
+
+
+def renumbered(rows: pa.Table, numbers: Numbers) -> pa.Table:
+    """The same rows with `KEY_INDEX` = `numbers`."""
+    return rows.set_column(rows.num_columns - 1, rows.schema.field(KEY_INDEX), as_indices(numbers))
+
+
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """A table of rows that has none. `schema`: of the columns beside `KEY_INDEX`."""
+    return schema.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
+
+
+def merged_rows(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """The rows of several tables, by key; rows of one key come from one of them. `schema`: as for `no_rows`."""
+    full = schema.append(pa.field(KEY_INDEX, pa.int64()))
+    filled = [part for part in parts if part.num_rows]
+    rows = pa.concat_tables([part.select(full.names).cast(full) for part in filled]) if filled else full.empty_table()
+    if len(filled) > 1:
+        numbers = key_numbers(rows)
+        rows = rows.take(as_indices(np.argsort(numbers, kind="stable")))
+    return rows

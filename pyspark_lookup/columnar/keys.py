@@ -1,0 +1,399 @@
+"""Key columns as numbers: hashed and compared by whole columns, whatever their type.
+
+Two keys are equal as Spark's `=` has it inside a join: -0.0 is 0.0, NaN is NaN, text and binary are
+their bytes; a key with a null in any column equals nothing. `Keys` are views of Arrow buffers; only
+booleans, strings with a null and floats that are hashed are copied.
+
+The hash is our own, so that a file written by one process is read by any other: 64-bit words w of a
+value are folded by h = mix(h ^ w), where mix multiplies twice by secret odd numbers with a shift in
+between. The upper bits are the good ones. Nobody who does not know the seed can aim at a bucket.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.decoding import shown
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.types import widens, without_dictionary
+
+__all__ = [
+    "KeyColumn",
+    "Keys",
+    "Numbers",
+    "Seed",
+    "as_indices",
+    "bits_of",
+    "cast_keys",
+    "check_key_types",
+    "comparable",
+    "draw_seed",
+    "offsets_and_data",
+    "one_array",
+]
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+_WORDS_AT_MOST = 128  # of a value hashed word by word; the few longer ones go through BLAKE2 one by one
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed:
+    """Two secret odd multipliers."""
+
+    first: int
+    second: int
+
+    def plain(self) -> list[int]:
+        """The seed as JSON can hold it."""
+        return [self.first, self.second]
+
+    @classmethod
+    def of_plain(cls, found: Any) -> Seed:
+        """The seed that `plain` wrote. Raises TypeError or ValueError for anything else."""
+        first, second = found
+        for word in (first, second):
+            if not isinstance(word, int) or not 0 < word < 2**64:
+                raise ValueError(f"{shown(word)} is no part of a seed")
+        return cls(first, second)
+
+
+def draw_seed(rng: random.Random) -> Seed:
+    """A new seed."""
+    return Seed(rng.getrandbits(64) | 1, rng.getrandbits(64) | 1)
+
+
+def _mix(words: Numbers, seed: Seed) -> Numbers:
+    """Hashes of 64-bit words, in place."""
+    words *= np.uint64(seed.first)
+    words ^= words >> np.uint64(32)
+    words *= np.uint64(seed.second)
+    return words
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyColumn:
+    """One column: `array` as Arrow has it, without nulls where it counts, and its numbers.
+
+    `values` are the fixed-width values, (rows, 2) words of a decimal, or None for text and binary.
+    """
+
+    array: pa.Array
+    values: Numbers | None
+
+    @classmethod
+    def of(cls, array: pa.Array) -> KeyColumn:
+        """A view of an array of a type that `check_key_types` lets pass."""
+        return cls(array, _values_of(array))
+
+    def hashed_into(self, hashes: Numbers, seed: Seed) -> Numbers:
+        """`hashes` with this column folded in, in place."""
+        if self.values is None:
+            return _hash_bytes(self.array, hashes, seed)
+        if self.values.ndim == 2:
+            for word in range(2):
+                hashes ^= self.values[:, word].view(np.uint64)
+                _mix(hashes, seed)
+            return hashes
+        if self.values.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):  # of signalling NaNs, as bits in a file may be
+                numbers = self.values.astype(np.float64) + 0.0  # -0.0 + 0.0 is 0.0
+            numbers[np.isnan(numbers)] = np.nan  # there are many NaNs
+            hashes ^= numbers.view(np.uint64)
+        else:
+            hashes ^= self.values.astype(np.int64).view(np.uint64)
+        return _mix(hashes, seed)
+
+    def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
+        """Whether each of these rows holds the value of the other's row beside it."""
+        if self.values is None or other.values is None:
+            mine, theirs = _taken(self.array, rows), _taken(other.array, other_rows)
+            if theirs.type != mine.type:
+                theirs = theirs.cast(mine.type)
+            return bits_of(pc.equal(mine, theirs))
+        mine, theirs = self.values[rows], other.values[other_rows]
+        same: Numbers = mine == theirs
+        if same.ndim == 2:
+            return np.asarray(same.all(axis=1))
+        if mine.dtype.kind == "f":
+            same |= np.isnan(mine) & np.isnan(theirs)
+        return same
+
+
+class Keys:
+    """The key columns of some rows. `valid`: rows without a null in any of them (None: all)."""
+
+    def __init__(self, arrays: Sequence[pa.Array]) -> None:
+        self.rows = len(arrays[0])
+        self.columns = tuple(map(KeyColumn.of, arrays))
+        self.valid: Numbers | None = None
+        for array in arrays:
+            if array.null_count:
+                known = bits_of(array.is_valid())
+                self.valid = known if self.valid is None else self.valid & known
+
+    def hashes(self, seed: Seed) -> Numbers:
+        """64-bit hashes, one per row; those of rows that are not valid mean nothing."""
+        hashes = np.zeros(self.rows, np.uint64)
+        for column in self.columns:
+            column.hashed_into(hashes, seed)
+        return hashes
+
+    def equal(self, rows: Numbers, other: Keys, other_rows: Numbers) -> Numbers:
+        """Whether each of these rows has the key of the other's row beside it. Rows are valid ones."""
+        same = self.columns[0].equal(rows, other.columns[0], other_rows)
+        for mine, theirs in zip(self.columns[1:], other.columns[1:], strict=True):
+            left = np.flatnonzero(same)
+            same[left] = mine.equal(rows[left], theirs, other_rows[left])
+        return same
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def check_key_types(fields: Sequence[pa.Field]) -> None:
+    """Raise SchemaError unless columns of these types can be keys: nested ones cannot, as in Spark's maps."""
+    for field in fields:
+        if pa.types.is_nested(field.type):
+            raise SchemaError(
+                f"option lookup.keys: column {field.name!r} is {field.type}, which cannot be a key: take columns of numbers, "
+                "text, binary, dates, timestamps, decimals or booleans"
+            )
+
+
+def comparable(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether keys of the two types are compared without a loss, so that one can be looked up among the other."""
+    return not pa.types.is_nested(one) and _family(one) == _family(other)
+
+
+def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
+    """The key columns of `table` in the types of `fields`; a value outside a type's range becomes null.
+
+    Columns are taken by name (letter case aside) or, if none has such a name and the count agrees, by place.
+    Raises SchemaError naming the column and both types if they are not of one family.
+    """
+    spelled = {name.casefold(): number for number, name in enumerate(table.column_names)}
+    wanted = [field.name.casefold() for field in fields]
+    if all(name in spelled for name in wanted):
+        columns = [table.column(spelled[name]) for name in wanted]
+    elif len(fields) == table.num_columns and not any(name in spelled for name in wanted):
+        columns = list(table.columns)
+    else:
+        raise SchemaError(
+            f"keys have the columns {', '.join(table.column_names)}; lookup.keys are {', '.join(f.name for f in fields)}"
+        )
+    return [_cast(one_array(column), field) for column, field in zip(columns, fields, strict=True)]
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array, a dictionary's codes as the values they stand for."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else pa.concat_arrays(array.chunks)
+    return without_dictionary(array) if pa.types.is_dictionary(array.type) else array
+
+
+def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    kind = field.type
+    if array.type == kind:
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    if _family(array.type) != _family(kind):
+        raise SchemaError(
+            f"keys of column {field.name!r} are {array.type}, the table's are {kind}: cast them to {kind}"
+        )
+    if pa.types.is_integer(kind) and pa.types.is_integer(array.type):
+        low, high = max(_lowest(kind), _lowest(array.type)), min(_highest(kind), _highest(array.type))
+        inside = pc.and_(
+            pc.greater_equal(array, _scalar(low, array.type)), pc.less_equal(array, _scalar(high, array.type))
+        )
+        return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)
+    if pa.types.is_decimal(kind):
+        return array.cast(kind) if widens(array.type, kind) else _as_decimals(array, kind)
+    if not pa.types.is_floating(kind):
+        return _fitting(array, kind)
+    if pa.types.is_float16(array.type):
+        array = array.cast(pa.float32())
+    # A number that the column cannot hold equals none of its values.
+    there = pc.cast(array, kind, safe=False)
+    kept = pc.or_(pc.equal(pc.cast(there, array.type, safe=False), array), pc.is_nan(array))
+    return pc.if_else(kept, there, pa.scalar(None, kind))
+
+
+def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Exact numbers as `kind`, null where they have more digits. One by one, for Arrow's cast wraps around unsaid."""
+    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:
+        array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
+    encoded = array.dictionary_encode()
+    with decimal.localcontext(decimal.Context(prec=200)):
+        limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
+        known = [decimal.Decimal(value) for value in encoded.dictionary.to_pylist()]
+        fitting = [value if abs(value) < limit and value.scaleb(kind.scale) % 1 == 0 else None for value in known]
+    return pc.take(pa.array(fitting, kind), encoded.indices)
+
+
+def _fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`array` as `kind`, null where a value would change; cut in halves until the odd ones are alone."""
+    try:
+        return array.cast(kind)
+    except pa.ArrowInvalid:
+        if len(array) == 1:
+            return pa.nulls(1, kind)
+    half = len(array) // 2
+    return pa.concat_arrays([_fitting(array.slice(0, half), kind), _fitting(array.slice(half), kind)])
+
+
+def _scalar(value: int, kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar(value, kind)
+
+
+def _lowest(kind: pa.DataType) -> int:
+    return int(-(1 << (kind.bit_width - 1))) if pa.types.is_signed_integer(kind) else 0
+
+
+def _highest(kind: pa.DataType) -> int:
+    return int((1 << (kind.bit_width - pa.types.is_signed_integer(kind))) - 1)
+
+
+def _family(kind: pa.DataType) -> str:
+    """Types whose values are compared with each other without a loss."""
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return "exact number"
+    if pa.types.is_floating(kind):
+        return "float"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "text"
+    if (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ):
+        return "binary"
+    if pa.types.is_timestamp(kind):
+        return "instant" if kind.tz is not None else "timestamp"
+    return "date" if pa.types.is_date(kind) else str(kind)
+
+
+# --- Arrow buffers as numpy arrays ----------------------------------------------------------------
+
+
+def bits_of(array: pa.BooleanArray) -> Numbers:
+    """A boolean array without nulls as numpy's. (Through its own way Arrow would import pandas.)"""
+    raw = np.frombuffer(array.buffers()[1], np.uint8)
+    bits = np.unpackbits(raw, bitorder="little", count=array.offset + len(array))
+    return bits[array.offset :].view(np.bool_)
+
+
+def _values_of(array: pa.Array) -> Numbers | None:
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        return bits_of(array if not array.null_count else pc.fill_null(array, False)).view(np.int8)
+    if not pa.types.is_primitive(kind) and not pa.types.is_decimal(kind):
+        return None
+    buffer = array.buffers()[1]
+    start, stop = array.offset, array.offset + len(array)
+    if buffer is None:  # only without rows
+        buffer = b""
+    if pa.types.is_decimal(kind):
+        words = np.frombuffer(buffer, np.int64, 2 * stop).reshape(-1, 2)
+        return words[start:]
+    code = "f" if pa.types.is_floating(kind) else "i"
+    return np.frombuffer(buffer, np.dtype(f"{code}{kind.bit_width // 8}"), stop)[start:]
+
+
+def _taken(array: pa.Array, rows: Numbers) -> pa.Array:
+    if len(rows) == len(array) and len(rows) and rows[0] == 0 and _is_range(rows):
+        return array
+    return pc.take(array, as_indices(rows), boundscheck=False)
+
+
+def _is_range(rows: Numbers) -> bool:
+    return bool(rows[-1] == len(rows) - 1 and (np.diff(rows) == 1).all())
+
+
+def as_indices(rows: Numbers) -> pa.Array:
+    """Row numbers as Arrow takes them, without a copy if they are int64."""
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))])
+
+
+def offsets_and_data(array: pa.Array) -> tuple[Numbers, Numbers]:
+    """Offsets of a text or binary array's rows into its bytes, as int64, and the bytes."""
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offsets, data = array.buffers()
+    width = np.dtype(np.int64 if wide else np.int32)
+    if offsets is None:
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    found = np.frombuffer(offsets, width, array.offset + len(array) + 1)[array.offset :]
+    return found.astype(np.int64, copy=False), np.frombuffer(data if data is not None else b"", np.uint8)
+
+
+def _hash_bytes(array: pa.Array, hashes: Numbers, seed: Seed) -> Numbers:
+    """`hashes` with the bytes of each row folded in: its length, then its words, the last one padded with zeros."""
+    offsets, data = offsets_and_data(array)
+    lengths = offsets[1:] - offsets[:-1]
+    if array.null_count:
+        lengths = lengths * bits_of(array.is_valid())
+    hashes ^= lengths.view(np.uint64)
+    _mix(hashes, seed)
+    if not len(lengths):
+        return hashes
+    longest = int(lengths.max())
+    if longest and longest == int(lengths.min()):
+        width = -(-longest // 8) * 8
+        block = data[offsets[0] : offsets[-1]].reshape(-1, longest)
+        if width != longest:
+            padded = np.zeros((len(lengths), width), np.uint8)
+            padded[:, :longest] = block
+            block = padded
+        if longest <= 8 * _WORDS_AT_MOST:
+            words = np.ascontiguousarray(block).view(np.uint64)
+            for number in range(words.shape[1]):
+                hashes ^= words[:, number]
+                _mix(hashes, seed)
+            return hashes
+    return _hash_ragged(offsets[:-1], lengths, data, hashes, seed)
+
+
+def _hash_ragged(starts: Numbers, lengths: Numbers, data: Numbers, hashes: Numbers, seed: Seed) -> Numbers:
+    long = np.flatnonzero(lengths > 8 * _WORDS_AT_MOST)
+    if len(long):
+        lengths = lengths.copy()
+        secret = seed.first.to_bytes(8, "little") + seed.second.to_bytes(8, "little")
+        for row in long.tolist():
+            value = data[starts[row] : starts[row] + lengths[row]]
+            digest = hashlib.blake2b(value.tobytes(), digest_size=8, key=secret).digest()
+            hashes[row] ^= np.uint64(int.from_bytes(digest, "little"))
+        lengths[long] = 0
+    low = int(starts.min())
+    high = int((starts + lengths).max())
+    padded = np.zeros(max(high - low, 0) + 8, np.uint8)
+    padded[:-8] = data[low:high] if high > low else 0
+    # A word may begin at any byte.
+    words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded, 0, (1,))
+    rows = np.flatnonzero(lengths > 0)
+    at, left = starts[rows] - low, lengths[rows]
+    every = len(rows) == len(hashes)
+    folded = hashes if every else hashes[rows]
+    while len(rows):
+        word = words[at]
+        short = left < 8
+        if short.any():
+            word[short] &= (np.uint64(1) << (left[short].astype(np.uint64) * np.uint64(8))) - np.uint64(1)
+        folded ^= word
+        _mix(folded, seed)
+        hashes[rows] = folded
+        more = np.flatnonzero(left > 8)
+        rows, at, left = rows[more], at[more] + 8, left[more] - 8
+        folded = hashes[rows]
+    return hashes

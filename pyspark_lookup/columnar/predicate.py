@@ -1,0 +1,345 @@
+"""Predicates over columns: evaluated exactly over Arrow columns, and over statistics to prune.
+
+A predicate is a tree of `And` / `Or` over leaves, with every NOT pushed into its leaf. Values follow
+Spark SQL: three-valued logic, NaN equal to itself and above every number, -0.0 equal to 0.0, text
+and binary ordered by bytes. Leaves compare one column, typed as `pyspark_lookup.columnar.types.spark_type`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = [
+    "Among",
+    "And",
+    "ColumnStats",
+    "Compare",
+    "Constant",
+    "In",
+    "IsNull",
+    "NullSafeEqual",
+    "Or",
+    "Predicate",
+    "StartsWith",
+    "columns_of",
+    "evaluate",
+    "joined_stats",
+    "may_match",
+    "negate",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnStats:
+    """Bounds of one column in a row group or file. `low` / `high` may lie outside the true range.
+
+    `low` or `high` None: unknown. `null_count` None: unknown. NaN is not within the bounds.
+    """
+
+    low: Any
+    high: Any
+    null_count: int | None
+    rows: int
+
+    @property
+    def all_null(self) -> bool:
+        return self.null_count is not None and self.null_count >= self.rows
+
+
+def joined_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
+    """Bounds of one column over several row groups; None: not known."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    rows = sum(part.rows for part in known)
+    nulls = [part.null_count for part in known]
+    count = None if any(n is None for n in nulls) else sum(n for n in nulls if n is not None)
+    bounded = [part for part in known if not part.all_null]
+    bounds = [bound for part in bounded for bound in (part.low, part.high)]
+    if any(bound is None or (isinstance(bound, float) and math.isnan(bound)) for bound in bounds):
+        return ColumnStats(None, None, count, rows)
+    lows, highs = [part.low for part in bounded], [part.high for part in bounded]
+    return ColumnStats(min(lows, default=None), max(highs, default=None), count, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class And:
+    parts: tuple[Predicate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Or:
+    parts: tuple[Predicate, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """`column op value`; op is one of = <> < <= > >=."""
+
+    column: str
+    op: str
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class In:
+    """`column [NOT] IN values`; `has_null`: the list also held NULL."""
+
+    column: str
+    values: tuple[Any, ...]
+    has_null: bool
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class IsNull:
+    column: str
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NullSafeEqual:
+    """`column <=> value`, never null."""
+
+    column: str
+    value: Any
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class StartsWith:
+    """`column [NOT] LIKE 'prefix%'`."""
+
+    column: str
+    prefix: str
+    negated: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """`value` where `column` is not null, null where it is; without a column, `value` everywhere."""
+
+    value: bool | None
+    column: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Among:
+    """`column` is one of many `values` (an Arrow array, none null, none twice); for narrowing a lookup.
+
+    True of every row that is, and of a column of floats also of others: zeros and NaNs have several forms.
+    """
+
+    column: str
+    values: pa.Array
+
+    @functools.cached_property
+    def ordered(self) -> list[Any] | None:
+        """The values as Python's, ascending; None if Python lacks one, or they have no order."""
+        if pa.types.is_floating(self.values.type):
+            return None
+        try:
+            found: list[Any] = pc.take(self.values, pc.array_sort_indices(self.values)).to_pylist()
+        except (ValueError, OverflowError, pa.ArrowNotImplementedError):
+            return None
+        return found
+
+    def within(self, bounds: ColumnStats) -> bool:
+        """Whether one of the values may lie between the bounds."""
+        if self.ordered is None or bounds.low is None or bounds.high is None:
+            return True
+        at = bisect.bisect_left(self.ordered, bounds.low)
+        return at < len(self.ordered) and bool(self.ordered[at] <= bounds.high)
+
+
+Predicate = And | Or | Compare | In | IsNull | NullSafeEqual | StartsWith | Constant | Among
+
+_NEGATED = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+def negate(node: Predicate) -> Predicate:
+    """NOT `node`, with the NOT moved into the leaves (valid in three-valued logic)."""
+    match node:
+        case And(parts):
+            return Or(tuple(map(negate, parts)))
+        case Or(parts):
+            return And(tuple(map(negate, parts)))
+        case Compare(column, op, value):
+            return Compare(column, _NEGATED[op], value)
+        case Constant(value, column):
+            return Constant(None if value is None else not value, column)
+        case Among():
+            raise TypeError("Among is for narrowing only")
+        case _:
+            return dataclasses.replace(node, negated=not node.negated)
+
+
+def columns_of(node: Predicate) -> frozenset[str]:
+    """Names of the columns that a predicate looks at."""
+    if isinstance(node, (And, Or)):
+        return frozenset().union(*map(columns_of, node.parts))
+    return frozenset() if node.column is None else frozenset({node.column})
+
+
+# --- binding: a literal against a column's type ---------------------------------------------------
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
+    """True / false / null per row: a boolean array of length `rows`. No loop per row."""
+    match node:
+        case And(parts):
+            return _folded(pc.and_kleene, parts, columns, rows)
+        case Or(parts):
+            return _folded(pc.or_kleene, parts, columns, rows)
+        case Compare(column, op, value):
+            return _compare(columns[column], op, value)
+        case In(column, values, has_null, negated):
+            return _is_in(columns[column], values, has_null, negated)
+        case IsNull(column, negated):
+            array = columns[column]
+            return pc.is_valid(array) if negated else pc.is_null(array)
+        case NullSafeEqual(column, value, negated):
+            equal = pc.fill_null(_compare(columns[column], "=", value), False)
+            return pc.invert(equal) if negated else equal
+        case StartsWith(column, prefix, negated):
+            starts = pc.starts_with(columns[column], prefix)
+            return pc.invert(starts) if negated else starts
+        case Among(column, values):
+            array = columns[column]
+            return pc.is_valid(array) if pa.types.is_floating(array.type) else pc.is_in(array, value_set=values)
+        case Constant(value, None):
+            return pa.nulls(rows, pa.bool_()) if value is None else pa.repeat(pa.scalar(value), rows)
+        case Constant(value, column):
+            same = pa.repeat(pa.scalar(value, pa.bool_()), rows)
+            return pc.if_else(pc.is_valid(columns[str(column)]), same, pa.scalar(None, pa.bool_()))
+
+
+def _folded(
+    combine: Callable[[pa.Array, pa.Array], pa.Array],
+    parts: tuple[Predicate, ...],
+    columns: Mapping[str, pa.Array],
+    rows: int,
+) -> pa.Array:
+    result = evaluate(parts[0], columns, rows)
+    for part in parts[1:]:
+        result = combine(result, evaluate(part, columns, rows))
+    return result
+
+
+_KERNEL = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+def _compare(array: pa.Array, op: str, value: Any) -> pa.Array:
+    if pa.types.is_floating(array.type) or isinstance(value, float):
+        if pa.types.is_decimal(array.type):
+            array = array.cast(pa.string())  # Arrow's direct cast is off by a last digit now and then
+        return _compare_doubles(pc.cast(array, pa.float64(), safe=False), op, float(value))
+    if pa.types.is_boolean(array.type):
+        array, value = array.cast(pa.int8()), int(value)
+    return _KERNEL[op](array, pa.scalar(value, array.type))
+
+
+def _compare_doubles(array: pa.Array, op: str, value: float) -> pa.Array:
+    """IEEE comparison, mended to Spark's order in which NaN = NaN is above all else."""
+    if op in ("<>", ">=", "<="):
+        return pc.invert(_compare_doubles(array, _NEGATED[op], value))
+    is_nan = pc.is_nan(array)  # null where the value is null
+    if math.isnan(value):
+        return {"=": is_nan, "<": pc.invert(is_nan), ">": pc.and_(is_nan, pc.invert(is_nan))}[op]
+    plain = _KERNEL[op](array, pa.scalar(value))
+    return pc.or_(plain, is_nan) if op == ">" else plain
+
+
+def _is_in(array: pa.Array, values: tuple[Any, ...], has_null: bool, negated: bool) -> pa.Array:
+    if pa.types.is_floating(array.type) or any(isinstance(value, float) for value in values):
+        found = pa.repeat(pa.scalar(False), len(array))
+        for value in values:
+            found = pc.or_(found, pc.fill_null(_compare(array, "=", value), False))
+    else:
+        found = pc.is_in(array, value_set=pa.array(list(values), array.type))
+    unknown = pc.is_null(array)
+    if has_null:
+        unknown = pc.or_(unknown, pc.invert(found))
+    result = pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)
+    return pc.invert(result) if negated else result
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bool:
+    """Whether any row can make the predicate true, by the bounds of its columns; True if unsure."""
+    match node:
+        case And(parts):
+            return all(may_match(part, stats) for part in parts)
+        case Or(parts):
+            return any(may_match(part, stats) for part in parts)
+        case Constant(value, None):
+            return value is True
+    bounds = stats(str(node.column))
+    if bounds is None:
+        return not (isinstance(node, Constant) and node.value is not True)
+    if isinstance(node, IsNull):
+        return not bounds.all_null if node.negated else bounds.null_count != 0
+    if isinstance(node, NullSafeEqual) and node.negated:
+        return True
+    if bounds.all_null:
+        return False
+    match node:
+        case Constant(value, _):
+            return value is True
+        case Compare(_, op, value):
+            return _within(bounds, op, value)
+        case NullSafeEqual(_, value, _):
+            return _within(bounds, "=", value)
+        case In(_, values, _, negated=False):
+            return any(_within(bounds, "=", value) for value in values)
+        case Among():
+            return node.within(bounds)
+        case StartsWith(_, prefix, negated=False):
+            low, high = bounds.low, bounds.high
+            return not (
+                (isinstance(high, str) and high[: len(prefix)] < prefix)
+                or (isinstance(low, str) and low[: len(prefix)] > prefix)
+            )
+        case _:
+            return True
+
+
+def _within(bounds: ColumnStats, op: str, value: Any) -> bool:
+    """Whether a value in [low, high] (or NaN, for doubles) can satisfy `op value`."""
+    low, high = bounds.low, bounds.high
+    if low is None or high is None or op == "<>":
+        return True
+    if isinstance(value, float) and not isinstance(low, float):
+        return True  # an exact column against a double: Spark rounds, bounds do not
+    if (isinstance(value, float) and math.isnan(value)) or (
+        isinstance(low, float) and (math.isnan(low) or math.isnan(high))
+    ):
+        return True
+    if op == "=":
+        return bool(low <= value <= high)
+    if op == "<":
+        return bool(low < value)
+    if op == "<=":
+        return bool(low <= value)
+    # NaN is above every number and not within the bounds.
+    return isinstance(low, float) or bool(high > value if op == ">" else high >= value)

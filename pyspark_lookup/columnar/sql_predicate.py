@@ -1,0 +1,268 @@
+"""`lookup.where`: a Spark SQL predicate's text becomes a `Predicate` over a table's columns.
+
+The text is parsed by sqlglot in its Spark dialect. What cannot be answered exactly as Spark would
+(functions, column against column, patterns, session-dependent casts) is refused with its text.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from pyspark_lookup.base.decoding import UNREADABLE, shown
+from pyspark_lookup.base.errors import PredicateError, SchemaError
+from pyspark_lookup.columnar.binding import bind_compare, bind_in, digits_of, parse_date, parse_timestamp
+from pyspark_lookup.columnar.predicate import (
+    And,
+    Compare,
+    Constant,
+    IsNull,
+    NullSafeEqual,
+    Or,
+    Predicate,
+    StartsWith,
+    negate,
+)
+from pyspark_lookup.columnar.types import resolve_names
+
+__all__ = ["parse_where"]
+
+_COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
+_FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_ESCAPES = "ntrb%_'\\"  # those that every sqlglot reads as Spark does
+_PLAIN = frozenset({"this", "expression", "expressions", "low", "high", "to", "is_string"})
+_INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
+_TIMESTAMPS = ("TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPLTZ", "TIMESTAMPNTZ")
+_NUMBERS = (int, float, decimal.Decimal)
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+_EXACT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_FLOATING = re.compile(rf"{_EXACT.pattern}|[+-]?inf(inity)?|nan", re.ASCII | re.IGNORECASE)
+_SUPPORTED = (
+    "=, <>, <, <=, >, >=, <=>, IN, BETWEEN, LIKE 'prefix%', IS [NOT] NULL, AND, OR and NOT over a column and literals"
+)
+
+
+def parse_where(text: str, schema: pa.Schema) -> Predicate:
+    """The predicate a text means over columns of `schema`.
+
+    Raises PredicateError showing the part that is not understood or not supported.
+    """
+    try:
+        return _parsed_where(text, schema)
+    except RecursionError:
+        raise PredicateError(f"option lookup.where is nested too deeply: {text[:100]!r}…") from None
+    except PredicateError:
+        raise
+    except UNREADABLE as problem:  # what sqlglot stumbles over
+        raise PredicateError(f"option lookup.where = {shown(text)} is not understood: {problem!r}") from None
+
+
+def _parsed_where(text: str, schema: pa.Schema) -> Predicate:
+    for escape in re.finditer(r"\\(.)", text, re.DOTALL):
+        if escape[1] not in _ESCAPES:
+            raise PredicateError(
+                f"option lookup.where = {text!r}: the escape {escape[0]!r} is not supported; write the character itself"
+            )
+    try:
+        statements = sqlglot.parse(f"SELECT 1 FROM t WHERE ({text}\n)", dialect="spark")
+    except SqlglotError as problem:
+        raise PredicateError(f"option lookup.where = {text!r} does not parse: {str(problem).splitlines()[0]}") from None
+    select = statements[0] if len(statements) == 1 else None
+    where = select.args.get("where") if isinstance(select, exp.Select) else None
+    extra = {k for k, v in (select.args if select else {}).items() if v} - {
+        "expressions",
+        "from",
+        "from_",
+        "where",
+        "kind",
+    }
+    if where is None or extra or not isinstance(where.this, exp.Paren):
+        raise PredicateError(f"option lookup.where = {text!r}: expected one predicate, without the word WHERE")
+    return _Binder(schema).predicate(where.this.this)
+
+
+class _Binder:
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def predicate(self, node: exp.Expression) -> Predicate:
+        meant = self._predicate(node)
+        return negate(meant) if node.args.get("negate") else meant  # NOT LIKE, in sqlglot since 28
+
+    def _predicate(self, node: exp.Expression) -> Predicate:
+        self._check_plain(node, _PLAIN | {"negate"})
+        if isinstance(node, exp.Paren):
+            return self.predicate(node.this)
+        if isinstance(node, (exp.And, exp.Or)):
+            parts = tuple(self.predicate(cast(exp.Expression, part)) for part in node.flatten())
+            return And(parts) if isinstance(node, exp.And) else Or(parts)
+        if isinstance(node, exp.Not):
+            return negate(self.predicate(node.this))
+        if isinstance(node, exp.Boolean):
+            return Constant(bool(node.this))
+        if isinstance(node, exp.Null):
+            return Constant(None)
+        if isinstance(node, exp.Column):
+            field = self.column(node)
+            return bind_compare(field, "=", True)
+        if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+            return IsNull(self.column(node.this).name)
+        if isinstance(node, exp.NullSafeEQ):
+            return self._null_safe(node)
+        if (comparison := _COMPARE.get(node.key)) is not None:
+            field, op, value = self._sides(node, comparison)
+            return bind_compare(field, op, value)
+        if isinstance(node, exp.Between):
+            field = self.column(node.this)
+            low, high = self.value(node.args["low"]), self.value(node.args["high"])
+            return And((bind_compare(field, ">=", low), bind_compare(field, "<=", high)))
+        if isinstance(node, exp.In) and node.expressions:
+            return bind_in(self.column(node.this), [self.value(item) for item in node.expressions])
+        if isinstance(node, exp.Like):
+            return self._like(node)
+        raise self._unsupported(node)
+
+    def _sides(self, node: exp.Expression, op: str) -> tuple[pa.Field, str, Any]:
+        left, right = node.this, node.expression
+        if isinstance(_bare(left), exp.Column):
+            return self.column(left), op, self.value(right)
+        if isinstance(_bare(right), exp.Column):
+            return self.column(right), _FLIPPED[op], self.value(left)
+        raise self._unsupported(node)
+
+    def _null_safe(self, node: exp.Expression) -> Predicate:
+        field, _, value = self._sides(node, "=")
+        if value is None:
+            return IsNull(field.name)
+        bound = bind_compare(field, "=", value)
+        if isinstance(bound, Compare):
+            return NullSafeEqual(field.name, bound.value)
+        return Constant(False)  # a value outside the column's domain equals no row, null rows included
+
+    def _like(self, node: exp.Expression) -> Predicate:
+        field, pattern = self.column(node.this), self.value(node.expression)
+        if not pa.types.is_string(field.type):
+            raise self._unsupported(node)
+        if pattern is None:
+            return Constant(None)
+        prefix = pattern[:-1] if isinstance(pattern, str) and pattern.endswith("%") else None
+        if prefix is None or set(prefix) & set("%_\\"):
+            raise PredicateError(
+                f"option lookup.where: {node.sql('spark')!r}: LIKE takes a prefix only, such as 'abc%'; "
+                "filter the rest in Spark"
+            )
+        return StartsWith(field.name, prefix)
+
+    def column(self, node: exp.Expression) -> pa.Field:
+        node = _bare(node)
+        if not isinstance(node, exp.Column) or len(node.parts) != 1:
+            raise self._unsupported(node)
+        try:
+            name = resolve_names([node.name], self._schema, "lookup.where")[0]
+        except SchemaError as problem:
+            raise PredicateError(str(problem)) from None
+        return self._schema.field(name)
+
+    def value(self, node: exp.Expression) -> Any:
+        """A literal's Python value: int, Decimal, float (DOUBLE), str, bytes, bool, date, datetime, None."""
+        node = _bare(node)
+        self._check_plain(node, _PLAIN)
+        if isinstance(node, exp.Null):
+            return None
+        if isinstance(node, exp.Boolean):
+            return bool(node.this)
+        if isinstance(node, exp.Neg):
+            value = self.value(node.this)
+            if isinstance(value, decimal.Decimal):
+                return value.copy_negate()  # -value would round it to 28 digits
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return -value
+        if isinstance(node, exp.Literal):
+            if node.is_string:
+                return str(node.this)
+            if (number := _number(str(node.this))) is not None:
+                return number
+        if isinstance(node, exp.HexString):
+            return bytes.fromhex(node.name if len(node.name) % 2 == 0 else "0" + node.name)
+        if isinstance(node, exp.Cast):
+            return self._cast(node)
+        raise self._unsupported(node)
+
+    def _cast(self, node: exp.Expression) -> Any:
+        """`5L`, `1.5BD`, `DATE '…'`, `TIMESTAMP '…'`, `CAST('NaN' AS DOUBLE)`: casts that Spark makes without loss."""
+        value, target = self.value(node.this), node.args["to"]
+        kind = getattr(target.this, "name", "")
+        if value is None:
+            return None
+        try:
+            if kind in _INTEGER_BITS and (isinstance(value, int) or _matches(_INTEGER, value)):
+                number = int(value)
+                if (
+                    not isinstance(value, bool)
+                    and -(1 << _INTEGER_BITS[kind] - 1) <= number < 1 << _INTEGER_BITS[kind] - 1
+                ):
+                    return number
+            if kind in ("DOUBLE", "FLOAT") and (isinstance(value, _NUMBERS) or _matches(_FLOATING, value)):
+                double = float(value)
+                return struct.unpack("f", struct.pack("f", double))[0] if kind == "FLOAT" else double
+            if kind == "DECIMAL" and (isinstance(value, (int, decimal.Decimal)) or _matches(_EXACT, value)):
+                exact = decimal.Decimal(value)
+                if _fits(exact, [int(part.name) for part in target.expressions]):
+                    return exact
+            if kind == "DATE" and isinstance(value, str):
+                return parse_date(value)
+            if kind in _TIMESTAMPS and isinstance(value, str):
+                return parse_timestamp(value)
+        except (ValueError, ArithmeticError):
+            pass
+        raise self._unsupported(node)
+
+    def _check_plain(self, node: exp.Expression, known: frozenset[str]) -> None:
+        """Refuse what this module does not look at, such as BETWEEN's SYMMETRIC: it would be dropped silently."""
+        if any(value for name, value in node.args.items() if name not in known):
+            raise self._unsupported(node)
+
+    def _unsupported(self, node: exp.Expression) -> PredicateError:
+        return PredicateError(
+            f"option lookup.where: {node.sql('spark')!r} is not supported; supported are {_SUPPORTED}"
+        )
+
+
+def _bare(node: exp.Expression) -> exp.Expression:
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value.strip()) is not None
+
+
+def _fits(value: decimal.Decimal, parameters: Sequence[int]) -> bool:
+    """Whether a DECIMAL of these parameters holds the value without rounding."""
+    precision = parameters[0] if parameters else 10
+    scale = parameters[1] if len(parameters) > 1 else 0
+    if not value.is_finite():
+        return False
+    whole, fraction = digits_of(value)
+    return fraction <= scale and whole <= precision - scale
+
+
+def _number(text: str) -> int | float | decimal.Decimal | None:
+    """As Spark types it: an integer, a DECIMAL with a point, a DOUBLE with an exponent. None: Spark refuses it."""
+    if "e" in text.lower():
+        double = float(text)
+        return double if math.isfinite(double) else None
+    exact = decimal.Decimal(text)
+    if len(exact.as_tuple().digits) > 38:
+        return None
+    return exact if "." in text else int(text)

@@ -1,0 +1,342 @@
+"""Arrow schemas as Spark takes them: types normalised, schemas of files merged, batches cast.
+
+Spark accepts one Arrow type per SQL type, exactly (`to_arrow_schema`). `spark_type` gives it for any
+type a file may hold; `merge_schemas` unites files (missing columns are null, types may widen
+without loss); `cast_column` brings a column there or fails without losing data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import SchemaError
+
+__all__ = [
+    "cast_column",
+    "cast_exactly",
+    "check_readable",
+    "converts",
+    "is_source",
+    "merge_schemas",
+    "resolve_names",
+    "spark_schema",
+    "spark_type",
+    "widens",
+    "without_dictionary",
+]
+
+_UNSIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+_NOTHING = pa.string()
+_INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+_INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+
+
+def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataType:
+    """The Arrow type in which Spark takes columns of `kind`. Raises SchemaError if there is none.
+
+    `nothing` is for columns that hold nulls only: string, as Spark infers it.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return spark_type(kind.storage_type, nothing)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        return spark_type(kind.value_type, nothing)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ):
+        return pa.binary()
+    if kind in _UNSIGNED:
+        return _UNSIGNED[kind]
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_date(kind):
+        return pa.date32()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz="UTC" if kind.tz is not None else None)
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_decimal(kind):
+        if kind.precision > 38 or not 0 <= kind.scale <= kind.precision:
+            raise SchemaError(f"type {kind} has no counterpart in Spark (decimals go up to 38 digits)")
+        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_null(kind):
+        return nothing
+
+    def child(name: str, kind: pa.DataType) -> pa.Field:
+        return pa.field(name, spark_type(kind, nothing), nullable=True)
+
+    if pa.types.is_map(kind):
+        return pa.map_(spark_type(kind.key_type, nothing), child("value", kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([child(field.name, field.type) for field in kind])
+    if _is_any_list(kind):
+        return pa.list_(child("element", kind.value_type))
+    if pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return kind
+    raise SchemaError(f"type {kind} has no counterpart in Spark")
+
+
+def _is_any_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+
+
+def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
+    """One file's `schema` with every type as Spark takes it, all columns nullable, without metadata.
+
+    A type of nulls only stays null: other files decide what it is. Raises SchemaError naming `origin`
+    and the column for a type Spark lacks or a name given twice.
+    """
+    fields = []
+    seen: dict[str, str] = {}
+    for field in schema:
+        try:
+            fields.append(pa.field(field.name, spark_type(field.type, nothing=pa.null()), nullable=True))
+        except SchemaError as problem:
+            raise SchemaError(f"{origin}: column {field.name!r}: {problem}") from None
+        folded = field.name.casefold()
+        if folded in seen:
+            raise SchemaError(f"{origin}: columns {seen[folded]!r} and {field.name!r} differ at most in letter case")
+        seen[folded] = field.name
+    return pa.schema(fields)
+
+
+def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Whether every value of `narrow` (as Spark takes it) is a value of `wide` without loss."""
+    if narrow == wide or pa.types.is_null(narrow):
+        return True
+    if narrow in _INTS and wide in _INTS:
+        return _INTS.index(narrow) < _INTS.index(wide)
+    if pa.types.is_decimal(wide):
+        whole = wide.precision - wide.scale
+        if narrow in _INTS:
+            return bool(whole >= _INT_DIGITS[narrow])
+        if pa.types.is_decimal(narrow):
+            return bool(wide.scale >= narrow.scale and whole >= narrow.precision - narrow.scale)
+    if pa.types.is_float64(wide):
+        return narrow in (pa.float32(), pa.int8(), pa.int16(), pa.int32())
+    return _each_part(narrow, wide, widens)
+
+
+def converts(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a value of `found` may be one of `wanted`, which `cast_column` finds out for each."""
+    if widens(found, wanted) or (_is_number(found) and _is_number(wanted)):
+        return True
+    if {found, wanted} == {pa.string(), pa.binary()}:
+        return True
+    return _each_part(found, wanted, converts)
+
+
+def _each_part(one: pa.DataType, other: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
+    """Whether both are nested alike, and it holds for each part of `one` and its counterpart; False for flat types."""
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return holds(one.value_type, other.value_type)
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return holds(one.key_type, other.key_type) and holds(one.item_type, other.item_type)
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        same = [field.name for field in one] == [field.name for field in other]
+        return same and all(holds(a.type, b.type) for a, b in zip(one, other, strict=True))
+    return False
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def is_source(held: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether values that were decoded with the types of `held` are those that decoding with `wanted` would give.
+
+    Of the columns that both have each type has to widen to the other's; what was text for want of a value is none.
+    """
+    return all(widens(held.field(f.name).type, f.type) for f in wanted if f.name in held.names)
+
+
+@dataclasses.dataclass
+class _Column:
+    name: str
+    type: pa.DataType
+    origin: str
+
+
+def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+    """One schema for files given as (name, `spark_schema` of it), in order of first appearance.
+
+    Raises SchemaError naming the column, both types and both files if types do not widen.
+    """
+    columns: dict[str, _Column] = {}
+    for origin, schema in schemas:
+        for field in schema:
+            known = columns.setdefault(field.name.casefold(), _Column(field.name, field.type, origin))
+            if known.name != field.name:
+                raise SchemaError(
+                    f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}: rewrite one of them"
+                )
+            united = _united(known.type, field.type)
+            if united is None:
+                raise SchemaError(
+                    f"column {field.name!r} is {known.type} in {known.origin} but {field.type} in {origin}: "
+                    "rewrite one of them"
+                )
+            if united != known.type:
+                known.type, known.origin = united, origin
+    return pa.schema([pa.field(c.name, spark_type(c.type)) for c in columns.values()])
+
+
+def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that both widen to; None if neither widens to the other, nor each part to its counterpart."""
+    if widens(one, other):
+        return other
+    if widens(other, one):
+        return one
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        parts = [_united(one.value_type, other.value_type)]
+        return None if None in parts else pa.list_(pa.field("element", parts[0]))
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        parts = [_united(one.key_type, other.key_type), _united(one.item_type, other.item_type)]
+        return None if None in parts else pa.map_(parts[0], pa.field("value", parts[1]))
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        names = [field.name for field in one]
+        parts = [_united(a.type, b.type) for a, b in zip(one, other, strict=False)]
+        same = names == [field.name for field in other] and None not in parts
+        return pa.struct(list(zip(names, parts, strict=True))) if same else None
+    return None
+
+
+def check_readable(
+    planned: pa.Field, found: pa.DataType, origin: str, declared: bool = False, misfit: str | None = None
+) -> None:
+    """Raise SchemaError unless a column of type `found` in `origin` can be read as `planned`.
+
+    `declared`: somebody has said its type, so that values are tried (`converts`). `misfit`: what says that one is none.
+    """
+    value = f" ({misfit})" if misfit is not None else ""
+    if declared and (misfit is not None or not converts(found, planned.type)):
+        raise SchemaError(
+            f"column {planned.name!r} of {origin} is {found} and cannot be read as {planned.type}, as lookup.schema or "
+            f".schema(…) says{value}: give it a type that its values have"
+        )
+    if not declared and not widens(found, planned.type):
+        raise SchemaError(
+            f"column {planned.name!r} was planned as {planned.type} but is {found} in {origin}{value}: the table changed; "
+            "plan again (a new load() or SQL statement; a catalog table must be created again)"
+        )
+
+
+def resolve_names(wanted: Sequence[str], schema: pa.Schema, option: str) -> list[str]:
+    """The schema's spelling of each wanted column, ignoring letter case as Spark does.
+
+    Raises SchemaError naming the option and the table's columns for an unknown one.
+    """
+    spellings = {name.casefold(): name for name in schema.names}
+    for name in wanted:
+        if name.casefold() not in spellings:
+            raise SchemaError(f"option {option}: the table has no column {name!r}; it has {', '.join(schema.names)}")
+    return [spellings[name.casefold()] for name in wanted]
+
+
+def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:
+    """`column` as `kind`, or SchemaError naming the column and file if a value would change."""
+    if column.type == kind:
+        return column
+    try:
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
+        if pa.types.is_dictionary(column.type):
+            column = without_dictionary(column)
+        if pa.types.is_run_end_encoded(column.type):
+            column = pc.run_end_decode(column)
+        if pa.types.is_null(column.type):
+            return pa.nulls(len(column), kind)
+        if pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_map(kind):
+            return _cast_nested(column, kind, name, origin)
+        if pa.types.is_timestamp(column.type) and column.type.tz is None and kind == pa.timestamp("us", tz="UTC"):
+            column = column.cast(pa.timestamp("us"))  # INT96: instants in UTC without saying so
+        return cast_exactly(column, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+        raise SchemaError(f"column {name!r} of {origin} cannot be read as {kind}: {problem}") from problem
+
+
+def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A flat column as `kind`. Raises ArrowInvalid if a value would change, ArrowNotImplementedError for types that have none in common."""
+    if column.type == kind:
+        return column
+    if pa.types.is_decimal(kind) and pa.types.is_integer(column.type):
+        # From here on the values count, and not how many digits others of their type would need.
+        column = column.cast(pa.decimal128(20, 0))
+    found = pc.cast(column, kind)
+    held = spark_type(column.type)
+    if _is_number(kind) and not (widens(held, kind) or _are_equal(found.cast(held), column.cast(held))):
+        raise pa.ArrowInvalid("a value would be rounded")
+    return found
+
+
+def without_dictionary(column: pa.DictionaryArray) -> pa.Array:
+    """The values that a dictionary's codes stand for."""
+    values = column.dictionary
+    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):  # which no kernel takes
+        values = values.cast(spark_type(values.type))
+        column = pa.DictionaryArray.from_arrays(column.indices, values)
+    return column.dictionary_decode()
+
+
+def _are_equal(one: pa.Array, other: pa.Array) -> bool:
+    same = pc.equal(one, other)
+    if pa.types.is_floating(one.type):
+        same = pc.or_(same, pc.and_(pc.is_nan(one), pc.is_nan(other)))
+    return bool(pc.all(same, min_count=0).as_py())
+
+
+def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> pa.Array:
+    """A nested column rebuilt with cast children."""
+    if pa.types.is_struct(kind):
+        # flatten() applies the parent's nulls and offset to the children.
+        children = [
+            cast_column(child, field.type, f"{name}.{field.name}", origin)
+            for child, field in zip(column.flatten(), kind, strict=True)
+        ]
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    if pa.types.is_map(column.type):  # no kernel takes a map; the same bytes are a list of entries
+        entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
+        column = pa.ListArray.from_buffers(
+            pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]
+        )
+    offsets, inner = _offsets(column), column.flatten()
+    if pa.types.is_map(kind):
+        keys = cast_column(inner.field(0), kind.key_type, f"{name}.key", origin)
+        items = cast_column(inner.field(1), kind.item_type, f"{name}.value", origin)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind)
+    values = cast_column(inner, kind.value_type, f"{name}.element", origin)
+    return pa.ListArray.from_arrays(offsets, values, type=kind)
+
+
+def _offsets(column: pa.Array) -> pa.Array:
+    """Offsets of a list's rows into its flatten(), with null at the rows that are null.
+
+    Its own offsets will not do: those of a null row may span values, and a view's are in any order.
+    """
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    ends = pc.cumulative_sum(lengths.cast(pa.int64())).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    if column.null_count == 0:
+        return offsets
+    validity = pa.concat_arrays([column.is_valid(), pa.array([True])])
+    return pc.if_else(validity, offsets, pa.scalar(None, pa.int32()))

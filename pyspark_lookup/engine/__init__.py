@@ -1,0 +1,1 @@
+"""A table reference at work in one process: plans, reads, lookups, transactions; `LookupTable`."""

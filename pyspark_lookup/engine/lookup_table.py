@@ -1,0 +1,431 @@
+"""`LookupTable`: the same engine without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scanned
+from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
+from pyspark_lookup.engine.runtime import Engine, runtime
+from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
+from pyspark_lookup.managed import batch_directory
+from pyspark_lookup.options.catalog import named_options
+from pyspark_lookup.options.conf_file import conf_file_options, redact
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import parse_duration_s
+from pyspark_lookup.table.log import Batch, WriteMode
+from pyspark_lookup.table.model import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LookupTable", "option_text"]
+
+
+class LookupTable:
+    """A table of files, read through this host's cache, always in its current version.
+
+    `options` are those of the Spark format, with `.`-separated keys in a mapping:
+    `LookupTable("s3://bucket/dim", {"lookup.where": "id < 10"})`. Nothing is read on creation; an
+    instance is for one process, and safe to use after a fork (it opens everything anew).
+
+    Raises OptionError for options that are unknown or contradict each other.
+    """
+
+    def __init__(self, path: str | None, options: Mapping[str, Any] | None = None) -> None:
+        given = {key: option_text(value) for key, value in (options or {}).items()}
+        if path is not None:
+            given["path"] = path
+        self._given = given
+        self._options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
+        if self._options.view is not View.DATA:
+            raise OptionError(
+                f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
+            )
+        self._closed = False
+        self._held: tuple[Table, LookupOptions] | None = None
+
+    @classmethod
+    def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
+        """The catalog table `name` of a session, with the options it was created with.
+
+        Raises OptionError if it is no lookupcache table, or one that lost its options.
+        """
+        options, _ = named_options(spark, name)
+        return cls(options.pop("path", None), options)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The options this table was made with, `path` among them: what a Spark read of it takes."""
+        return dict(self._given)
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        predicate: str | None = None,
+        *,
+        valid_write_ids: ValidWriteIdList | str | None = None,
+    ) -> pa.Table:
+        """The rows of the current version as one Arrow table: one metadata call, data for what changed.
+
+        `columns`: names, in this order (default: all). `predicate`: SQL as in `lookup.where`, in
+        addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
+        `lookup.valid-write-ids`). Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
+        """
+        with self._asked(valid_write_ids) as (engine, found, options):
+            return scanned(engine, found, options, columns, predicate, runtime().clock)
+
+    def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
+        """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
+
+        `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
+        """
+        with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
+            return rows_with(engine, found, options, key, runtime().clock)
+
+    def get_many(self, keys: Keys, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+        """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
+
+        `keys`: a table with columns named as `lookup.keys`, or as many in that order; or a list of values, of tuples or of
+        dictionaries (see `given.Keys`). The answer has one row per match,
+        by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
+        call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
+        as `scan`.
+        """
+        with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
+            return rows_of_keys(engine, found, options, keys_given(keys, key_names(options)), runtime().clock)
+
+    @contextlib.contextmanager
+    def _asked(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
+        """What a question about the table's rows needs: its version, and the options as the table completes them."""
+        self._check_open()
+        options = self._options
+        if valid_write_ids is not None:
+            options = options.overridden({"lookup.valid-write-ids": str(valid_write_ids)})
+        engine = runtime().engine(options)
+        try:
+            found = self._find(engine, options)
+            engine.reader.metadata.count_served(found.table, found.version)
+            engine.reader.metadata.count_asked(found.version)
+            yield engine, found, planner.completed(options, found)
+        finally:
+            engine.publish_metrics()
+
+    def write(self, rows: Rows, mode: WritingMode = "append") -> int:
+        """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
+
+        `rows`: anything that exports an Arrow C stream (pyarrow, pandas, polars, DuckDB), or a list of dictionaries. `mode`:
+        "append", "upsert" (see `upsert`), or "overwrite" for these rows in place of all others. The first write creates the table, with
+        `lookup.keys` as its key columns. All of it is visible at once, or nothing. Raises SchemaError for rows that do not
+        fit, WriteConflictError, NonUniqueKeyError (`lookup.write.unique-keys`), NotATableError for a place with other
+        files, NotSupportedError for a store without exclusive create, CommitUnknownError or another UfsError.
+        """
+        return self._write(rows, write_mode(mode))
+
+    def _write(self, given: Rows, how: WriteMode) -> int:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        rows = rows_given(given, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
+        writer = engine.writer(self._options)
+        try:
+            # What is known to write nothing needs no write id, nor does what may have been written before.
+            nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is not WriteMode.OVERWRITE
+            batch = self._options.write_batch
+            if batch is not None:
+                name: str | None = batch_directory(batch, runtime().nonce())
+            else:
+                name = runtime().nonce() if nothing else None
+            job = writer.begin(rows.schema, how, name)
+            try:
+                files = writer.write(job, rows.to_batches() if isinstance(rows, pa.Table) else rows, "part")
+            except BaseException:
+                with contextlib.suppress(UfsError, DamagedFileError):  # the error itself says more
+                    writer.abort(job, ())
+                raise
+            state = writer.commit(job, files, None if batch is None else Batch(*batch))
+            engine.compact_if_due(self._options)
+            if state is None:  # that batch was written before
+                state = engine.reader.metadata.log(engine.url_of(self._options.path)).latest()
+                assert state is not None
+                return state.position
+            return writer.position_of(job, state)
+        finally:
+            engine.publish_metrics()
+
+    def upsert(self, rows: Rows) -> int:
+        """Write rows in place of those that have their keys, and beside the others, as one commit; its log position.
+
+        Of writes with one key the one that is committed last counts. Raises NonUniqueKeyError if two of the rows have one
+        key, OptionError for a table without key columns, and as `write`.
+        """
+        return self._write(rows, WriteMode.UPSERT)
+
+    def transaction(self) -> Transaction:
+        """Several writes as one commit: `with table.transaction() as t: t.write(…); t.upsert(…); t.scan()`.
+
+        `t` sees what was committed when it began and its own writes; nobody else sees them before the block ends well, and
+        nobody ever if it ends with an error or this process dies.
+        """
+        self._check_open()
+        return Transaction(runtime().engine(self._options), self._options, runtime().clock)
+
+    def delete(self, keys: Keys) -> int:
+        """Remove the rows with those keys (as for `get_many`), as one commit; its log position.
+
+        Where there is none, nothing is committed. Raises SchemaError for keys of other types, and as `upsert`.
+        """
+        self._check_open()
+        check_no_batch(self._options, "a delete")
+        engine = runtime().engine(self._options)
+        writer = engine.writer(self._options)
+        try:
+            position = writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
+            engine.compact_if_due(self._options)
+            return position
+        finally:
+            engine.publish_metrics()
+
+    def compact(self) -> int:
+        """Fold small writes, and what upserts and deletes left behind, into files in the order of the keys; the log position after it.
+
+        It is one commit that changes no row; where nothing is to be gained, there is none. Raises WriteConflictError if
+        others replace the same rows again and again, and as `write`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        try:
+            return engine.compactor(self._options).compact().position
+        finally:
+            engine.publish_metrics()
+
+    def vacuum(self, older_than: str = "7 d", force: bool = False) -> dict[str, int | None]:
+        """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.
+
+        `oldest`: the first log position of which all can be read still; None: of any. Versions before it are
+        VersionGoneError. `force`: also for less than 7 days, when nothing reads or writes the table. Raises OptionError for
+        a time that is too short or none, UfsNotFoundError if there is no table, another UfsError.
+        """
+        self._check_open()
+        try:
+            older_than_s = parse_duration_s(older_than)
+        except ValueError as problem:
+            raise OptionError(f"argument older_than = {older_than!r}: expected {problem}") from None
+        engine = runtime().engine(self._options)
+        try:
+            return dataclasses.asdict(engine.vacuum(self._options, older_than_s, force))
+        finally:
+            engine.publish_metrics()
+
+    def alter(
+        self,
+        columns: pa.Schema | None = None,
+        keys: Sequence[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> int:
+        """Change this managed table's definition by one event of its log; the log position after it.
+
+        `columns`: to add, null in the rows there are. `keys`: its key columns from now on. `properties`: texts to set, which
+        `describe` shows. Raises SchemaError for what does not fit, and as `write`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        try:
+            return engine.writer(self._options).alter(columns, keys, properties)
+        finally:
+            engine.publish_metrics()
+
+    def reload(self) -> str:
+        """Load the current version into this host's snapshot now; its digest.
+
+        With `lookup.cache=FULL` only; only what changed is fetched. A bar or log lines tell of a long load.
+        Raises what the load raises; the snapshots there are stay.
+        """
+        full = self._full()
+        try:
+            snapshot = full.reload()
+        except UfsNotFoundError:
+            self._find(runtime().engine(self._options), self._options)  # it may be another kind of table by now
+            if self._full() is full:
+                raise
+            full = self._full()
+            snapshot = full.reload()
+        return full.version_of(snapshot).digest
+
+    def warm(self) -> str:
+        """Make sure that this host has a snapshot of the current version, and say which; one metadata call.
+
+        As `reload`, which differs only where nothing has to be done in CACHE mode: there a snapshot that is
+        being served already will do.
+        """
+        if self._options.metadata_source is MetadataSource.CACHE:
+            latest = self._full().latest()
+            if latest is not None:
+                return latest.digest
+        return self.reload()
+
+    def _full(self) -> FullCache:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        if self._held is None:
+            self._find(engine, self._options)
+        assert self._held is not None
+        full = engine.reader.full(*self._held)
+        if full is None:
+            raise OptionError(
+                "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
+                if self._options.cache is not CacheMode.FULL
+                else f"the cache directory {self._options.cache_directory()} cannot be used: set lookup.cache.dir"
+            )
+        return full
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the current version, as `scan` returns them. One metadata call in UFS mode."""
+        self._check_open()
+        return planner.table_columns(self._find(runtime().engine(self._options), self._options), self._options)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns: `lookup.keys`, else those of a managed table. Raises OptionError if there are none."""
+        self._check_open()
+        found = self._find(runtime().engine(self._options), self._options)
+        return key_names(planner.completed(self._options, found))
+
+    def files(self) -> list[dict[str, Any]]:
+        """The files of the current version: `url`, `size`, `identity`, `modified_at`, and of a managed table `write_id`, `rows`."""
+        return self._viewed(View.FILES)
+
+    def versions(self) -> list[dict[str, Any]]:
+        """The versions of the table that this host has resolved, oldest first; of a managed table all that its log has.
+
+        Columns as of `lookup.view=versions`.
+        """
+        return self._viewed(View.VERSIONS)
+
+    def _viewed(self, view: View) -> list[dict[str, Any]]:
+        self._check_open()
+        engine = runtime().engine(self._options)
+        (batch,) = view_batches(engine, ViewTask(view), self._options, bytes)
+        rows: list[dict[str, Any]] = batch.to_pylist()
+        return rows
+
+    @property
+    def version(self) -> str:
+        """The digest of the current version: 32 hex digits, equal if and only if no file changed.
+
+        One metadata call in UFS mode.
+        """
+        self._check_open()
+        return self._find(runtime().engine(self._options), self._options).version.digest
+
+    @property
+    def valid_write_ids(self) -> ValidWriteIdList:
+        """Which writes of this managed table may be seen now. Raises NotSupportedError for a table without a log."""
+        self._check_open()
+        log = self._find(runtime().engine(self._options), self._options).version.log
+        if log is None:
+            raise NotSupportedError(
+                f"{self._options.path}: only managed tables, written by this package, have write ids"
+            )
+        return ValidWriteIdList.parse(log.write_ids)
+
+    @property
+    def floor(self) -> str | None:
+        """What this host has committed to the table last, as `lookup.floor` takes it elsewhere; None without. No store call."""
+        self._check_open()
+        engine = runtime().engine(self._options)
+        found = engine.reader.metadata.host.floor(engine.url_of(self._options.path))
+        return None if found is None else f"{found[0]}:{found[1]}"
+
+    def metrics(self) -> dict[str, int]:
+        """This table's counters and gauges on this host, over all its processes. See `pyspark_lookup.base.metrics`."""
+        self._check_open()
+        return runtime().engine(self._options).host_metrics()
+
+    def metrics_by_worker(self) -> dict[str, dict[str, int]]:
+        """The same for each process of this host, by `<host>-<process>`; those of processes long gone together, as `folded`."""
+        self._check_open()
+        return runtime().engine(self._options).worker_metrics()
+
+    def describe(self) -> dict[str, Any]:
+        """The table as this host sees it: path, format, columns, version, files, bytes, options.
+
+        Of a managed table also its `table_id`, `position` in the log, `keys`, `valid_write_ids` and `properties`.
+        """
+        self._check_open()
+        engine = runtime().engine(self._options)
+        found = self._find(engine, self._options)
+        log = found.version.log
+        state = engine.reader.metadata.log(found.table.url).known() if log is not None else None
+        managed: dict[str, Any] = {}
+        if log is not None:
+            managed = {"table_id": log.table_id, "position": log.position, "keys": list(log.keys)}
+            managed["valid_write_ids"] = log.write_ids
+            managed["properties"] = dict(state.definition.properties) if state is not None else {}
+        return {
+            "path": redact("path", found.table.url),
+            "kind": found.table.kind.value,
+            "format": found.table.format.value if found.table.format else None,
+            "columns": {field.name: str(field.type) for field in planner.table_columns(found, self._options)},
+            "version": found.version.digest,
+            "files": len(found.version.files),
+            "bytes": found.version.bytes,
+            "options": repr(self._options),
+            **managed,
+        }
+
+    def close(self) -> None:
+        """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
+        if not self._closed:
+            engine = runtime().engine(self._options)
+            engine.publish_metrics()
+            if self._held is not None:
+                engine.reader.let_go(*self._held, self)
+        self._closed = True
+
+    def _find(self, engine: Engine, options: LookupOptions) -> Found:
+        found = planner.find(engine.reader, options, self._held[0] if self._held is not None else None)
+        if options is self._options:
+            if self._held is not None and self._held[0].id != found.table.id:
+                engine.reader.let_go(*self._held, self)  # the path is another kind of table by now
+            self._held = found.table, planner.completed(options, found)
+            engine.reader.hold(*self._held, self)
+        return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("this LookupTable is closed")
+
+    def __repr__(self) -> str:
+        """Its place, its cache, and the version that this process has seen last (no store call)."""
+        place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
+        version = "not read yet"
+        if self._held is not None and not self._closed:
+            last = runtime().engine(self._options).reader.metadata.host.last(self._held[0])
+            version = f"version {last['digest']}" if last is not None else version
+        return f"LookupTable({place!r}, {self._options.cache.value}, {'closed' if self._closed else version})"
+
+    def __enter__(self) -> LookupTable:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def option_text(value: Any) -> str:
+    """An option value as Spark passes it: `True` is "true", and a list of names is one text."""
+    if isinstance(value, (list, tuple)):
+        return ",".join("`" + str(name).replace("`", "``") + "`" for name in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

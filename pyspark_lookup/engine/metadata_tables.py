@@ -1,0 +1,210 @@
+"""`lookup.view`: what a host knows about a table, as rows.
+
+`files`: the files of the current version (one metadata call). `versions`: the versions this host has
+resolved, or all that a managed table's log has. `metrics`: the counters of the hosts that could be reached. `summary`: one row about the current version. `told`: the version
+that the asking execution reads, as the tasks of a lookup are told of it. No rows of the table are read but for
+`told`, which secures them (see `announcing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.engine.runtime import Engine
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.executions import Execution
+
+__all__ = ["ViewTask", "answers_for_host", "view_batches", "view_schema", "view_tasks"]
+
+_INSTANT = pa.timestamp("us", "UTC")
+_SCHEMAS = {
+    View.FILES: pa.schema(
+        [
+            ("url", pa.string()),
+            ("size", pa.int64()),
+            ("identity", pa.string()),
+            ("modified_at", _INSTANT),  # of a managed table: committed
+            ("write_id", pa.int64()),  # null of plain files, as rows
+            ("rows", pa.int64()),
+        ]
+    ),
+    View.VERSIONS: pa.schema(
+        [
+            ("digest", pa.string()),
+            ("resolved_at", _INSTANT),
+            ("files", pa.int64()),
+            ("bytes", pa.int64()),
+            ("announced_at", _INSTANT),  # null if no join or SQL function was told of it here
+            # Of managed tables, whose versions are all in the log; those above are null where this host has not read them.
+            ("version", pa.int64()),  # as lookup.version takes it
+            ("committed_at", _INSTANT),
+            ("operation", pa.string()),  # create, alter, or the mode of a write
+            ("write_id", pa.int64()),
+            ("files_added", pa.int64()),  # null once they were vacuumed, as rows_added
+            ("rows_added", pa.int64()),
+        ]
+    ),
+    View.METRICS: pa.schema(
+        [
+            ("host", pa.string()),
+            ("cache_dir", pa.string()),
+            ("name", pa.string()),
+            ("value", pa.int64()),  # -1: a gauge that nobody has set
+            ("meaning", pa.string()),
+            ("detail", pa.string()),
+        ]
+    ),
+    View.SUMMARY: pa.schema(
+        [
+            ("digest", pa.string()),
+            ("files", pa.int64()),
+            ("bytes", pa.int64()),
+            ("rows", pa.int64()),  # null where only reading them would tell
+            ("unique_keys", pa.bool_()),  # null where no snapshot tells
+        ]
+    ),
+    View.TOLD: pa.schema([("version", pa.binary())]),
+}
+_FOOTERS_AT_MOST = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewTask:
+    """A task of a view. There is one, but of `metrics` as many as look for hosts; `nonce` is that of their plan."""
+
+    view: View
+    number: int = 0
+    nonce: str = ""
+
+
+def view_tasks(options: LookupOptions, nonce: str) -> list[ViewTask]:
+    """The tasks of a view."""
+    count = options.metrics_tasks if options.view is View.METRICS else 1
+    return [ViewTask(options.view, number, nonce) for number in range(count)]
+
+
+def view_schema(view: View) -> pa.Schema:
+    """The columns of a view."""
+    return _SCHEMAS[view]
+
+
+def view_batches(
+    engine: Engine,
+    task: ViewTask,
+    options: LookupOptions,
+    told: Callable[[], bytes],
+    execution: Execution | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a view, as one batch. `told` resolves the version of this execution."""
+    views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics, View.SUMMARY: _summary}
+    if task.view is View.TOLD:
+        rows: list[dict[str, object]] = [{"version": told()}]
+    elif task.view is View.METRICS and not _is_asked(engine, task, execution):
+        rows = []
+    else:
+        rows = views[task.view](engine, options)
+    yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMAS[task.view])
+
+
+def _micros(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e6)
+
+
+def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    metadata = engine.reader.metadata
+    table, version = metadata.discover(options)
+    state = metadata.log(table.url).known() if table.managed else None
+    written: dict[str, tuple[int, int]] = {}
+    if state is not None and version.log is not None:
+        listed = state.files(ValidWriteIdList.parse(version.log.write_ids))
+        written = {f"{table.url}/{file.path}": (write_id, file.rows) for file, write_id, _ in listed}
+    rows: list[dict[str, object]] = []
+    for file in version.files:
+        write_id, count = written.get(file.url, (None, None))
+        at = _micros(file.modified_at_s)
+        row = {"url": redact("path", file.url), "size": file.size, "identity": file.identity, "modified_at": at}
+        rows.append({**row, "write_id": write_id, "rows": count})
+    return rows
+
+
+def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    metadata = engine.reader.metadata
+    known: list[dict[str, object]] = [
+        {**row, "resolved_at": _micros(row["resolved_at"]), "announced_at": _micros(row["announced_at"])}
+        for row in metadata.host.known_versions(options)
+    ]
+    state = metadata.log_of(options)
+    if state is None:
+        return known
+    seen = {row["position"]: row for row in known}
+    rows = []
+    for change in state.changes:
+        write = None if change.write_id is None else state.writes[change.write_id]
+        operation = write.mode.value if write is not None else "create" if change.position == 1 else "alter"
+        row = {
+            "version": change.position,
+            "committed_at": _micros(change.at_s),
+            "operation": operation,
+            "write_id": change.write_id,
+            "files_added": 0 if write is None else None if write.vacuumed else len(write.files),
+            "rows_added": 0 if write is None else None if write.vacuumed else write.rows,
+        }
+        rows.append({**seen.get(change.position, {}), **row})
+    return rows
+
+
+def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:
+    if execution is None:
+        return task.number == 0  # nobody knows who else has answered
+    return answers_for_host(engine, key_of(task.nonce, execution.application, execution.id), task.number)
+
+
+def answers_for_host(engine: Engine, key: str, number: int) -> bool:
+    """Whether the task of this number is the one, of all that have this key, that answers for its host (its cache directory).
+
+    An attempt of the same task that is made again answers again. Without a cache directory task 0 does.
+    """
+    if engine.disk is None:
+        return number == 0
+    with contextlib.suppress(OSError):
+        return bool(engine.disk.create_record("asked", key, number) == number)
+    return False
+
+
+def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    values = engine.host_metrics()
+    meanings = {**COUNTERS, **GAUGES, **HOST_GAUGES}
+    rows: list[dict[str, object]] = [
+        {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
+    ]
+    told = [row for row in engine.reader.metadata.host.known_versions(options) if row["announced_at"] is not None]
+    if told:
+        last = max(told, key=lambda row: row["announced_at"])
+        meaning = "Unix ms when a join or SQL function was last told its version, which is in `detail`"
+        at_ms = int(last["announced_at"] * 1000)
+        rows.append({"name": "announcedVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})
+    where = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory())}
+    return [{**where, **row} for row in rows]
+
+
+def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+    reader = engine.reader
+    table, version = reader.metadata.discover(options)
+    full = reader.full(table, options)
+    snapshot = full.find(version) if full is not None else None
+    rows = snapshot.rows if snapshot is not None else None
+    if rows is None and len(version.files) <= _FOOTERS_AT_MOST:
+        rows = reader.rows(table, options, version)
+    unique = snapshot.unique if snapshot is not None else None
+    count, size = len(version.files), version.bytes
+    return [{"digest": version.digest, "files": count, "bytes": size, "rows": rows, "unique_keys": unique}]

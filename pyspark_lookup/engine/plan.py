@@ -1,0 +1,45 @@
+"""What a query reads: values that travel from the planning process to the reading ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pyspark_lookup.base.errors import VersionGoneError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.open_file import Projection, Slice
+from pyspark_lookup.table.model import Table
+
+__all__ = ["ReadPlan", "ReadTask", "restless"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadPlan:
+    """What a query reads of a table. `id` tells plans apart, `planned_at_s` is Unix time."""
+
+    id: str
+    options: LookupOptions
+    table: Table
+    projection: Projection
+    planned_at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadTask:
+    """One task of a plan: share `number` of `count` of the version.
+
+    `pieces` of the version `digest` are fixed at planning; None: the version is resolved when the task reads.
+    """
+
+    number: int
+    count: int
+    pieces: tuple[Slice, ...] | None = None
+    digest: str | None = None
+
+
+def restless(table: Table, times: int) -> VersionGoneError:
+    """The error of a table that was another one at each of so many attempts to read it."""
+    return VersionGoneError(
+        f"{redact('path', table.url)} changed under {times} reads in a row: write new files and keep the old ones a while, "
+        "or set lookup.settle"
+    )

@@ -1,0 +1,202 @@
+"""Options become a `ReadPlan`: the table behind the path, its columns, the predicate, the tasks.
+
+Everything an option can be wrong about is found here, on the driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import OptionError, SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.cache.full.schedule import trigger_of
+from pyspark_lookup.cache.full.snapshot_scan import key_values
+from pyspark_lookup.columnar.keys import check_key_types
+from pyspark_lookup.columnar.predicate import And, Predicate
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import check_readable, resolve_names
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.contract import all_columns, share_of
+from pyspark_lookup.scan.open_file import Projection
+from pyspark_lookup.table.model import Kind, Table, TableVersion
+from pyspark_lookup.table.partitions import select_partitions
+
+__all__ = ["Found", "completed", "find", "keys_of", "plan_read", "plan_tasks", "table_columns"]
+
+_STARTS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A table as planning found it: with its version and the columns of that version."""
+
+    table: Table
+    version: TableVersion
+    data: pa.Schema
+    partitions: pa.Schema
+
+    @property
+    def columns(self) -> pa.Schema:
+        """All columns: those of the files, then those of the directories; or in the order in which they were declared."""
+        everything = all_columns((self.data, self.partitions))
+        declared = self.table.declared
+        return everything if declared is None else pa.schema([everything.field(name) for name in declared.names])
+
+
+def find(reader: TableReader, options: LookupOptions, known: Table | None = None) -> Found:
+    """The table at `options.path` now: one metadata call, and the data calls its schema needs.
+
+    `known`: what the path was last time, so that a file costs a HEAD instead of a LIST.
+    A file that is replaced before its schema was read makes planning start over. Raises what
+    `Metadata.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
+    """
+    table, version = _known_or_discovered(reader, options, known)
+    version = _served(reader, options, table) or version
+    if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.metadata.lacks_files(version):
+        # Its tasks could not read what the job has removed, nor go on with other files.
+        version = reader.metadata.resolve_again(table, options, None, version.digest)
+    for _ in range(_STARTS):
+        try:
+            data, partitions = reader.schema(table, version)
+        except SourceChangedError:
+            version = reader.metadata.resolve_again(table, options, None, version.digest)
+        else:
+            return Found(table, version, data, partitions)
+    raise VersionGoneError(f"{redact('path', table.url)} changed under {_STARTS} attempts to read its schema in a row")
+
+
+def completed(options: LookupOptions, found: Found) -> LookupOptions:
+    """The options with what a managed table's log says where they do not: its key columns."""
+    if options.keys is not None or found.version.log is None or not found.version.log.keys:
+        return options
+    return dataclasses.replace(options, keys=found.version.log.keys)
+
+
+def _served(reader: TableReader, options: LookupOptions, table: Table) -> TableVersion | None:
+    """The version that a full cache in CACHE mode answers from, which may be older than the last one known."""
+    if options.metadata_source is not MetadataSource.CACHE:
+        return None
+    full = reader.full(table, options)
+    latest = full.latest() if full is not None else None
+    behind = latest is not None and not reader.metadata.host.includes_own_writes(table, options, latest)
+    return None if behind else latest
+
+
+def _known_or_discovered(
+    reader: TableReader, options: LookupOptions, known: Table | None
+) -> tuple[Table, TableVersion]:
+    if known is not None:
+        if known.pinned != options.pinned:
+            known = dataclasses.replace(known, pinned=options.pinned)
+        try:
+            version = reader.metadata.resolve(known, options, None).version
+        except UfsNotFoundError:
+            # A file may have become a directory, or the other way round. What vanished was waited for.
+            return reader.metadata.discover(options, patient=False)
+        return reader.metadata.table_of(options, known.kind, version), version
+    return reader.metadata.discover(options)
+
+
+def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
+    """The columns a read returns, after checking every option that names a column.
+
+    Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit,
+    OptionError for a partition.
+    """
+    if options.success_file and found.table.kind is Kind.FILE:
+        raise OptionError(
+            f"option lookup.success-file = 'true': {found.table.url} is one file, not a directory of a job"
+        )
+    everything = found.columns
+    if options.cache is CacheMode.PARTIAL and not options.keys:
+        raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
+    if options.keys:
+        keys = resolve_names(options.keys, everything, "lookup.keys")
+        if options.cache is not CacheMode.NONE:
+            check_key_types([everything.field(name) for name in keys])
+    if options.cache is CacheMode.FULL and options.provider is None:
+        trigger_of(options)  # a custom one is a module that may not be there
+    if options.where:
+        parse_where(options.where, everything)
+    for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
+        if name is not None:
+            resolve_names((name,), everything, key)
+    select_partitions(found.table, found.version.files, options)
+    if options.columns is None:
+        return everything
+    return pa.schema([everything.field(name) for name in resolve_names(options.columns, everything, "lookup.columns")])
+
+
+def plan_read(
+    found: Found,
+    options: LookupOptions,
+    columns: pa.Schema,
+    clock: HostClock,
+    pushed: Sequence[Predicate] = (),
+    declared: bool = False,
+) -> ReadPlan:
+    """The plan of a read of `columns` (names, types and nullability as the reader of rows expects them).
+
+    `declared`: somebody has said what they are. Raises SchemaError if the table does not have such columns.
+    """
+    declared = declared or found.table.declared is not None
+    everything = found.columns
+    spelled = resolve_names(columns.names, everything, "schema")
+    for wanted, name in zip(columns, spelled, strict=True):
+        check_readable(wanted, everything.field(name).type, found.table.url, declared)
+        if wanted.name != name:
+            raise SchemaError(f"column {wanted.name!r} of the given schema is spelled {name!r} in the table")
+    # A column read in a wider type is planned in that type; others stay as they were found.
+    types = {field.name: field.type for field in columns}
+    data = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.data])
+    partitions = pa.schema([pa.field(f.name, types.get(f.name, f.type)) for f in found.partitions])
+    predicates = [*([parse_where(options.where, all_columns((data, partitions)))] if options.where else []), *pushed]
+    predicate = None if not predicates else predicates[0] if len(predicates) == 1 else And(tuple(predicates))
+    projection = Projection(columns, data, partitions, predicate, declared)
+    return ReadPlan(uuid.uuid4().hex, options, found.table, projection, clock.wall_s())
+
+
+def keys_of(plan: ReadPlan) -> list[pa.Array] | None:
+    """The keys that a plan asks for, as columns in the order of `lookup.keys`; None if it is to be read as a scan."""
+    options, projection = plan.options, plan.projection
+    by_key = options.cache is CacheMode.PARTIAL or (options.provider is not None and options.cache is CacheMode.NONE)
+    if not by_key or projection.predicate is None:
+        return None
+    everything = all_columns((projection.data, projection.partitions))
+    names = resolve_names(options.keys or (), everything, "lookup.keys")
+    return key_values(projection.predicate, pa.schema([everything.field(name) for name in names]))
+
+
+def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTask]:
+    """The tasks of a plan: one that resolves at reading for a small table or for rows by key, else shares by bytes.
+
+    Raises OptionError for a provider's table that gives rows by key only, and the plan does not say which.
+    """
+    keyed = keys_of(plan)
+    if keyed is not None:
+        return [ReadTask(0, 1)]
+    if reader.provided is not None and not reader.provided.scans:
+        raise OptionError(
+            f"option lookup.provider = {reader.provided.name!r}: it gives rows by key only; say which in lookup.where "
+            '(e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
+        )
+    files = select_partitions(found.table, found.version.files, plan.options)
+    count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
+    splittable = reader.splittable(found.table)
+    if not splittable:
+        count = min(count, max(len(files), 1))
+    at = plan.options.version_at
+    if at is VersionAt.READ or (at is VersionAt.AUTO and count == 1):
+        return [ReadTask(number, count) for number in range(count)]
+    shares = [share_of(files, number, count, splittable) for number in range(count)]
+    kept = [pieces for pieces in shares if pieces] or [()]
+    digest = found.version.digest
+    return [ReadTask(number, len(kept), pieces, digest) for number, pieces in enumerate(kept)]

@@ -1,0 +1,137 @@
+"""Rows and keys as people have them in Python, as Arrow tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.types import cast_exactly, converts, spark_type
+
+__all__ = ["ArrowStream", "Keys", "Rows", "keys_given", "rows_given"]
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """Whatever exports an Arrow C stream: tables of pyarrow, pandas, polars, DuckDB and others (the Arrow PyCapsule interface)."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+Rows: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
+"""Rows of a table: anything that exports an Arrow C stream, a `pa.RecordBatch`, or a list of dictionaries."""
+Keys: TypeAlias = "ArrowStream | Sequence[Any]"
+"""Keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
+
+_ROWS = "rows are a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas or polars, a DuckDB relation, or a list of dictionaries"
+_KEYS = "keys are a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"
+
+
+def rows_given(
+    rows: Any, known: Callable[[], pa.Schema | None], alike: bool = False
+) -> pa.Table | pa.RecordBatchReader:
+    """Rows as Arrow has them. `known`: the table's columns, for rows without types, asked if need be. `alike`: a column that one
+    dictionary has all have to have, for what is not there is not null.
+
+    Raises TypeError for what are no rows, SchemaError for dictionaries whose values have no type together.
+    """
+    if isinstance(rows, (pa.Table, pa.RecordBatchReader)):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if _is_of_pandas(rows, "DataFrame"):
+        try:
+            return pa.Table.from_pandas(rows, preserve_index=False)
+        except pa.ArrowException as problem:
+            raise SchemaError(f"the rows: {problem}") from problem
+    if isinstance(rows, ArrowStream):
+        try:
+            return pa.RecordBatchReader.from_stream(rows)
+        except (pa.ArrowInvalid, ValueError) as problem:  # one column
+            raise TypeError(f"{type(rows).__name__}: {_ROWS}") from problem
+    if isinstance(rows, Sequence) and not isinstance(rows, (str, bytes)):
+        return _of_dictionaries(rows, known(), alike)
+    raise TypeError(f"{type(rows).__name__}: {_ROWS}")
+
+
+def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
+    """Keys as a table with the columns `names`, or with those that it has itself. Raises TypeError for what are none."""
+    if isinstance(keys, pa.Table):
+        return keys
+    if isinstance(keys, (pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
+        found = rows_given(keys, lambda: None)
+        return found.read_all() if isinstance(found, pa.RecordBatchReader) else found
+    if isinstance(keys, (str, bytes, Mapping)):
+        raise TypeError(f"{type(keys).__name__}: {_KEYS}; of one key the rows are given by get()")
+    if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
+        found = _of_dictionaries(keys, None, True)
+        lacking = [name for name in names if name.casefold() not in {own.casefold() for own in found.column_names}]
+        if lacking:
+            raise SchemaError(
+                f"keys have the columns {', '.join(found.column_names)}; lookup.keys are {', '.join(names)}"
+            )
+        return found
+    if isinstance(keys, Sequence) and len(names) > 1:
+        return _of_tuples(keys, names)
+    try:
+        column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=True)
+    except (TypeError, ValueError, pa.ArrowException) as problem:
+        raise TypeError(f"{type(keys).__name__}: {_KEYS}") from problem
+    if pa.types.is_struct(column.type):
+        return pa.Table.from_struct_array(column)
+    return pa.table({names[0]: column}) if len(names) == 1 else _of_tuples(column.to_pylist(), names)
+
+
+def _is_of_pandas(given: Any, name: str) -> bool:
+    return type(given).__module__.partition(".")[0] == "pandas" and type(given).__name__ == name
+
+
+def _of_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:
+    wrong = next((key for key in keys if not isinstance(key, (tuple, list)) or len(key) != len(names)), None)
+    if wrong is not None:
+        raise TypeError(f"key {wrong!r}: lookup.keys has {len(names)} columns, {', '.join(names)}: {_KEYS}")
+    return pa.table({name: [key[place] for key in keys] for place, name in enumerate(names)})
+
+
+def _of_dictionaries(rows: Sequence[Any], known: pa.Schema | None, alike: bool) -> pa.Table:
+    wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if wrong is not None:
+        raise TypeError(f"a list with a {type(wrong).__name__}: {_ROWS}")
+    types = {} if known is None else {field.name.casefold(): field.type for field in known}
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):  # of all rows: some may lack one
+        if not isinstance(name, str):
+            raise TypeError(f"a dictionary with the name {name!r}: names of columns are texts")
+        if alike and not all(name in row for row in rows):
+            raise SchemaError(
+                f"some of the dictionaries have no {name!r}: give it to all, None for null, or write those without it apart"
+            )
+        try:
+            columns[name] = _column([row.get(name) for row in rows], types.get(name.casefold()))
+        except (TypeError, ValueError, OverflowError, SchemaError, pa.ArrowException) as problem:
+            raise SchemaError(f"column {name!r} of the rows: {problem}") from problem
+    if not columns and known is not None:
+        return known.empty_table()
+    return pa.table(columns)
+
+
+def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
+    """Values as Arrow infers them, and then of the table's type if none of them changes; a float may be rounded to a float32."""
+    if kind is None or pa.types.is_nested(kind):
+        return pa.array(values, kind)
+    found = pa.array(values)
+    if pa.types.is_null(found.type):
+        return pa.nulls(len(found), kind)
+    own = spark_type(found.type)
+    if pa.types.is_floating(kind) and pa.types.is_floating(own):
+        rounded = found.cast(kind)
+        if not pc.all(pc.equal(pc.is_finite(found), pc.is_finite(rounded)), min_count=0).as_py():
+            raise pa.ArrowInvalid(f"a value is beyond {kind}")
+        return rounded
+    of_times = pa.types.is_timestamp(kind) and (own == kind or (pa.types.is_date(own) and kind.tz is None))
+    if not (converts(own, kind) or of_times):
+        raise SchemaError(f"{own} is not {kind}, as in the table")
+    return cast_exactly(found, kind)

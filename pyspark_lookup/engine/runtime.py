@@ -1,0 +1,275 @@
+"""The composition root: builds a reader for a table reference out of this process's parts.
+
+The one global of the package. It is rebuilt when the process id changes, because nothing opened
+before a fork (a store's connections, a lock) may be used after it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import random
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import CacheDirectoryError, OptionError
+from pyspark_lookup.base.log_events import log_event
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.io.block_cache import BlockCache
+from pyspark_lookup.io.disk import Disk, key_of, memory_backed
+from pyspark_lookup.io.host_metrics import Publisher
+from pyspark_lookup.io.stores import Store, open_store
+from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.managed import Compactor, OpenWrites, TableWriter, Vacuumed, WriteSizes, vacuum
+from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.options.conf_file import conf_file_secrets, redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.providers import ProvidedStore, ProvidedTable, with_provider
+from pyspark_lookup.table.glob import is_glob
+from pyspark_lookup.table.log import NotificationLog
+from pyspark_lookup.table.model import Kind, Table
+from pyspark_lookup.table.resolver import Metadata
+
+__all__ = ["Engine", "Runtime", "runtime"]
+
+_log = logging.getLogger("pyspark_lookup.runtime")
+_BLOCK_WAIT_S = 60.0
+
+
+class Engine:
+    """One table reference's parts in this process."""
+
+    def __init__(
+        self,
+        reader: TableReader,
+        ufs: Ufs,
+        disk: Disk | None,
+        publisher: Publisher,
+        clock: HostClock,
+        rng: random.Random,
+        sizes: WriteSizes,
+    ) -> None:
+        self.reader = reader
+        self.sizes = sizes
+        self.disk = disk
+        self._ufs = ufs
+        self._clock = clock
+        self._rng = rng
+        self.known: Table | None = None  # what its path was, as of the last announcement
+        self.publish_metrics = publisher.publish
+        self.host_metrics = publisher.host_total
+        self.worker_metrics = publisher.by_worker
+        self.url_of = ufs.url_of
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count how long the block takes, if it ends well."""
+        started_s = self._clock.steady_s()
+        yield
+        self.reader.metrics.time(name, self._clock.steady_s() - started_s)
+
+    def writer(self, options: LookupOptions) -> TableWriter:
+        """Writes of the managed table at `options.path`, which need not be there yet. Raises OptionError for a glob."""
+        url = self._ufs.url_of(options.path)
+        if is_glob(url):
+            raise OptionError(
+                f"option path = {redact('path', options.path)!r}: a table is written by its name, without wildcards"
+            )
+        if options.pinned is not None:
+            raise OptionError(
+                "option lookup.version or lookup.valid-write-ids is for reads: a write takes none, remove it"
+            )
+        log, table, rows = self._managed(options, url)
+        raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
+        parts = (self._ufs, log, self.disk, self._clock, self._rng, options, table, rows)
+        return TableWriter(*parts, raise_floor, self.sizes, self.reader.metrics)
+
+    def compactor(self, options: LookupOptions) -> Compactor:
+        """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""
+        writer = self.writer(options)
+        parts = self._managed(options, self._ufs.url_of(options.path))
+        return Compactor(writer, *parts, options.write_compact_after, self.sizes)
+
+    def open_writes(self, options: LookupOptions) -> OpenWrites:
+        """The writes of a transaction that begins now. Raises OptionError for a glob, UfsError if the store fails."""
+        writer = self.writer(options)
+        log, table, rows = self._managed(options, self._ufs.url_of(options.path))
+        return OpenWrites(writer, log, table, rows, options.write_unique_keys, log.latest())
+
+    def compact_if_due(self, options: LookupOptions) -> None:
+        """After a commit: fold small writes, if there are enough of them (`lookup.write.compact-after`)."""
+        if options.write_compact_after:
+            self.compactor(options).compact_if_due()
+
+    def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
+        """The columns of the managed table at `options.path`; None if there is none."""
+        state = self.reader.metadata.log_of(options)
+        return None if state is None else state.definition.schema
+
+    def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
+        """The key columns of the managed table at `options.path`; those of the options if there is none."""
+        state = self.reader.metadata.log(self._ufs.url_of(options.path)).known() or self.reader.metadata.log_of(options)
+        return state.definition.keys if state is not None and state.definition.keys else options.keys or ("key",)
+
+    def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
+        """Remove what the managed table at `options.path` has not needed for so long. Raises as `writing.vacuum` does."""
+        log, _, _ = self._managed(options, self._ufs.url_of(options.path))
+        return vacuum(self._ufs, log, f"{self._rng.getrandbits(64):016x}", older_than_s, force)
+
+    def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
+        table = self.reader.metadata.table_of(options, Kind.MANAGED)
+        return self.reader.metadata.log(url), table, KeyedRows(self.reader.files, table, self.sizes.merge_bytes)
+
+
+class Runtime:
+    """Stores, cache directories and engines of one process, each opened once, when first needed."""
+
+    def __init__(self, clock: HostClock, rng: random.Random, sizes: WriteSizes | None = None) -> None:
+        self.pid = os.getpid()
+        self.clock = clock
+        self._rng = rng
+        self._sizes = sizes or WriteSizes()
+        self._lock = threading.RLock()  # a provider's factory may ask for a table
+        self._stores: dict[str, Store] = {}
+        self._disks: dict[str, Disk | None] = {}
+        self._engines: dict[str, Engine] = {}
+        self._publishers: dict[str, Publisher] = {}
+        self._application = ""
+        self._provided: dict[str, ProvidedTable] = {}
+
+    def engine(self, options: LookupOptions) -> Engine:
+        """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
+        with self._lock:
+            key = key_of(options.path, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
+            if key not in self._engines:
+                self._engines[key] = self._build(options)
+            return self._engines[key]
+
+    def of_application(self, name: str) -> None:
+        """Count from here on for the Spark application of that name (its id), which this process is a worker of."""
+        with self._lock:
+            self._application = name
+            for publisher in self._publishers.values():
+                publisher.application = name
+
+    def publish(self) -> None:
+        """Put what was counted in this process where the host finds it."""
+        for publisher in self._publishers.values():
+            publisher.publish()
+
+    def nonce(self) -> str:
+        """16 hex digits that nobody else has drawn."""
+        return f"{self._rng.getrandbits(64):016x}"
+
+    def effective(self, options: LookupOptions) -> LookupOptions:
+        """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""
+        with self._lock:
+            provided = self._provided_table(options)
+        return options if provided is None else with_provider(options, provided)
+
+    def _provided_key(self, options: LookupOptions) -> str:
+        made_with = (
+            options.provider,
+            options.provider_options,
+            options.path,
+            options.keys,
+            options.columns,
+            options.where,
+        )
+        calls = (options.max_retries, options.async_capacity, options.async_timeout_s)
+        retries = (options.retry_predicate, options.retry_fixed_delay_s, options.retry_max_attempts)
+        return key_of(*made_with, *calls, *retries, options.cache_directory()) if options.provider is not None else ""
+
+    def _provided_table(self, options: LookupOptions) -> ProvidedTable | None:
+        if options.provider is None:
+            return None
+        key = self._provided_key(options)
+        if key not in self._provided:
+            self._provided[key] = ProvidedTable(options, self.clock)
+        return self._provided[key]
+
+    def _build(self, options: LookupOptions) -> Engine:
+        provided = self._provided_table(options)
+        store = self._store(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
+        url = store.url_of(options.path)
+        label = key_of(store.scope, url)
+        # References to one table with other options count together, and are published once.
+        place = key_of(label, options.cache_directory())
+        known = self._publishers.get(place)
+        metrics = known.metrics if known else CacheMetricGroup()
+        ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
+        disk = self._disk(options, metrics)
+        if known is None:
+            known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock)
+        known.application = self._application
+        blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
+        metadata = Metadata(ufs, blocks, disk, metrics, self.clock, self._rng)
+        reader = TableReader(
+            metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng, provided=provided
+        )
+        return Engine(reader, ufs, disk, known, self.clock, self._rng, self._sizes)
+
+    def _store(self, options: LookupOptions) -> Store:
+        protocol = options.path.split("://", 1)[0] if "://" in options.path else "file"
+        # Other protocols may carry a host in the URL, so a store is kept per place, not per protocol.
+        place = options.path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a") else ""
+        secrets = conf_file_secrets() if protocol != "file" else {}
+        storage = {**secrets, **options.storage_options()}
+        key = key_of(protocol, place, sorted(storage.items()))
+        if key not in self._stores:
+            self._stores[key] = open_store(options.path, storage, self.clock.wall_s)
+        return self._stores[key]
+
+    def _disk(self, options: LookupOptions, metrics: CacheMetricGroup) -> Disk | None:
+        directory = options.cache_directory()
+        key = key_of(directory, options.cache_max_bytes)
+        if key not in self._disks:
+            try:
+                disk = Disk(directory, options.cache_max_bytes, metrics, self.clock.wall_s, self._rng)
+                disk.sweep()
+                self._disks[key] = disk
+                if memory_backed(directory):
+                    _log.warning(
+                        "cache directory %s lies in memory (tmpfs): set lookup.cache.dir to a local disk", directory
+                    )
+            except (CacheDirectoryError, OSError) as problem:
+                instead = "going on without a cache, each read asks the store"
+                log_event(
+                    _log,
+                    logging.WARNING,
+                    "fallback",
+                    table=redact("path", options.path),
+                    reason=str(problem),
+                    instead=instead,
+                )
+                self._disks[key] = None
+        if self._disks[key] is None:
+            metrics.inc("cacheFailureCount")
+            return None
+        # One directory, counted per table: each engine writes its own counters.
+        return self._disks[key].counting(metrics)  # type: ignore[union-attr]
+
+
+_current: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """This process's runtime; a new one in a new process, also after a fork."""
+    global _current
+    if _current is None or _current.pid != os.getpid():
+        _current = Runtime(HostClock(), random.Random())
+    return _current
+
+
+@atexit.register
+def _at_exit() -> None:
+    # A child that was forked, and has used nothing, inherits this.
+    if _current is not None and _current.pid == os.getpid():
+        _current.publish()

@@ -1,0 +1,152 @@
+"""`Transaction`: several writes of one managed table as one commit, which sees its own rows before others do (Hive's write ids)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import OptionError, UfsNotFoundError
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scanned
+from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
+from pyspark_lookup.engine.runtime import Engine
+from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import WriteMode, schema_of_text
+
+__all__ = ["Transaction", "WritingMode", "check_no_batch", "write_mode"]
+
+WritingMode = Literal["append", "overwrite", "upsert"]
+_MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, WriteMode.UPSERT)}
+
+
+def write_mode(mode: str) -> WriteMode:
+    """The mode of a write of rows. Raises OptionError for anything else."""
+    found = _MODES.get(mode.lower())
+    if found is None:
+        raise OptionError(f"argument mode = {mode!r}: give 'append', 'overwrite' or 'upsert'")
+    return found
+
+
+def check_no_batch(options: LookupOptions, what: str) -> None:
+    """Raise OptionError for an option that this kind of write does not heed."""
+    if options.write_batch is not None:
+        raise OptionError(f"option lookup.write.batch is for single writes of rows, not for {what}: remove it")
+
+
+class Transaction:
+    """Writes that are seen here at once, and by others after the `with` block, all together; after an error in it, never.
+
+    Made by `LookupTable.transaction`; for one thread of one process. Its reads see the table as it was when the block was
+    entered, and its own writes; they go to the files, whatever `lookup.cache` says. Without writes it puts no event. What
+    others have committed meanwhile stays: of writes with one key that of the later commit counts.
+    """
+
+    def __init__(self, engine: Engine, options: LookupOptions, clock: HostClock) -> None:
+        check_no_batch(options, "a transaction")
+        # A version that only this transaction sees is not worth a place in a cache.
+        self._options = dataclasses.replace(options, cache=CacheMode.NONE)
+        self._engine = engine
+        self._clock = clock
+        self._writes = engine.open_writes(options)
+        self._ended = False
+        self.position: int | None = None
+        """The log position of its commit; None before it, and if it has changed nothing."""
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def write(self, rows: Rows, mode: WritingMode = "append") -> None:
+        """Write rows, as `LookupTable.write` does; an overwrite takes the place of what this transaction has written, too."""
+        self._check_open()
+        how = write_mode(mode)
+        found = rows_given(rows, lambda: self._engine.schema_in_log(self._options), how is WriteMode.UPSERT)
+        if isinstance(found, pa.Table) and not found.num_rows and how is not WriteMode.OVERWRITE:
+            return
+        self._writes.write(found.schema, found.to_batches() if isinstance(found, pa.Table) else found, how)
+
+    def upsert(self, rows: Rows) -> None:
+        """Write rows in place of those that have their keys, as `LookupTable.upsert` does."""
+        self.write(rows, "upsert")
+
+    def delete(self, keys: Keys) -> None:
+        """Remove the rows with those keys, as `LookupTable.delete` does."""
+        self._check_open()
+        self._writes.delete(keys_given(keys, self._engine.keys_in_log(self._options)))
+
+    # --- reads ------------------------------------------------------------------------------------
+
+    @property
+    def valid_write_ids(self) -> ValidWriteIdList | None:
+        """What this transaction sees: its own write id is marked committed; None before the table is there."""
+        self._check_open()
+        return self._writes.valid_write_ids()
+
+    def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
+        """The rows it sees, as `LookupTable.scan` gives them."""
+        found, options = self._found()
+        return scanned(self._engine, found, options, columns, predicate, self._clock)
+
+    def get(self, key: Any) -> list[dict[str, Any]]:
+        """The rows it sees with this key, as `LookupTable.get` gives them."""
+        found, options = self._found()
+        return rows_with(self._engine, found, options, key, self._clock)
+
+    def get_many(self, keys: Keys) -> pa.Table:
+        """The rows it sees with those keys, as `LookupTable.get_many` gives them."""
+        found, options = self._found()
+        return rows_of_keys(self._engine, found, options, keys_given(keys, key_names(options)), self._clock)
+
+    def _found(self) -> tuple[Found, LookupOptions]:
+        self._check_open()
+        if self._writes.valid_write_ids() is None:
+            raise UfsNotFoundError(
+                f"{self._engine.url_of(self._options.path)} is no managed table yet: write to it first"
+            )
+        table, version = self._writes.version()
+        found = Found(table, version, schema_of_text(version.valid_log(table).schema), pa.schema([]))
+        return found, planner.completed(self._options, found)
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Make its writes the table's, all at once; the end of the block does so. Raises as `LookupTable.write` does."""
+        self._check_open()
+        self._ended = True
+        try:
+            self.position = self._writes.commit()
+            if self.position is not None:
+                self._engine.compact_if_due(self._options)
+        finally:
+            self._engine.publish_metrics()
+
+    def abort(self) -> None:
+        """Give its writes up; an error in the block does so. Nothing, if it has ended."""
+        if not self._ended:
+            self._ended = True
+            try:
+                self._writes.abort("the transaction was given up")
+            finally:
+                self._engine.publish_metrics()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ValueError("this transaction has ended: begin another one")
+
+    def __enter__(self) -> Transaction:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif not self._ended:
+            self.commit()

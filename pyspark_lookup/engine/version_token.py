@@ -1,0 +1,177 @@
+"""A version told to all tasks of an execution, wherever they run.
+
+One task resolves it and secures it on its host; 25 bytes travel with the rows as data; every task then
+answers from exactly that version. The files behind the digest are on record on the host that resolved
+it; another host lists once and must come to the same digest, or does what `lookup.on-version-gone` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import struct
+
+from pyspark_lookup.base.decoding import shown
+from pyspark_lookup.base.errors import (
+    NotATableError,
+    OptionError,
+    SourceChangedError,
+    UfsNotFoundError,
+    VersionGoneError,
+)
+from pyspark_lookup.engine.plan import restless
+from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import CacheMode, MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.executions import Execution
+from pyspark_lookup.table.model import Kind, Table, TableVersion
+
+__all__ = ["Announcement", "announce", "told_table", "told_version"]
+
+_STARTS = 5
+_BYTES = struct.Struct(">c16sd")  # kind, digest, `TableVersion.newest`
+_KINDS = {b"F": Kind.FILE, b"D": Kind.DIRECTORY, b"G": Kind.GLOB, b"M": Kind.MANAGED}
+_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Announcement:
+    """What tasks are told of a version: its digest, and what helps a host that lacks its list of files."""
+
+    kind: Kind
+    digest: str
+    newest: float
+
+    @classmethod
+    def of(cls, table: Table, version: TableVersion) -> Announcement:
+        return cls(table.kind, version.digest, version.newest)
+
+    def to_bytes(self) -> bytes:
+        """25 bytes."""
+        return _BYTES.pack(_LETTERS[self.kind], bytes.fromhex(self.digest), self.newest)
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Announcement:
+        """What `to_bytes` packed. Raises OptionError for anything else."""
+        try:
+            letter, digest, newest = _BYTES.unpack(data)
+            return cls(_KINDS[letter], digest.hex(), newest)
+        except (struct.error, KeyError):
+            raise OptionError(f"argument version = {shown(data)} announces no version") from None
+
+
+def announce(
+    reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None = None
+) -> tuple[Table, TableVersion]:
+    """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
+
+    `known`: what the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
+    of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
+    """
+    table, version = _resolved(reader, options, execution, known)
+    for _ in range(_STARTS):
+        try:
+            _secure(reader, table, options, version)
+        except SourceChangedError:
+            by_query = _is_built_by_queries(options)
+            version = reader.metadata.resolve_again(table, options, execution, version.digest, by_query)
+        else:
+            reader.metadata.host.remember(table, version)
+            return table, version
+    raise restless(table, _STARTS)
+
+
+def _resolved(
+    reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None
+) -> tuple[Table, TableVersion]:
+    found: TableVersion | None = None
+    if known is None:
+        table, found = reader.metadata.discover(options)
+    else:
+        form = options.format or known.format
+        table = reader.metadata.table_of(options, known.kind)
+        table = dataclasses.replace(table, format=form)
+    try:
+        served = _served(reader, table, options)
+        current = functools.partial(_current, reader, table, options, served or found)
+        resolution = reader.metadata.resolve(table, options, execution, current)
+    except UfsNotFoundError:
+        if known is None:
+            raise
+        return _resolved(reader, options, execution, None)  # a file may have become a directory
+    version = resolution.version
+    if resolution.decided_here:
+        reader.metadata.count_asked(version)
+    return reader.metadata.table_of(options, table.kind, version), version
+
+
+def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
+    """The version that a full cache answers from in CACHE mode; its first load is waited for."""
+    latest = reader.served(table, options)
+    return None if latest is None else latest[0]
+
+
+def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
+    if version is None:
+        version = reader.metadata.resolve(table, options, None).version
+    return reader.metadata.settled(table, version) if _is_built_by_queries(options) else version
+
+
+def _is_built_by_queries(options: LookupOptions) -> bool:
+    """Whether a version is to have a snapshot, which can only be made of files that can be told from their next state."""
+    return options.cache is CacheMode.FULL and options.metadata_source is MetadataSource.UFS
+
+
+def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
+    if reader.snapshot_of(table, options, version) is not None or reader.provided is not None:
+        return
+    if version.bytes <= options.split_size:
+        reader.secure(table, options, version)
+
+
+def told_version(
+    reader: TableReader, options: LookupOptions, told: Announcement, execution: Execution | None
+) -> tuple[Table, TableVersion]:
+    """The announced version as this host can read it; no store call if it has its files on record.
+
+    Raises VersionGoneError if the store has moved on and `lookup.on-version-gone` is FAIL; else the version that replaces it
+    on this host for this execution is returned.
+    """
+    metadata = reader.metadata
+    table = metadata.table_of(options, told.kind)
+    version = metadata.version_of(table, told.digest)
+    if version is None:
+        with contextlib.suppress(UfsNotFoundError, NotATableError):
+            version = metadata.find(table, told.digest, told.newest)
+    if version is None:
+        version = _replacement(reader, table, options, told.digest, execution)
+    return metadata.table_of(options, told.kind, version), version
+
+
+def told_table(reader: TableReader, options: LookupOptions, told: Announcement, execution: Execution | None) -> Found:
+    """The same with its columns. Raises as `told_version`, and what reading a schema raises."""
+    table, version = told_version(reader, options, told, execution)
+    for _ in range(_STARTS):
+        try:
+            data, partitions = reader.schema(table, version)
+        except SourceChangedError:
+            version = _replacement(reader, table, options, version.digest, execution)
+        else:
+            return Found(table, version, data, partitions)
+    raise restless(table, _STARTS)
+
+
+def _replacement(
+    reader: TableReader, table: Table, options: LookupOptions, gone: str, execution: Execution | None
+) -> TableVersion:
+    if table.fails_when_gone(options):
+        reader.metrics.inc("versionGoneCount")
+        raise VersionGoneError(
+            f"version {gone} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
+            "read it: run the query again; to change a table under running queries, write new file names and keep the old "
+            "files a while"
+        )
+    return reader.metadata.resolve_again(table, options, execution, gone)

@@ -1,0 +1,231 @@
+"""The block cache: (file version, byte range) -> bytes, from this host's disk or by one fetch.
+
+A block is a natural unit of its format: a parquet footer or column chunk, an Arrow record batch, an
+aligned range of another file. The store says which version is current; this cache is asked for that
+version and never answers from another (Alluxio's getBlocksAndLocations, by equality of versions).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import BlockKey, Disk, key_of
+from pyspark_lookup.io.ufs import FileVersion, Range, Ufs
+
+__all__ = ["BlockCache", "BlocksAndLocations", "Data", "Known"]
+
+Data = bytes | memoryview
+
+_CLAIMED_AT_ONCE = 256  # blocks, and open lock files, per round
+_MERGE_GAP_BYTES = 64 * 1024  # ranges this close are one request
+_MERGED_BYTES = 16 * 1024 * 1024
+
+
+class Known(enum.Enum):
+    """What the cache knew of a path when it was asked: the three cases of Alluxio's design."""
+
+    UNKNOWN = "fileLoadedCount"
+    OTHER_VERSION = "fileResyncedCount"
+    SAME_VERSION = "fileCachedCount"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlocksAndLocations:
+    """One file version as the cache knows it: `held` are the (offset, length) of blocks on disk.
+
+    A block may vanish afterwards (evicted, damaged); reading it is then a miss.
+    """
+
+    file: FileVersion
+    known: Known
+    held: frozenset[Range]
+    path_key: str
+    version_key: str
+
+    def key(self, block: Range) -> BlockKey:
+        return BlockKey(self.path_key, self.version_key, *block)
+
+
+class BlockCache:
+    """Blocks of one store's files, on this host's disk; without a disk, straight from the store.
+
+    One loader per block across the processes of the host: others wait up to `wait_s` for it, then
+    fetch for themselves. A failing cache never fails a read.
+    """
+
+    def __init__(self, ufs: Ufs, disk: Disk | None, metrics: CacheMetricGroup, wait_s: float) -> None:
+        self._keeps = True
+        self._ufs = ufs
+        self._disk = disk
+        self._metrics = metrics
+        self._wait_s = wait_s
+
+    def read_only(self) -> BlockCache:
+        """The same blocks for a reader whose own fetches are not to be kept: what it reads, it stores elsewhere."""
+        twin = copy.copy(self)
+        twin._keeps = False
+        return twin
+
+    def get_blocks_and_locations(self, path: str, version: FileVersion) -> BlocksAndLocations:
+        """The blocks held of `path` in exactly this `version`. No call to the store.
+
+        A path the cache does not know is loaded, one it knows in another version is synced again,
+        each as its blocks are read; a known version is answered from here.
+        """
+        path_key = key_of(self._ufs.scope, path)
+        version_key = key_of(version.size, version.identity)
+        versions = self._disk.versions_held(path_key) if self._disk else frozenset()
+        held: frozenset[Range] = frozenset()
+        if version_key in versions and self._disk:
+            known, held = Known.SAME_VERSION, self._disk.blocks_held(path_key, version_key)
+        else:
+            known = Known.OTHER_VERSION if versions else Known.UNKNOWN
+        self._metrics.inc("getBlocksAndLocationsCount")
+        self._metrics.inc(known.value)
+        return BlocksAndLocations(version, known, held, path_key, version_key)
+
+    def read(self, wanted: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
+        """The bytes of each block of each file, in the order asked; what is missing is fetched and kept.
+
+        Raises SourceChangedError if a file that must be fetched is no longer in its version, another
+        UfsError if the store fails.
+        """
+        found: dict[tuple[int, Range], Data] = {}
+        missing: list[tuple[int, Range]] = []
+        for index, (location, blocks) in enumerate(wanted):
+            for block in dict.fromkeys(blocks):
+                data = self._cached(location, block)
+                if data is None:
+                    missing.append((index, block))
+                else:
+                    found[index, block] = data
+        self._metrics.inc("blockHitCount", len(found))
+        locations = [location for location, _ in wanted]
+        for start in range(0, len(missing), _CLAIMED_AT_ONCE):
+            self._load(locations, missing[start : start + _CLAIMED_AT_ONCE], found)
+        return [[found[index, block] for block in blocks] for index, (_, blocks) in enumerate(wanted)]
+
+    def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
+        """The bytes of blocks as the store gives them now, which are not kept; what is held of the file's version is forgotten.
+
+        For bytes that make no sense: they may have been damaged on their way here, and nobody may find them here again.
+        Raises as `read`.
+        """
+        self._metrics.inc("blockDamagedCount")
+        if self._disk is not None:
+            self._disk.forget_blocks(location.path_key, location.version_key)
+        found: dict[tuple[int, Range], Data] = {}
+        self.read_only()._fetch([location], [(0, block) for block in blocks], found)
+        return [found[0, block] for block in blocks]
+
+    def _cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
+        if self._disk is None or not location.file.cacheable or block not in location.held:
+            return None
+        return self._disk.get_block(location.key(block))
+
+    def _load(
+        self,
+        locations: list[BlocksAndLocations],
+        missing: list[tuple[int, Range]],
+        found: dict[tuple[int, Range], Data],
+    ) -> None:
+        """Fetch what no other process is fetching; then collect what others fetched meanwhile.
+
+        Nothing is waited for while a lock is held, so two loaders cannot wait for each other.
+        """
+        disk = self._disk
+        keepable = [m for m in missing if self._keepable(locations[m[0]])]
+        mine = [m for m in missing if not self._keepable(locations[m[0]])]
+        others: list[tuple[int, Range]] = []
+        with contextlib.ExitStack() as held:
+            claimed: dict[str, bool] = {}
+            for index, block in keepable:
+                assert disk is not None
+                name = locations[index].key(block).name
+                path = str(disk.lock_path("block", name))
+                if path not in claimed:
+                    claimed[path] = self._claim(disk, name, 0, held)
+                if not claimed[path]:
+                    others.append((index, block))
+                    continue
+                # Looked up again under the lock: its last holder may just have published it.
+                data = disk.get_block(locations[index].key(block))
+                if data is None:
+                    mine.append((index, block))
+                else:
+                    found[index, block] = data
+                    self._metrics.inc("blockHitCount")
+            self._fetch(locations, mine, found)
+        wait_s = self._wait_s
+        for index, block in others:
+            assert disk is not None
+            key = locations[index].key(block)
+            with contextlib.ExitStack() as held:
+                self._metrics.inc("blockWaitCount")
+                if not self._claim(disk, key.name, wait_s, held):
+                    wait_s = 0  # patience is for the whole read, not for each block of a stuck loader
+                data = disk.get_block(key)
+                if data is None:  # the other loader failed, died, or holds on too long
+                    self._fetch(locations, [(index, block)], found)
+                else:
+                    found[index, block] = data
+                    self._metrics.inc("blockHitCount")
+
+    def _claim(self, disk: Disk, name: str, timeout_s: float, held: contextlib.ExitStack) -> bool:
+        """Whether the lock is held by us now, or cannot be had at all because the directory is broken."""
+        try:
+            lock = disk.acquire("block", name, timeout_s)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return True
+        if lock is None:
+            return False
+        held.callback(lock.release)
+        return True
+
+    def _fetch(
+        self,
+        locations: list[BlocksAndLocations],
+        blocks: list[tuple[int, Range]],
+        found: dict[tuple[int, Range], Data],
+    ) -> None:
+        by_file: dict[int, list[Range]] = {}
+        for index, block in blocks:
+            by_file.setdefault(index, []).append(block)
+        merged = {index: _merge(sorted(ranges)) for index, ranges in by_file.items()}
+        requests = [(locations[index].file, [span for span, _ in spans]) for index, spans in merged.items()]
+        self._metrics.inc("blockMissCount", len(blocks))
+        answers = self._ufs.read_many(requests)
+        for (index, spans), parts in zip(merged.items(), answers, strict=True):
+            location = locations[index]
+            kept: dict[BlockKey, Data] = {}
+            for ((start, _), members), data in zip(spans, parts, strict=True):
+                view = memoryview(data)
+                for offset, length in members:
+                    part = view[offset - start : offset - start + length]
+                    found[index, (offset, length)] = part
+                    kept[location.key((offset, length))] = part
+            if self._disk and self._keepable(location):
+                self._disk.put_blocks(kept)
+
+    def _keepable(self, location: BlocksAndLocations) -> bool:
+        return self._keeps and self._disk is not None and location.file.cacheable
+
+
+def _merge(blocks: list[Range]) -> list[tuple[Range, list[Range]]]:
+    """Sorted blocks as requests: neighbours share one, up to a size; each with its members."""
+    spans: list[tuple[Range, list[Range]]] = []
+    for offset, length in blocks:
+        if spans:
+            (start, size), members = spans[-1]
+            end = max(start + size, offset + length)
+            if offset - (start + size) <= _MERGE_GAP_BYTES and end - start <= _MERGED_BYTES:
+                spans[-1] = ((start, end - start), [*members, (offset, length)])
+                continue
+        spans.append(((offset, length), [(offset, length)]))
+    return spans

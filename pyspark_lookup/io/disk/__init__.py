@@ -1,0 +1,36 @@
+"""The only door to the host's cache directory: publish by rename, records, locks, segments, budget, `check()`.
+
+Layout, below a directory of mode 0700 that this user owns::
+
+    v1/blocks/<2 hex>/<path key>/<version key>/<offset>-<length>   one block
+    v1/records/<kind>/<key>                                        one small JSON value
+    v1/snapshots/<table key>/<name>                                one segment of a table's snapshots
+    v1/counters/<table key>-<host>-<process>-<8 hex>               what a process has counted, in place
+    v1/claims/<table key>/<name>                                   keys being loaded
+    v1/locks/<kind>-<3 hex>                                        never removed
+    v1/tmp/                                                        files being written
+    v1/usage                                                       bytes of all blocks
+
+Every file is a header (magic, length, CRC-32, the name it was made for) and its payload, complete or
+not there: writers rename or link it into place. Readers take no lock; what is gone or damaged is a
+miss. Nothing is ever unpickled. The directory is one user's, for all worker processes of the host.
+"""
+
+from pyspark_lookup.io.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace
+from pyspark_lookup.io.disk.counters import CounterFile, Counts
+from pyspark_lookup.io.disk.directory import Lock, key_of, memory_backed
+from pyspark_lookup.io.disk.segments import OpenSegment, SegmentWriter
+
+__all__ = [
+    "BlockKey",
+    "CounterFile",
+    "Counts",
+    "Disk",
+    "DiskReport",
+    "DiskSpace",
+    "Lock",
+    "OpenSegment",
+    "SegmentWriter",
+    "key_of",
+    "memory_backed",
+]

@@ -1,0 +1,129 @@
+"""Claims: what a process is about to do, told to the others for as long as it lives and has not done it.
+
+A claim is a file `claims/<space>/<group>-<name>` whose writer holds an exclusive lock on it. The kernel
+lets go of the lock when the writer dies; a claim without a lock is nobody's, and removed by whoever sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.io.disk.directory import (
+    CONTENT_AT_MOST,
+    LEFTOVER_AFTER_S,
+    Directory,
+    entries_below,
+    is_own_file,
+    open_file,
+)
+
+__all__ = ["Claim", "Claims"]
+
+_POLL_S = 0.002
+_POLL_AT_MOST_S = 0.05
+
+
+class Claim:
+    """A claim that is held. Release it when done, however it ended."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    def release(self) -> None:
+        """Take the claim back."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        os.close(self._fd)
+
+
+class Claims(Directory):
+    """A directory with claims. Read and create them under a lock of one's own, to leave no gap between the two."""
+
+    def create_claim(self, space: str, group: str, payload: bytes) -> Claim:
+        """A new claim, held. OSError if it cannot be written."""
+        directory = self._root / "claims" / space
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._temporary()
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        path = directory / f"{group}-{temporary.name}"
+        try:
+            # Locked before anybody can see it.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            view = memoryview(payload)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.replace(temporary, path)
+        except OSError:
+            self._remove(temporary)
+            os.close(fd)
+            raise
+        return Claim(path, fd)
+
+    def claims(self, space: str, group: str) -> list[tuple[str, bytes]]:
+        """(name, payload) of the claims of a group that are held."""
+        directory = self._root / "claims" / space
+        found = []
+        try:
+            names = [name for name in os.listdir(directory) if name.startswith(f"{group}-")]
+        except FileNotFoundError:
+            return []
+        for name in names:
+            try:
+                fd = open_file(directory / name)
+            except OSError as problem:
+                if problem.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # over; or a link, a socket
+                    continue
+                raise
+            try:
+                status = os.fstat(fd)
+                if self._is_over(fd):
+                    self._remove(directory / name)
+                elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
+                    found.append((name, os.pread(fd, status.st_size, 0)))
+            finally:
+                os.close(fd)
+        return found
+
+    def wait_for_claim(self, space: str, name: str, timeout_s: float, clock: HostClock) -> bool:
+        """Wait until a claim is over; whether it is."""
+        until_s = clock.steady_s() + timeout_s
+        pause_s = _POLL_S
+        while True:
+            try:
+                fd = open_file(self._root / "claims" / space / name)
+            except OSError:
+                return True
+            try:
+                if self._is_over(fd):
+                    return True
+            finally:
+                os.close(fd)
+            if clock.steady_s() >= until_s:
+                return False
+            clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_AT_MOST_S)
+
+    def _sweep_claims(self, now_s: float) -> None:
+        """Remove what dead processes left behind."""
+        for path in entries_below(self._root / "claims"):
+            with contextlib.suppress(OSError):
+                if now_s - path.lstat().st_mtime > LEFTOVER_AFTER_S:
+                    fd = open_file(path)
+                    try:
+                        if self._is_over(fd):
+                            self._remove(path)
+                    finally:
+                        os.close(fd)
+
+    def _is_over(self, fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,212 @@
+"""Counters of processes: one small file each, written in place, which outlives its process.
+
+A file is a header that says whose numbers these are and what they are called, and behind it the numbers with a checksum, put
+by one write. Its process holds a lock on it: a file whose lock is free is of one that has ended, and may be folded
+into the total of its kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark_lookup.base.decoding import UNREADABLE, texts_of
+from pyspark_lookup.io.disk.directory import HEADER_BYTES, is_own_file, open_file, wrap
+from pyspark_lookup.io.disk.records import Records, json_bytes, record_value
+
+__all__ = ["CounterFile", "Counters", "Counts"]
+
+_READS = 20  # of a file whose process may be writing
+_TOTAL_KEPT_S = 90 * 86400.0
+_LARGEST_HEAD = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a process, or a total of some (`includes`), has counted: `about` says of what and by whom."""
+
+    name: str
+    about: Mapping[str, Any]
+    values: Mapping[str, int]
+    alive: bool
+
+    @property
+    def includes(self) -> frozenset[str]:
+        """The names of the files whose numbers are part of these."""
+        return frozenset(self.about.get("includes", ()))
+
+
+class CounterFile:
+    """This process's file. Writes go to the place that they are in; not for use after a fork."""
+
+    def __init__(self, descriptor: int, start: int) -> None:
+        self._descriptor = descriptor
+        self._start = start
+
+    def put(self, data: bytes) -> None:
+        """Replace the numbers: int64s of this machine, as many as the file has names. OSError if the disk fails."""
+        os.pwrite(self._descriptor, data + _checksum(data), self._start)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+class Counters(Records):
+    """A directory with counters of processes, by a prefix for each thing that they count."""
+
+    def new_counters(self, name: str, about: Mapping[str, Any], names: Sequence[str]) -> CounterFile:
+        """A file for this process, with every number 0. OSError if the directory cannot be written."""
+        return self._new_counters(name, about, names, [0] * len(names))
+
+    def _new_counters(
+        self, name: str, about: Mapping[str, Any], names: Sequence[str], values: Sequence[int]
+    ) -> CounterFile:
+        head = wrap(json_bytes({**about, "names": list(names)}), f"counters/{name}")
+        temporary = self._temporary()
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = CounterFile(descriptor, len(head))
+        try:
+            with contextlib.suppress(OSError):  # some file systems have no such locks: never folded
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(descriptor, head, 0)
+            file.put(_numbers(names).pack(*values))
+            os.replace(temporary, self._root / "counters" / name)
+        except OSError:
+            self._remove(temporary)
+            raise
+        return file
+
+    def counters(self, prefix: str) -> list[Counts]:
+        """What processes have counted, each once, by name; files that are damaged are left out."""
+        for _ in range(_READS):
+            before = self._totals(prefix)
+            found = [counts for name in self._counter_names(prefix) if (counts := self._counts(name)) is not None]
+            if self._totals(prefix) == before:  # or one was read before a file was folded into it, and that one after
+                break
+        folded = frozenset[str]().union(*(counts.includes for counts in found))
+        return [counts for counts in found if counts.name not in folded]
+
+    def _totals(self, prefix: str) -> list[tuple[str, int]]:
+        """The totals of a prefix, each as (name, inode): one that is put in another's place is another file."""
+        found = []
+        for name in self._counter_names(prefix):
+            with contextlib.suppress(OSError):
+                if name.endswith("-folded"):
+                    found.append((name, os.stat(self._root / "counters" / name).st_ino))
+        return found
+
+    def fold_counters(
+        self,
+        prefix: str,
+        above: int,
+        names: Sequence[str],
+        fold: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]],
+    ) -> None:
+        """Put one total in place of the files of processes that have ended, if there are more than `above` files of a prefix.
+
+        `fold` makes what it is about, and its numbers. OSError if the directory cannot be written.
+        """
+        if len(self._counter_names(prefix)) <= above:
+            return
+        with self._locked("fold.lock"):
+            total = f"{prefix}-folded"
+            left = self._forget_included(total)  # of somebody who died over that
+            ended = [counts for counts in self.counters(prefix) if not counts.alive or counts.name == total]
+            gone = [counts.name for counts in ended if counts.name != total]
+            if gone:
+                about, values = fold(ended)
+                # Who reads between here and the removals, or after a death there, counts them once.
+                self._new_counters(
+                    total, {**about, "includes": [*gone, *left]}, names, [values[name] for name in names]
+                )
+                self._forget_included(total)
+
+    def _forget_included(self, total: str) -> list[str]:
+        """Remove the files that a total includes; the names of those that are still there."""
+        counts = self._counts(total) if (self._root / "counters" / total).exists() else None
+        paths = [self._root / "counters" / name for name in sorted(counts.includes)] if counts is not None else []
+        return [path.name for path in paths if not self._remove(path) and path.exists()]
+
+    def _counter_names(self, prefix: str) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._root / "counters") if name.startswith(prefix))
+        except OSError:
+            return []
+
+    def _counts(self, name: str) -> Counts | None:
+        try:
+            descriptor = open_file(self._place("counters", name))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return None
+        try:
+            for _ in range(_READS if is_own_file(os.fstat(descriptor)) else 0):
+                found = _parsed(os.pread(descriptor, _LARGEST_HEAD, 0), name)
+                if found is not None:
+                    return Counts(name, *found, alive=not _is_free(descriptor))
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+        self._metrics.inc("cacheFailureCount")
+        return None
+
+    def _sweep_counters(self, now_s: float) -> None:
+        """Remove totals to which nothing was added for long."""
+        for name in self._counter_names(""):
+            path = self._root / "counters" / name
+            with contextlib.suppress(OSError):
+                if name.endswith("-folded") and now_s - path.stat().st_mtime > _TOTAL_KEPT_S:
+                    self._remove(path)
+
+    def _damaged_counters(self) -> list[Path]:
+        directory = self._root / "counters"
+        return [directory / name for name in self._counter_names("") if self._counts(name) is None]
+
+
+def _parsed(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | None:
+    """What a file says; None if anything about it is wrong."""
+    length = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
+    head = record_value(blob[:length], f"counters/{name}")
+    if not isinstance(head, dict):
+        return None
+    try:
+        names = texts_of(head["names"])
+        numbers = _numbers(names)
+        data = blob[length : length + numbers.size]
+        if _checksum(data) != blob[length + numbers.size :]:
+            return None
+        return {key: value for key, value in head.items() if key != "names"}, dict(
+            zip(names, numbers.unpack(data), strict=True)
+        )
+    except (*UNREADABLE, struct.error):
+        return None
+
+
+def _checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def _numbers(names: Sequence[str]) -> struct.Struct:
+    """One int64 for each name, in this machine's byte order: no other one reads its cache directory."""
+    return struct.Struct(f"={len(names)}q")
+
+
+def _is_free(descriptor: int) -> bool:
+    """Whether the process that a file belongs to has ended."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True

@@ -1,0 +1,211 @@
+"""Records: small JSON values of the host, created exclusively or replaced whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark_lookup.base.decoding import UNREADABLE
+from pyspark_lookup.io.disk.directory import Directory, content_of, directories_in, entries_below, unwrap, wrap
+
+__all__ = ["Records", "json_bytes", "record_value"]
+
+_DAY_S = 86400.0
+# Counted from the last use (touched once a day), so what is in use is never swept.
+_RECORDS_KEPT_S = {
+    "execution": _DAY_S,
+    "plan": _DAY_S,
+    "unsettled": _DAY_S,
+    "bounds": 7 * _DAY_S,
+    "files": 7 * _DAY_S,
+    "floor": 30 * _DAY_S,
+    "heartbeat": 30 * _DAY_S,
+    "log": 30 * _DAY_S,
+    "log-tail": 30 * _DAY_S,
+    "reloads": 30 * _DAY_S,
+    "schema": 7 * _DAY_S,
+    "segment": 60 * _DAY_S,  # without it a segment is read through, no more
+    "snapshot": 30 * _DAY_S,
+    "table": 30 * _DAY_S,
+    "version": 30 * _DAY_S,
+    "announced": 30 * _DAY_S,
+    "asked": _DAY_S,
+}
+
+
+_ROW = "~"  # between kind and key in the name of a directory with a row of records
+_NUMBERED = re.compile("[0-9a-f]{16}")
+_NEWEST_TRIES = 8
+
+
+def _numbered(number: int) -> str:
+    return f"{number:016x}"
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class Records(Directory):
+    """A directory with records, each of a kind and with a key.
+
+    Who reads one says by `parse` what its value has to be; what that raises of `UNREADABLE` makes the record a damaged one.
+    """
+
+    def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
+        """What `parse` makes of a record's value (no None); None if there is none or it is damaged, which is counted."""
+        return self._load_record(kind, key, parse)
+
+    def has_record(self, kind: str, key: str) -> bool:
+        """Whether an undamaged record is there."""
+        try:
+            data, _ = content_of(self._place("records", kind, key))
+        except OSError:
+            return False
+        return unwrap(data, f"{kind}/{key}") is not None
+
+    def create_record(self, kind: str, key: str, value: Any, parse: Callable[[Any], Any] = _as_it_is) -> Any:
+        """Record `value` unless the key has one already; what `parse` makes of the recorded value either way.
+
+        Exclusive across processes: of many callers, all return the same value. OSError if the
+        directory cannot be written.
+        """
+        path = self._record_path(kind, key)
+        for _ in range(3):
+            temporary = self._write_temporary(wrap(json_bytes(value), f"{kind}/{key}"))
+            try:
+                os.link(temporary, path)  # fails if it exists, unlike rename
+                return parse(value)
+            except FileExistsError:
+                winner = self._load_record(kind, key, parse)
+                if winner is not None:
+                    return winner
+                with self._locked("repair.lock"):  # or one might remove the record that another has just made
+                    if os.path.lexists(path) and self._load_record(kind, key, parse) is None:
+                        self._remove(path)  # damaged: clear the place and race for it again
+            finally:
+                os.unlink(temporary)
+        raise OSError(f"record {path} cannot be created")
+
+    def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
+        """(number, value) of the newest in a row of records; (0, None) if there is none, no value if it is damaged."""
+        row = f"{kind}{_ROW}{key}"
+        number = 0
+        for _ in range(_NEWEST_TRIES):
+            numbers = self._numbers(row)
+            if numbers:
+                number = max(numbers)
+                value = self._load_record(row, _numbered(number), parse)
+                if value is not None or number in self._numbers(row):
+                    return number, value
+        return number, None  # others put and remove them faster than one can be read here
+
+    def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
+        """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.
+
+        No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
+        OSError if the directory cannot be written.
+        """
+        row = f"{kind}{_ROW}{key}"
+        path = self._record_path(row, _numbered(number + 1))
+        temporary = self._write_temporary(wrap(json_bytes(value), f"{row}/{path.name}"))
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+        numbers = self._numbers(row)
+        # The place may be free because those who have gone on from it have removed it; or they have gone on from this one.
+        if max(numbers, default=0) != number + 1:
+            return False
+        for older in numbers:
+            if older < number:  # who lists the directory now may miss what is new, and finds the one before
+                self.remove_record(row, _numbered(older))
+        return True
+
+    def remove_records(self, kind: str, key: str) -> None:
+        """Forget a row of records."""
+        row = f"{kind}{_ROW}{key}"
+        for number in self._numbers(row):
+            self.remove_record(row, _numbered(number))
+
+    def _numbers(self, row: str) -> set[int]:
+        with contextlib.suppress(OSError):
+            names = os.listdir(self._place("records", row))
+            return {int(name, 16) for name in names if _NUMBERED.fullmatch(name)}
+        return set()
+
+    def replace_record(self, kind: str, key: str, value: Any) -> None:
+        """Record `value`, whatever was there. OSError if the directory cannot be written."""
+        self._publish(self._record_path(kind, key), wrap(json_bytes(value), f"{kind}/{key}"))
+
+    def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
+        """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(self._root / "records" / kind)):
+                if name.startswith(prefix) and (value := self._load_record(kind, name, parse)) is not None:
+                    yield name, value
+
+    def remove_record(self, kind: str, key: str) -> None:
+        """Forget a record, if it is there."""
+        with contextlib.suppress(OSError):
+            self._remove(self._place("records", kind, key))
+
+    def _record_path(self, kind: str, key: str) -> Path:
+        path = self._place("records", kind, key)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
+    def _load_record(self, kind: str, key: str, parse: Callable[[Any], Any]) -> Any | None:
+        try:
+            path = self._place("records", kind, key)
+            data, used_at = content_of(path)
+            value = record_value(data, f"{kind}/{key}")
+            parsed = None if value is None else parse(value)
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE):
+            parsed = None
+        if parsed is None:
+            self._metrics.inc("cacheFailureCount")
+        elif abs(self._now_s() - used_at) > _DAY_S:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return parsed
+
+    def _sweep_records(self, now_s: float) -> None:
+        """Remove records past their time."""
+        for path in entries_below(self._root / "records"):
+            with contextlib.suppress(OSError):
+                kind = path.parent.name.partition(_ROW)[0]
+                if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, float("inf")):
+                    self._remove(path)
+        for directory in directories_in(self._root / "records"):
+            if _ROW in directory.name:
+                with contextlib.suppress(OSError):  # there is something in it
+                    directory.rmdir()
+
+    def _damaged_records(self) -> Iterator[Path]:
+        for path in entries_below(self._root / "records"):
+            with contextlib.suppress(FileNotFoundError):
+                if record_value(content_of(path)[0], f"{path.parent.name}/{path.name}") is None:
+                    yield path
+
+
+def json_bytes(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def record_value(blob: bytes, name: str) -> Any | None:
+    """The value of a record's file; None if anything about it is wrong."""
+    data = unwrap(blob, name)
+    try:
+        return None if data is None else json.loads(bytes(data))
+    except (ValueError, RecursionError):
+        return None

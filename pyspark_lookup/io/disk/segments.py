@@ -1,0 +1,385 @@
+"""Segments: large files of named regions, written once, mapped by every process that reads them.
+
+    "LKUPSEG1", and what it is called       8 bytes, 16 bytes
+    regions, each from a multiple of 64     as many bytes as was said before writing
+    footer                                  JSON: {"meta": …, "regions": {name: [offset, length, CRC-32]}}
+    footer's length, its CRC-32, magic      <QI8s
+
+A file gets its name (`snapshots/<table>/<name>`) by rename, after it is on the disk. Opening checks
+that it was made for this name, and the footer; the regions were checked once since the file was last touched, which a record says, and
+are read through if it was. Beside it may lie `<name>.used`, int64 numbers that are written in place. A mapping holds a shared lock on its file for as long as anything uses
+it: that is the pin which keeps the file from being removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import json
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark_lookup.base.decoding import UNREADABLE, counts_of
+from pyspark_lookup.io.disk.directory import (
+    LEFTOVER_AFTER_S,
+    directories_in,
+    entries_below,
+    is_own_file,
+    key_of,
+    open_file,
+)
+from pyspark_lookup.io.disk.records import Records
+
+__all__ = ["OpenSegment", "SegmentWriter", "Segments"]
+
+_MAGIC = b"LKUPSEG1"
+_HEAD_BYTES = len(_MAGIC) + 16
+_TAIL = struct.Struct("<QI8s")
+_ALIGNMENT = 64
+_CHECKED_AT_ONCE = 16 * 1024 * 1024
+_NUMBERS = ".used"
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenSegment:
+    """A mapped segment: what its writer said of it, and its regions. Pinned while any region is in use."""
+
+    meta: dict[str, Any]
+    regions: Mapping[str, memoryview]
+    bytes: int
+
+
+class SegmentWriter:
+    """A segment being written into `tmp/`. Give every region its bytes in order, then publish or abandon it."""
+
+    def __init__(self, path: Path, sizes: Mapping[str, int]) -> None:
+        self.path = path
+        self._sizes = dict(sizes)
+        self._offsets: dict[str, int] = {}
+        end = _HEAD_BYTES
+        for name, size in sizes.items():
+            end += -end % _ALIGNMENT
+            self._offsets[name] = end
+            end += size
+        self._end = end
+        self._durable = True
+        self._written = dict.fromkeys(sizes, 0)
+        self._crcs = dict.fromkeys(sizes, 0)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._write(_MAGIC, 0)
+        except OSError:
+            self.close()
+            raise
+
+    def append(self, name: str, data: Any) -> None:
+        """Write `data` (any buffer) behind what the region has. ValueError if it is more than was said."""
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        done = self._written[name]
+        if done + len(view) > self._sizes[name]:
+            raise ValueError(f"region {name} was to have {self._sizes[name]} bytes")
+        self._crcs[name] = zlib.crc32(view, self._crcs[name])
+        self._written[name] = done + len(view)
+        self._write(view, self._offsets[name] + done)
+
+    def _write(self, data: bytes | memoryview, at: int) -> None:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._fd, view, at)
+            view, at = view[count:], at + count
+
+    def add(self, name: str, data: Any) -> None:
+        """One more region, all at once, behind the others."""
+        self._end += -self._end % _ALIGNMENT
+        size = memoryview(data).nbytes
+        self._offsets[name], self._sizes[name], self._written[name], self._crcs[name] = self._end, size, 0, 0
+        self._end += size
+        self.append(name, data)
+
+    def finish(self, meta: Mapping[str, Any], durable: bool = True) -> None:
+        """Write the footer. `durable`: it is brought to the disk before it gets its name. ValueError if a region lacks bytes."""
+        short = [name for name, size in self._sizes.items() if self._written[name] != size]
+        if short:
+            raise ValueError(f"regions {short} are not complete")
+        regions = {name: [self._offsets[name], self._sizes[name], self._crcs[name]] for name in self._sizes}
+        footer = json.dumps({"meta": meta, "regions": regions}, separators=(",", ":")).encode()
+        tail = _TAIL.pack(len(footer), zlib.crc32(footer), _MAGIC)
+        self._write(footer + tail, self._end)
+        self._durable = durable
+
+    def bind(self, table: str, name: str) -> None:
+        """Write what it is called, after which all of it is on the disk if it is to be. OSError if it cannot be written."""
+        self._write(_bound(table, name), len(_MAGIC))
+        if self._durable:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Give the file up; one that was not published is removed."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+
+class Segments(Records):
+    """A directory with segments, by table and name."""
+
+    def create_segment(self, sizes: Mapping[str, int]) -> SegmentWriter:
+        """A new segment with regions of these sizes in bytes. OSError if it cannot be written."""
+        return SegmentWriter(self._temporary(), sizes)
+
+    def publish_segment(self, table: str, name: str, writer: SegmentWriter, checked: bool = True) -> None:
+        """Give a finished segment its name; nobody has seen it before. OSError if it cannot be.
+
+        `checked`: need not be read through when it is opened. Only for one that lies on the disk by now.
+        """
+        directory = self._root / "snapshots" / table
+        directory.mkdir(mode=0o700, exist_ok=True)
+        writer.bind(table, name)
+        status = os.stat(writer.path)
+        os.replace(writer.path, directory / name)
+        if not checked:
+            return
+        self.replace_record("segment", f"{table}-{name}", _signature(status))
+        with contextlib.suppress(OSError):  # a crash that forgets the name makes it a miss
+            fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def spill_file(self) -> Path:
+        """A name for a temporary file of this process; whoever creates it removes it."""
+        return self._temporary()
+
+    def segments(self, table: str) -> list[str]:
+        """Names of the segments of a table on disk."""
+        try:
+            names = os.listdir(self._root / "snapshots" / table)
+            return sorted(name for name in names if not name.endswith(_NUMBERS))
+        except OSError:
+            return []
+
+    def open_segment(self, table: str, name: str) -> OpenSegment | None:
+        """A segment, mapped and pinned; None if it is not there, or damaged (then it is removed) or cannot be mapped."""
+        try:
+            fd = open_file(self._place("snapshots", table, name))
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            if problem.errno == errno.ELOOP:  # a link, which is not followed
+                self.discard_segment(table, name)
+            else:
+                self._metrics.inc("cacheFailureCount")
+            return None
+        try:
+            status = os.fstat(fd)
+            if not _has_ends(fd, status, table, name):
+                self.discard_segment(table, name)
+                return None
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
+            mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError):  # an address space limit
+            self._metrics.inc("cacheFailureCount")
+            return None
+        finally:
+            os.close(fd)
+        view = memoryview(mapped)
+        footer = _footer(view)
+        if footer is None or not self._is_checked(table, name, status, view, footer):
+            del view
+            self.discard_segment(table, name)
+            return None
+        regions = {key: view[offset : offset + length] for key, (offset, length, _) in footer.regions.items()}
+        return OpenSegment(footer.meta, regions, status.st_size)
+
+    def discard_segment(self, table: str, name: str) -> None:
+        """Remove a segment that is damaged, or none of its reader's, and count it."""
+        self._metrics.inc("snapshotDamagedCount")
+        with contextlib.suppress(OSError):
+            self._remove(self._place("snapshots", table, name))
+        self.remove_record("segment", f"{table}-{name}")
+
+    def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, footer: _Footer) -> bool:
+        """Whether the regions are as they were written; read through unless they were since the last change."""
+        if self.get_record("segment", f"{table}-{name}") == _signature(status):
+            return True
+        if not _regions_intact(view, footer):
+            return False
+        with contextlib.suppress(OSError):
+            self.replace_record("segment", f"{table}-{name}", _signature(status))
+        return True
+
+    def remove_segment(self, table: str, name: str) -> bool:
+        """Remove a segment unless somebody has it mapped; whether it is gone."""
+        try:
+            path = self._place("snapshots", table, name)
+            fd = open_file(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Under the lock: who opens it now waits, and then finds it gone or reads it to its end.
+            gone = self._remove(path)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        self.remove_record("segment", f"{table}-{name}")
+        return gone
+
+    def unlink_segment(self, table: str, name: str) -> None:
+        """Remove a segment and its numbers; who has it mapped goes on reading it."""
+        for suffix in ("", _NUMBERS):
+            with contextlib.suppress(OSError):
+                self._remove(self._place("snapshots", table, f"{name}{suffix}"))
+        self.remove_record("segment", f"{table}-{name}")
+
+    def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
+        """`count` (> 0) int64 beside a segment, zero at first, mapped for writing by all processes; None if they cannot be.
+
+        For what may be lost and may be wrong: nothing protects them. Who publishes the segment creates them before.
+        """
+        size = 8 * max(count, 1)
+        try:
+            path = self._place("snapshots", table, f"{name}{_NUMBERS}")
+            if create:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+            fd = open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
+            try:
+                if not is_own_file(os.fstat(fd)):
+                    raise OSError(errno.EPERM, "no file of this user's", str(path))
+                # On a disk that is full, writing to a mapped hole would kill the process.
+                os.posix_fallocate(fd, 0, size)
+                return memoryview(mmap.mmap(fd, size))
+            finally:
+                os.close(fd)
+        except FileNotFoundError:  # the segment has just been removed
+            return None
+        except (OSError, ValueError):
+            self._metrics.inc("cacheFailureCount")
+            return None
+
+    def segment_bytes(self) -> int:
+        """Bytes of all segments on disk."""
+        total = 0
+        for path in entries_below(self._root / "snapshots"):
+            with contextlib.suppress(OSError):
+                total += path.lstat().st_size
+        return total
+
+    def _sweep_segments(self, now_s: float) -> None:
+        """Remove the segments of tables whose record has gone unused for long, and numbers without a segment."""
+        for directory in directories_in(self._root / "snapshots"):
+            in_use = self.has_record("snapshot", directory.name)
+            for path in list(directory.iterdir()):
+                with contextlib.suppress(OSError):
+                    if now_s - path.lstat().st_mtime <= LEFTOVER_AFTER_S:
+                        continue
+                    if path.suffix == _NUMBERS:
+                        if not path.with_suffix("").exists():
+                            self._remove(path)
+                    elif not in_use:
+                        self.remove_segment(directory.name, path.name)
+            if not in_use:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+
+    def _damaged_segments(self) -> list[Path]:
+        """Segments whose footer or a region is not as it was written; every byte is read."""
+        found = []
+        for path in entries_below(self._root / "snapshots"):
+            if path.suffix == _NUMBERS:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if not _is_whole(path):
+                    found.append(path)
+        return found
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file is a segment as it was written; every byte is read."""
+    try:
+        fd = open_file(path)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            return False
+        raise
+    try:
+        status = os.fstat(fd)
+        if not _has_ends(fd, status, path.parent.name, path.name):
+            return False
+        view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+    finally:
+        os.close(fd)
+    footer = _footer(view)
+    return footer is not None and _regions_intact(view, footer)
+
+
+def _bound(table: str, name: str) -> bytes:
+    return bytes.fromhex(key_of(table, name))
+
+
+def _has_ends(fd: int, status: os.stat_result, table: str, name: str) -> bool:
+    """Whether what is open begins and ends as the segment of that name does: no hole of a crash's, nor of anybody's, is mapped."""
+    if not is_own_file(status) or status.st_size < _HEAD_BYTES + _TAIL.size:
+        return False
+    last = os.pread(fd, len(_MAGIC), status.st_size - len(_MAGIC))
+    return last == _MAGIC and os.pread(fd, _HEAD_BYTES, 0) == _MAGIC + _bound(table, name)
+
+
+def _signature(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Footer:
+    """What the end of a segment's file says. `regions`: offset, length and CRC-32 of each, all of them within the file."""
+
+    meta: dict[str, Any]
+    regions: Mapping[str, tuple[int, int, int]]
+
+
+def _footer(view: memoryview) -> _Footer | None:
+    """The footer of a file that has both ends; None if it is not whole."""
+    length, crc, _ = _TAIL.unpack(view[-_TAIL.size :])
+    end = len(view) - _TAIL.size - length
+    if end < _HEAD_BYTES:
+        return None
+    text = view[end : len(view) - _TAIL.size]
+    if zlib.crc32(text) != crc:
+        return None
+    try:
+        found = json.loads(bytes(text))
+        meta, regions = found["meta"], {name: _region(region, end) for name, region in found["regions"].items()}
+    except UNREADABLE:
+        return None
+    return _Footer(meta, regions) if isinstance(meta, dict) else None
+
+
+def _region(found: Any, end: int) -> tuple[int, int, int]:
+    offset, length, crc = counts_of(found)
+    if offset + length > end:
+        raise ValueError("a region ends behind the file")
+    return offset, length, crc
+
+
+def _regions_intact(view: memoryview, footer: _Footer) -> bool:
+    for offset, length, crc in footer.regions.values():
+        found = 0
+        for start in range(offset, offset + length, _CHECKED_AT_ONCE):
+            found = zlib.crc32(view[start : min(start + _CHECKED_AT_ONCE, offset + length)], found)
+        if found != crc:
+            return False
+    return True

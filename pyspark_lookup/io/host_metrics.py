@@ -1,0 +1,204 @@
+"""`Publisher` and `tables_on`: what the processes of a host have counted, put where all of them find it (FLIP-221's metric group).
+
+Each process has a file per table in the cache directory and puts its numbers there after each batch of a Spark task and each
+call. So sums over the processes of a host are exact, and short by the batch in flight of a process that was killed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.decoding import count_of, number_of, text_of
+from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup, add_metrics
+from pyspark_lookup.io.disk import CounterFile, Counts, Disk
+
+__all__ = ["Publisher", "Reload", "TableCounts", "host_gauges", "reloads_on", "remember_reload", "tables_on"]
+
+_FOLD_ABOVE = 64
+_GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
+_NUMBER = struct.Struct("=q")
+_GAUGES_BEGIN = len(COUNTERS) * _NUMBER.size
+_NAMES = [*COUNTERS, *GAUGES, _GAUGES_AT]
+
+
+class Publisher:
+    """One table's counters in this process, and how they reach the other processes of the host. Not for use after a fork."""
+
+    def __init__(self, metrics: CacheMetricGroup, disk: Disk | None, label: str, url: str, clock: HostClock) -> None:
+        self.metrics = metrics
+        self.application = ""
+        self._disk = disk
+        self._label = label
+        self._url = url
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: CounterFile | None = None
+        self._published = CacheMetricGroup().packed()
+        self._gauges_at = 0
+
+    def publish(self) -> None:
+        """Put this process's counters where others of the host find them."""
+        if self._disk is not None:
+            with self._lock:  # or what one thread has read first might be put last
+                self._put(self._disk, self.metrics.packed())
+
+    def _put(self, disk: Disk, packed: bytes) -> None:
+        if packed == self._published and self._file is not None:
+            return
+        if packed[_GAUGES_BEGIN:] != self._published[_GAUGES_BEGIN:]:
+            self._gauges_at = int(self._clock.wall_s() * 1e6)
+        try:
+            if self._file is None:
+                self._file = self._new_file(disk)
+            self._file.put(packed + _NUMBER.pack(self._gauges_at))
+        except OSError:
+            self.metrics.inc("cacheFailureCount")
+            return
+        self._published = packed
+
+    def _new_file(self, disk: Disk) -> CounterFile:
+        host, process = socket.gethostname(), os.getpid()
+        name = f"{self._label}-{host}-{process}-{os.urandom(4).hex()}"
+        about = {"url": self._url, "host": host, "process": process, "application": self.application}
+        file = disk.new_counters(name, about, _NAMES)
+        disk.fold_counters(self._label, _FOLD_ABOVE, _NAMES, _folded)
+        return file
+
+    def host_total(self) -> dict[str, int]:
+        """The counters summed over all processes of this host that have published, this one included, and what the host says."""
+        if self._disk is None:
+            return {**self.metrics.snapshot(), **dict.fromkeys(HOST_GAUGES, UNSET)}
+        self.publish()
+        total = _added(self._disk.counters(self._label))
+        return {**total, **host_gauges(self._disk, total, self._clock)}
+
+    def by_worker(self) -> dict[str, dict[str, int]]:
+        """The counters of each process of this host that has published, by `<host>-<process>`; this one included.
+
+        Those of processes long gone are together, as `folded`.
+        """
+        self.publish()
+        found: dict[str, list[Counts]] = {}
+        for counts in self._disk.counters(self._label) if self._disk is not None else ():
+            found.setdefault(_worker(counts), []).append(counts)
+        return {name: _added(of_worker) for name, of_worker in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class TableCounts:
+    """What the processes of a host have counted of one table, together."""
+
+    label: str
+    url: str
+    values: Mapping[str, int]
+    processes: int
+    applications: tuple[str, ...]
+
+
+def tables_on(disk: Disk, clock: HostClock) -> list[TableCounts]:
+    """What was counted of each table on this host, by URL."""
+    found: dict[str, list[Counts]] = {}
+    for counts in disk.counters(""):
+        found.setdefault(counts.name.split("-", 1)[0], []).append(counts)
+    tables = []
+    for label, parts in found.items():
+        total = _added(parts)
+        values = {**total, "reloadLag": _lag(total, clock)}
+        named = sorted({name for part in parts for name in _applications(part)})
+        url = str(parts[-1].about.get("url", ""))
+        tables.append(TableCounts(label, url, values, sum(part.alive for part in parts), tuple(named)))
+    return sorted(tables, key=lambda table: (table.url, table.label))
+
+
+def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[str, int]:
+    """`HOST_GAUGES` of a table with these counters."""
+    space = disk.space()
+    return {
+        "reloadLag": _lag(total, clock),
+        "diskBlockBytes": space.blocks,
+        "diskBlockBudget": space.budget,
+        "diskSegmentBytes": space.segments,
+        "diskFreeBytes": space.free,
+    }
+
+
+def _lag(total: Mapping[str, int], clock: HostClock) -> int:
+    as_of = total["versionAsOf"]
+    return UNSET if as_of == UNSET else max(int(clock.wall_s() * 1000) - as_of, 0)
+
+
+def _added(parts: Sequence[Counts]) -> dict[str, int]:
+    return add_metrics([part.values for part in sorted(parts, key=_gauges_at)])
+
+
+def _gauges_at(counts: Counts) -> int:
+    return counts.values.get(_GAUGES_AT, 0)
+
+
+def _worker(counts: Counts) -> str:
+    return f"{counts.about['host']}-{counts.about['process']}" if "process" in counts.about else "folded"
+
+
+def _applications(counts: Counts) -> list[str]:
+    return [name for name in (counts.about.get("application"), *counts.about.get("applications", ())) if name]
+
+
+def _folded(parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
+    """What a total of those is about, and its numbers."""
+    values = {**_added(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
+    applications = sorted({name for part in parts for name in _applications(part)})[-_FOLD_ABOVE:]
+    return {"url": parts[-1].about.get("url", ""), "applications": applications}, values
+
+
+# --- reloads ----------------------------------------------------------------------------------------
+
+_RELOADS_KEPT = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Reload:
+    """One load of a snapshot on this host: when it began (Unix time), how long it took, and what came of it.
+
+    `error` is empty if it went well; then `version`, `rows` and `bytes` are those of the snapshot. `fetched`: bytes received
+    from the store meanwhile.
+    """
+
+    at_s: float
+    seconds: float
+    version: str = ""
+    rows: int = 0
+    bytes: int = 0
+    fetched: int = 0
+    error: str = ""
+
+
+def remember_reload(disk: Disk, key: str, url: str, reload: Reload) -> None:
+    """Put a load on record; the latest ones of each snapshot are kept. One process at a time. OSError if the disk fails."""
+    _, before = disk.get_record("reloads", key, _reloads_of) or (url, [])
+    kept = [dataclasses.asdict(one) for one in [*before, reload][-_RELOADS_KEPT:]]
+    disk.replace_record("reloads", key, {"url": url, "reloads": kept})
+
+
+def _reloads_of(found: Any) -> tuple[str, list[Reload]]:
+    """What a record of loads has to be."""
+    reloads = []
+    for one in found["reloads"]:
+        at_s, seconds = (number_of(one[name]) for name in ("at_s", "seconds"))
+        rows, size, fetched = (count_of(one[name]) for name in ("rows", "bytes", "fetched"))
+        reloads.append(Reload(at_s, seconds, text_of(one["version"]), rows, size, fetched, text_of(one["error"])))
+    return text_of(found["url"]), reloads
+
+
+def reloads_on(disk: Disk) -> dict[str, list[Reload]]:
+    """The loads that are on record on this host, by the table's URL, oldest first."""
+    found: dict[str, list[Reload]] = {}
+    for _, (url, reloads) in disk.records("reloads", "", _reloads_of):
+        found.setdefault(url, []).extend(reloads)
+    return {url: sorted(reloads, key=lambda reload: reload.at_s) for url, reloads in sorted(found.items())}

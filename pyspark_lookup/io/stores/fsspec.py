@@ -1,0 +1,185 @@
+"""Any other fsspec filesystem."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import fsspec
+
+from pyspark_lookup.base.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, cause_of
+from pyspark_lookup.io.stores.error_mapping import read_error, translated
+from pyspark_lookup.io.stores.store import REMOTE_GRANULE_S, Count, FileVersion, Listing, is_entered
+from pyspark_lookup.options.conf_file import redact
+
+__all__ = ["FsspecStore"]
+
+
+class FsspecStore:
+    """Any other fsspec filesystem; unpinned, so `Ufs` compares the version after each read."""
+
+    pins = False
+
+    def __init__(self, path: str, protocol: str, options: Mapping[str, Any], now_s: Callable[[], float]) -> None:
+        try:
+            kind = fsspec.get_filesystem_class(protocol)
+            given = {**kind._get_kwargs_from_urls(path), **options}
+            self._fs = kind(**{**given, "skip_instance_cache": True, "use_listings_cache": False})
+        except (ValueError, TypeError, ImportError) as error:
+            raise OptionError(f"option path = {redact('path', path)!r}: {error}") from cause_of(error)
+        self._protocol = protocol
+        self._web = protocol in ("http", "https")
+        self._now_s = now_s
+        place = {name: given[name] for name in ("account_name", "endpoint_url", "host", "port") if name in given}
+        self.scope = protocol + json.dumps(place, default=str)
+
+    def url_of(self, path: str) -> str:
+        return path if self._web else str(self._fs.unstrip_protocol(self._fs._strip_protocol(path)))
+
+    def _version(self, name: str, info: Mapping[str, Any]) -> FileVersion:
+        url = self.url_of(name)
+        if info.get("size") is None:
+            raise UfsError(f"{redact('path', url)}: the server does not say its size")
+        modified = _instant(info)
+        token = next((f"{key}:{info[key]}" for key in _STRONG if info.get(key)), "")
+        if self._web or not token:
+            # Web servers often build ETags from whole seconds, so the time stands beside it.
+            times = [f"{key}:{info[key]}" for key in _WEAK if info.get(key) is not None]
+            token = ";".join([token, *times] if token else times)
+        strong = (token.startswith(_STRONG) and not self._web) or modified is None or self._protocol == "memory"
+        settled = strong or self._now_s() - cast(float, modified) > REMOTE_GRANULE_S
+        return FileVersion(url, int(info["size"]), token, modified, settled)
+
+    @translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        info = self._info(path)
+        if info["type"] == "directory":
+            raise UfsNotFoundError(f"{redact('path', path)} is a directory, not a file")
+        return self._version(path, info)
+
+    def _info(self, path: str) -> dict[str, Any]:
+        info = dict(self._fs.info(path))
+        if self._protocol == "memory" and info["type"] == "file":
+            info["modified"] = self._fs.modified(path)  # not in info, and equal sizes are common
+        return info
+
+    @translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        root = self._fs._strip_protocol(path).rstrip("/")
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        pending = [root]
+        while pending:
+            directory = pending.pop()
+            count("list")
+            try:
+                found = self._fs.ls(directory, detail=True)
+            except FileNotFoundError:
+                if directory == root:
+                    raise
+                continue  # removed since it was listed
+            for info in found:
+                name = info["name"].rstrip("/")
+                if info["type"] == "directory":
+                    directories.add(name[len(root) + 1 :])
+                    if is_entered(name.rsplit("/", 1)[-1]):
+                        pending.append(name)
+                elif name == root:
+                    raise UfsNotFoundError(f"{redact('path', path)} is a file, not a directory")
+                else:
+                    if self._protocol == "memory":
+                        info = self._info(name)
+                    files.append(self._version(name, info))
+        return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        """A name with an extension is tried as a file first, another as a directory first."""
+        looks_file = self._web or ("." in path.rstrip("/").rsplit("/", 1)[-1] and not path.endswith("/"))
+        first, second = (self.get_meta, self.list_status) if looks_file else (self.list_status, self.get_meta)
+        try:
+            return first(path, count)
+        except UfsNotFoundError:
+            if self._web:
+                raise
+            return second(path, count)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        def read(offset: int, length: int) -> bytes:
+            name = self._fs._strip_protocol(file.url)
+            try:
+                data = cast(bytes, self._fs.cat_file(name, start=offset, end=offset + length))
+            except Exception as error:
+                raise read_error(error, file.url) from cause_of(error)
+            # A web server without range support sends the whole file.
+            return data[offset : offset + length] if self._web and len(data) == file.size != length else data
+
+        yield read
+
+    @translated
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        count("list")
+        files = [info for info in self._fs.ls(path, detail=True) if info["type"] == "file"]
+        named = sorted((info["name"].rsplit("/", 1)[-1], info["name"], info) for info in files)
+        return tuple(self._version(name, info) for last, name, info in named if last > after)[:at_most]
+
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        """Refused, as `put_if_absent` is: only managed tables look for what nobody names."""
+        raise self._no_writing(path)
+
+    @translated
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        count("list")
+        found = self._fs.find(self._fs._strip_protocol(path), withdirs=True, detail=True)
+        if not found:
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist")
+        times = [at_s for info in found.values() if (at_s := _instant(info)) is not None]
+        return max(times, default=None), self._now_s()
+
+    def delete(self, path: str, count: Count) -> None:
+        """Refused, as `put_if_absent` is: only managed tables remove files, of their own."""
+        raise self._no_writing(path)
+
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        """Refused: what looks like an exclusive create is check-then-act in most of these filesystems."""
+        raise self._no_writing(path)
+
+    def _no_writing(self, path: str) -> NotSupportedError:
+        return NotSupportedError(
+            f"{redact('path', path)}: managed tables are written to local disks and to S3; {self._protocol} has no exclusive "
+            "create that was proven"
+        )
+
+
+_STRONG = ("generation", "ETag", "etag", "Content-MD5", "md5")
+_WEAK = (
+    "modified",
+    "mtime",
+    "last_modified",
+    "LastModified",
+    "Last-Modified",
+    "created",
+    "updated",
+    "modificationTime",
+)
+
+
+def _instant(info: Mapping[str, Any]) -> float | None:
+    """The file's modification time as Unix seconds, of whatever form a filesystem gives it."""
+    for key in _WEAK:
+        value = info.get(key)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+        if isinstance(value, (int, float)):
+            return value / 1000 if key == "modificationTime" else float(value)  # WebHDFS counts milliseconds
+        if isinstance(value, str):
+            for parse in (parsedate_to_datetime, datetime.fromisoformat):
+                with contextlib.suppress(ValueError):
+                    return parse(value).timestamp()
+    return None

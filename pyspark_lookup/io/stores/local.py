@@ -1,0 +1,263 @@
+"""Files of this machine, through the operating system: fsspec rounds mtime_ns to a float."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+
+from fsspec.implementations.local import make_path_posix
+
+from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translated
+from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
+
+__all__ = ["LocalStore"]
+
+_WALKS = 5  # of a directory whose name stands for another one after each
+
+
+class LocalStore:
+    """Files of this machine (or mounted on it), identified by (mtime_ns, ctime_ns, inode)."""
+
+    scope = "file"
+    pins = True
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+
+    def url_of(self, path: str) -> str:
+        """`file:///absolute/path` of any spelling, without resolving links."""
+        return "file://" + self._path(path)
+
+    @staticmethod
+    def _path(path: str) -> str:
+        if path.startswith("file:") and not path.startswith("file://"):
+            path = path.removeprefix("file:")
+        return os.path.abspath(str(make_path_posix(path.removeprefix("file://").removeprefix("local://"))))
+
+    def _version(self, path: str, status: os.stat_result) -> FileVersion:
+        changed_s = max(status.st_mtime, status.st_ctime)
+        return FileVersion(
+            self.url_of(path),
+            status.st_size,
+            f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_ino}",
+            status.st_mtime,
+            # A change time ahead of the clock proves nothing, so it counts as too new.
+            settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
+        )
+
+    @translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        count("head")
+        local = self._path(path)
+        status = os.stat(local)
+        if not stat.S_ISREG(status.st_mode):
+            what = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+            raise UfsNotFoundError(f"{path} is {what}, not a file")
+        return self._version(local, status)
+
+    @translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        root = self._path(path)
+        for _ in range(_WALKS):
+            # A link that is set to another directory meanwhile must not lead into that one half-way. Inode numbers alone
+            # do not tell: that of a directory which was removed is given to the next.
+            real = os.path.realpath(root)
+            with contextlib.suppress(FileNotFoundError):
+                before = os.stat(real)
+                found = self._walked(root, real, count)
+                after = os.stat(root)
+                same = (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino)
+                if same and os.path.realpath(root) == real:
+                    return found
+        os.stat(root)
+        raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
+
+    def _walked(self, root: str, real: str, count: Count) -> Listing:
+        """What lies below the directory `real`, by the names that it has below `root`."""
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [(real, frozenset())]
+        while pending:
+            directory, above = pending.pop()
+            count("list")
+            try:
+                status, entries = os.stat(directory), list(os.scandir(directory))
+            except FileNotFoundError:
+                if directory == real:
+                    raise
+                continue  # removed since it was listed
+            here = (status.st_dev, status.st_ino)
+            if here in above:
+                continue  # a link to a directory that it lies in
+            for entry in entries:
+                named = root.rstrip("/") + entry.path[len(real.rstrip("/")) :]
+                try:
+                    if entry.is_dir():
+                        directories.add(os.path.relpath(entry.path, real))
+                        if is_entered(entry.name):
+                            pending.append((entry.path, above | {here}))
+                    elif stat.S_ISREG((status := entry.stat()).st_mode):
+                        files.append(self._version(named, status))
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
+                        raise
+        return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        root = self._path(path)
+        if os.path.isdir(os.path.join(root, LOG_DIRECTORY)):
+            count("list")
+            return Listing(self.url_of(root), (), frozenset([LOG_DIRECTORY]))
+        if os.path.isdir(root):
+            return self.list_status(path, count)
+        return self.get_meta(path, count)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        """Reads through one descriptor, which must be `file` before the first and after the last."""
+        try:
+            # A pipe that has taken the file's place is not waited for.
+            descriptor = os.open(self._path(file.url), os.O_RDONLY | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:  # ValueError: no name of a file
+            raise read_error(error, file.url) from error
+        try:
+            self._check(descriptor, file)
+
+            def read(offset: int, length: int) -> bytes:
+                parts = []
+                while length > 0:
+                    try:
+                        part = os.pread(descriptor, length, offset)
+                    except OSError as error:
+                        raise our_error(error, file.url) from error
+                    if not part:
+                        break
+                    parts.append(part)
+                    offset, length = offset + len(part), length - len(part)
+                if length:  # shorter than its version says: it is being rewritten in place
+                    raise SourceChangedError(f"{file.url} changed while it was read")
+                return b"".join(parts) if len(parts) != 1 else parts[0]
+
+            yield read
+            self._check(descriptor, file)
+        finally:
+            os.close(descriptor)
+
+    def _check(self, descriptor: int, file: FileVersion) -> None:
+        status = os.fstat(descriptor)
+        same = status.st_size == file.size if file.immutable else self._version(self._path(file.url), status) == file
+        if not same:
+            raise SourceChangedError(f"{file.url} changed since its version was resolved")
+
+    @translated
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        root = self._path(path)
+        count("list")
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.name > after and not entry.name.startswith("."))
+        found = []
+        for name in names[:at_most]:
+            place = os.path.join(root, name)
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(place)
+                if stat.S_ISREG(status.st_mode):
+                    found.append(self._version(place, status))
+        return tuple(found)
+
+    @translated
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        found = []
+        for directory, _, names in os.walk(self._path(path)):
+            count("list")
+            for name in names:
+                place = os.path.join(directory, name)
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(place)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append(self._version(place, status))
+        return tuple(found)
+
+    @translated
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        root = self._path(path)
+        newest_s = os.stat(root).st_mtime
+        for directory, _, names in os.walk(root):
+            count("list")
+            for name in (".", *names):
+                with contextlib.suppress(FileNotFoundError):
+                    newest_s = max(newest_s, os.lstat(os.path.join(directory, name)).st_mtime)
+        return newest_s, self._now_s()
+
+    @translated
+    def delete(self, path: str, count: Count) -> None:
+        """Remove a file, if it is there, and the directory that it leaves empty."""
+        local = self._path(path)
+        count("delete")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(local)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(local))
+
+    @translated
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all.
+
+        Raises UfsUnavailableError if the file is there, but may not be after a crash.
+        """
+        local = self._path(path)
+        directory = os.path.dirname(local)
+        count("put")
+        # A file that is created by its name is empty for a moment, and for ever if its writer dies then.
+        temporary = os.path.join(directory, f".{os.path.basename(local)}.{os.urandom(8).hex()}")
+        try:
+            self._write(temporary, directory, data)
+            try:
+                os.link(temporary, local)
+            except FileExistsError:
+                return None
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        try:
+            self._sync(directory)
+            return self._version(local, os.stat(local))
+        except OSError as error:
+            raise UfsUnavailableError(
+                f"{path} was put, but the disk does not say that it will stay: {error}"
+            ) from error
+
+    def _write(self, temporary: str, directory: str, data: bytes) -> None:
+        while True:
+            self._make_directory(directory)
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                return
+            except FileNotFoundError:
+                continue  # who deleted the last file in it has removed it
+
+    def _make_directory(self, directory: str) -> None:
+        """Make a directory and those above it, which are there after a crash, too."""
+        missing = []
+        while not os.path.isdir(directory):
+            missing.append(directory)
+            directory = os.path.dirname(directory)
+        for made in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(made)
+            self._sync(os.path.dirname(made))
+
+    @staticmethod
+    def _sync(directory: str) -> None:
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,272 @@
+"""S3, through s3fs's client: its own `info` and `cat_ranges` trust listings and do not pin."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import fsspec
+
+from pyspark_lookup.base.errors import (
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+    cause_of,
+)
+from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_error, read_error, translated
+from pyspark_lookup.io.stores.store import LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
+from pyspark_lookup.options.conf_file import redact
+
+__all__ = ["S3Store"]
+
+
+def _sent_once() -> dict[str, Any]:
+    """The part of a client's configuration by which it sends each request once.
+
+    aiohttp sends one again by itself if its connection ends without an answer. What is refused then may have been done the
+    first time: whoever asked would take a commit that lies in the log for one that failed.
+    """
+    # They come with s3fs, and take a while to import: here a store is wanted.
+    from aiobotocore.config import AioConfig
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class SentOnce(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            session._retry_connection = False
+            return session
+
+    # Releases before May 2025 do not take it.
+    takes = "http_session_cls" in inspect.signature(AioConfig).parameters
+    return {"http_session_cls": SentOnce} if takes else {}
+
+
+class S3Store:
+    """S3 and compatible stores, identified by ETag (equal from HEAD and LIST), pinned by If-Match."""
+
+    pins = True
+
+    def __init__(self, storage_options: Mapping[str, Any]) -> None:
+        options = dict(storage_options)
+        # One attempt each: `Ufs` retries, so that every attempt is counted and bounded by one option.
+        config = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **_sent_once()}
+        config |= options.pop("config_kwargs", {})
+        self._fs = fsspec.filesystem(
+            "s3", skip_instance_cache=True, use_listings_cache=False, config_kwargs=config, **options
+        )
+        self._fs.retries = 1
+        endpoints = [options.get("endpoint_url"), (options.get("client_kwargs") or {}).get("endpoint_url")]
+        endpoints += [os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")]
+        self.scope = "s3" + json.dumps(next(filter(None, endpoints), None))
+
+    def url_of(self, path: str) -> str:
+        return "s3://" + str(path.split("://", 1)[1]).rstrip("/")
+
+    @staticmethod
+    def _bucket_key(url: str) -> tuple[str, str]:
+        bucket, _, key = url.split("://", 1)[1].partition("/")
+        return bucket, key
+
+    @translated
+    def get_meta(self, path: str, count: Count) -> FileVersion:
+        bucket, key = self._bucket_key(path)
+        if not key:
+            raise UfsNotFoundError(f"{path} is a bucket, not a file")
+        count("head")
+        found = self._fs.call_s3("head_object", Bucket=bucket, Key=key)
+        return self._version(bucket, key, found.get("ContentLength"), found)
+
+    @staticmethod
+    def _version(bucket: str, key: str, size: int | None, found: Mapping[str, Any]) -> FileVersion:
+        url, etag, modified = f"s3://{bucket}/{key}", found.get("ETag"), found.get("LastModified")
+        if size is None or not etag:
+            raise UfsUnavailableError(
+                f"{redact('path', url)}: an answer without a size or an ETag is not of an S3 store"
+            )
+        return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
+
+    def _pages(self, bucket: str, prefix: str, count: Count) -> Iterator[dict[str, Any]]:
+        token: dict[str, str] = {}
+        while True:
+            count("list")
+            page = self._page(bucket, prefix, **token)
+            yield page
+            if not page["IsTruncated"]:
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _page(self, bucket: str, prefix: str, **more: Any) -> dict[str, Any]:
+        """One page of a listing."""
+        try:
+            page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
+        except Exception as error:
+            # Of a bucket that is there S3 lists what lies below any prefix: nothing, perhaps, but never "not found".
+            if http_status(error) != 404 or error_code(error) == "NoSuchBucket":
+                raise
+            shown = redact("path", f"s3://{bucket}/{prefix}")
+            raise UfsUnavailableError(f"{shown}: the answer is not one to a listing: {error}") from cause_of(error)
+        # Of a body that is empty, or a gateway's page, the client makes a listing of nothing.
+        odd = "IsTruncated" not in page or (page["IsTruncated"] and "NextContinuationToken" not in page)
+        if odd or not all(found["Key"].startswith(prefix) for found in page.get("Contents", [])):
+            raise UfsUnavailableError(f"{redact('path', f's3://{bucket}/{prefix}')}: the answer is not a listing")
+        return page
+
+    def _listing(self, bucket: str, directory: str, objects: list[dict[str, Any]]) -> Listing:
+        url = f"s3://{bucket}/{directory}".rstrip("/")
+        if not objects:
+            raise UfsNotFoundError(f"{url} does not exist")
+        files: list[FileVersion] = []
+        directories: set[str] = set()
+        for found in objects:
+            relative = found["Key"][len(directory) :]
+            parents = relative.split("/")[:-1]
+            directories.update("/".join(parents[: depth + 1]) for depth in range(len(parents)))
+            if relative and not relative.endswith("/") and all(map(is_entered, parents)):
+                files.append(self._version(bucket, found["Key"], found["Size"], found))
+        # Empty objects of the names of directories (see `get_status`).
+        files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
+        return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+
+    @staticmethod
+    def _managed(bucket: str, key: str) -> Listing:
+        return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), frozenset([LOG_DIRECTORY]))
+
+    @translated
+    def list_status(self, path: str, count: Count) -> Listing:
+        bucket, key = self._bucket_key(path)
+        directory = key.rstrip("/") + "/" if key else ""
+        objects: list[dict[str, Any]] = []
+        for page in self._pages(bucket, directory, count):
+            objects += page.get("Contents", [])
+            if _is_managed(directory, objects):
+                return self._managed(bucket, key)
+        return self._listing(bucket, directory, objects)
+
+    @translated
+    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
+        """One LIST of the name as a prefix: the object itself, if there is one, sorts first.
+
+        Many tools put an empty object of a directory's name beside what lies in it: that is no file.
+        """
+        bucket, key = self._bucket_key(path)
+        if not key or key.endswith("/"):
+            return self.list_status(path, count)
+        directory = key + "/"
+        objects: list[dict[str, Any]] = []
+        empty: FileVersion | None = None
+        for page in self._pages(bucket, key, count):
+            contents = page.get("Contents", [])
+            if contents and contents[0]["Key"] == key:
+                empty = self._version(bucket, key, contents[0]["Size"], contents[0])
+                if empty.size:
+                    return empty
+            objects += [found for found in contents if found["Key"].startswith(directory)]
+            if _is_managed(directory, objects):
+                return self._managed(bucket, key)
+            if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
+                break  # sorted past it: the other keys share the name's beginning only
+            if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
+                try:
+                    return self.list_status(path, count)  # a crowd of siblings: ask for it alone
+                except UfsNotFoundError:
+                    if empty is None:
+                        raise
+                break
+        return empty if empty is not None and not objects else self._listing(bucket, directory, objects)
+
+    @contextlib.contextmanager
+    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        bucket, key = self._bucket_key(file.url)
+        etag = "" if file.immutable else file.identity.removeprefix("etag:")
+        match = {"IfMatch": f'"{etag}"'} if etag else {}
+
+        async def get(offset: int, length: int) -> bytes:
+            # S3 gives its checksum of an object, which the client compares, to who asks for all of it without a range.
+            part = {} if (offset, length) == (0, file.size) else {"Range": f"bytes={offset}-{offset + length - 1}"}
+            reply = await self._fs._call_s3("get_object", Bucket=bucket, Key=key, **part, **match)
+            async with reply["Body"] as body:
+                data = cast(bytes, await body.read())
+            found = reply.get("ETag", "").strip('"')
+            if not found:
+                shown = redact("path", file.url)
+                raise UfsUnavailableError(f"{shown}: an answer without an ETag is not of an S3 store")
+            # A gateway may not know If-Match: then its answer says which version these bytes are of.
+            if etag and found != etag:
+                raise SourceChangedError(f"{redact('path', file.url)} changed while it was read")
+            return data
+
+        def read(offset: int, length: int) -> bytes:
+            try:
+                return cast(bytes, fsspec.asyn.sync(self._fs.loop, get, offset, length))
+            except Exception as error:
+                raise read_error(error, file.url) from cause_of(error)
+
+        yield read
+
+    @translated
+    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
+        bucket, key = self._bucket_key(path)
+        directory = key.rstrip("/") + "/"
+        found: list[FileVersion] = []
+        token: dict[str, Any] = {"StartAfter": directory + after} if after else {}
+        while True:
+            count("list")
+            wanted = {"MaxKeys": min(at_most - len(found), 1000)} if at_most is not None else {}
+            page = self._page(bucket, directory, **token, **wanted)
+            found += [self._version(bucket, o["Key"], o["Size"], o) for o in page.get("Contents", [])]
+            if not page["IsTruncated"] or len(found) == at_most:
+                return tuple(found)
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
+        return self.list_files(path, "", None, count)
+
+    @translated
+    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
+        bucket, key = self._bucket_key(path)
+        now_s, times = 0.0, []
+        for page in self._pages(bucket, key.rstrip("/") + "/", count):
+            now_s = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+            times += [found["LastModified"].timestamp() for found in page.get("Contents", [])]
+        if not times:
+            raise UfsNotFoundError(f"{redact('path', path)} does not exist")
+        return max(times), now_s
+
+    @translated
+    def delete(self, path: str, count: Count) -> None:
+        """Remove an object, if it is there."""
+        bucket, key = self._bucket_key(path)
+        count("delete")
+        self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
+
+    @translated
+    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
+        """Put an object where there is none, by If-None-Match; None if there is one.
+
+        Raises UfsUnavailableError where another writer is at it in the same moment (409), and where the answer leaves open
+        whether it was put.
+        """
+        bucket, key = self._bucket_key(path)
+        count("put")
+        try:
+            found = self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+        except Exception as error:
+            ours = our_error(error, path)
+            if isinstance(ours, SourceChangedError):  # 412
+                return None
+            if http_status(error) is None and isinstance(ours, UfsError) and not isinstance(ours, UfsTimeoutError):
+                ours = UfsUnavailableError(str(ours))  # no answer that could be understood
+            raise ours from cause_of(error)
+        return self._version(bucket, key, len(data), found)
+
+
+def _is_managed(directory: str, objects: list[dict[str, Any]]) -> bool:
+    """Whether a managed table lies there: its log comes first in a listing, and may be long."""
+    return bool(objects) and objects[0]["Key"].startswith(f"{directory}{LOG_DIRECTORY}/")

@@ -1,0 +1,234 @@
+"""The only door to remote storage: `get_meta`, `list_status`, `read_ranges`, `put_if_absent` over any fsspec URL.
+
+Every attempt is counted by kind and by bytes here, transient errors are tried again, and foreign
+errors leave as ours. Nothing is cached: no listing cache is on, an answer is the store's answer now.
+Reads are pinned to a `FileVersion`: bytes of another version are never returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import tenacity
+
+from pyspark_lookup.base.errors import (
+    PutUnknownError,
+    SourceChangedError,
+    UfsError,
+    UfsNotFoundError,
+    UfsTimeoutError,
+    UfsUnavailableError,
+)
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.stores import FileVersion, Listing, Range, Store
+from pyspark_lookup.options.conf_file import redact
+
+__all__ = ["FileVersion", "Listing", "Range", "Ufs"]
+
+T = TypeVar("T")
+
+_CONCURRENT_GETS = 16
+_UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
+"""Errors after which a request may have been carried out all the same; they are worth another attempt."""
+_KIND_COUNTERS = {
+    "head": "ufsHeadCount",
+    "list": "ufsListCount",
+    "get": "ufsGetCount",
+    "put": "ufsPutCount",
+    "delete": "ufsDeleteCount",
+}
+
+
+class _ShortReadError(UfsUnavailableError):
+    """The store answered with fewer bytes than asked for."""
+
+
+class Ufs:
+    """A store as one table's reads see it: counted, retried, pinned.
+
+    `max_retries` (>= 0) attempts follow the first one, on transient errors only; `sleep` takes the
+    seconds between them. One instance belongs to one process.
+    """
+
+    def __init__(
+        self, store: Store, metrics: CacheMetricGroup, max_retries: int, sleep: Callable[[float], None]
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._retry = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(max_retries + 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            retry=tenacity.retry_if_exception_type(_UNANSWERED),
+            before_sleep=lambda state: metrics.inc("ufsRetryCount"),
+            sleep=sleep,
+            reraise=True,
+        )
+
+    @property
+    def scope(self) -> str:
+        """What tells two stores with equal paths apart: protocol, endpoint, host."""
+        return self._store.scope
+
+    def url_of(self, path: str) -> str:
+        """The one spelling of a path in this store (`s3a://b/x` -> `s3://b/x`); no call is made."""
+        return self._store.url_of(path)
+
+    def get_meta(self, path: str) -> FileVersion:
+        """Identity and size of one file, asked from the store now (one call).
+
+        Raises UfsNotFoundError if absent, another UfsError otherwise.
+        """
+        return self._retry(self._store.get_meta, path, self._count)
+
+    def list_status(self, path: str) -> Listing:
+        """Every file below a directory, in order of its URL (one call per directory or page).
+
+        Directories named `.…` or `_…` are reported but not entered, `_spark_metadata` is.
+        Raises UfsNotFoundError if nothing is there, another UfsError otherwise.
+        """
+        return self._retry(self._store.list_status, path, self._count)
+
+    def get_status(self, path: str) -> FileVersion | Listing:
+        """What a path of unknown kind is: `get_meta` of a file or `list_status` of a directory.
+
+        One call where the store or the name tells which; two otherwise.
+        """
+        return self._retry(self._store.get_status, path, self._count)
+
+    def read_ranges(self, file: FileVersion, ranges: Sequence[Range], at_once: int = _CONCURRENT_GETS) -> list[bytes]:
+        """The bytes of each range, all of them of exactly this version (one call per range, `at_once` of them).
+
+        Raises SourceChangedError if the file is no longer `file` (replaced or removed), another
+        UfsError otherwise.
+        """
+        if not ranges:
+            return []
+        try:
+            parts = self._read_pinned(file, ranges, at_once)
+        except _ShortReadError:
+            self._check_unchanged(file)
+            raise
+        self._check_unchanged(file)
+        return parts
+
+    def _read_pinned(self, file: FileVersion, ranges: Sequence[Range], at_once: int) -> list[bytes]:
+        with self._store.pinned(file) as read:
+
+            def get(part: Range) -> bytes:
+                return self._retry(self._read, read, part)
+
+            if len(ranges) == 1 or at_once == 1:
+                return [get(part) for part in ranges]
+            # Threads live for this call only: nothing may be left that a fork would tear.
+            with ThreadPoolExecutor(min(at_once, len(ranges))) as pool:
+                return list(pool.map(get, ranges))
+
+    def _check_unchanged(self, file: FileVersion) -> None:
+        """Ask a store that cannot pin again, after the bytes: an identity never returns once it has
+        changed, so equal before and after means equal in between."""
+        if self._store.pins or file.immutable:
+            return
+        try:
+            unchanged = self.get_meta(file.url) == file
+        except UfsNotFoundError:
+            unchanged = False
+        if not unchanged:
+            raise SourceChangedError(f"{redact('path', file.url)} was replaced or removed while it was read")
+
+    def read_many(self, wanted: Iterable[tuple[FileVersion, Sequence[Range]]]) -> list[list[bytes]]:
+        """`read_ranges` of several files at once, in the order given."""
+        jobs = list(wanted)
+        if len(jobs) <= 1:
+            return [self.read_ranges(file, ranges) for file, ranges in jobs]
+        files = min(_CONCURRENT_GETS, len(jobs))
+        with ThreadPoolExecutor(files) as pool:
+            return list(pool.map(lambda job: self.read_ranges(job[0], job[1], _CONCURRENT_GETS // files), jobs))
+
+    def list_files(self, path: str, after: str = "", at_most: int | None = None) -> tuple[FileVersion, ...]:
+        """The files that lie in a directory itself and whose names come after `after`, by name (one call per page).
+
+        S3 has no directories: there files further down are among them. Raises UfsNotFoundError if nothing is there (S3:
+        returns none), another UfsError otherwise.
+        """
+        return self._retry(self._store.list_files, path, after, at_most, self._count)
+
+    def list_tree(self, path: str) -> tuple[FileVersion, ...]:
+        """All files below a directory, whatever their names (S3: one call per page; local: one per directory)."""
+        return self._retry(self._store.list_tree, path, self._count)
+
+    def last_change_s(self, path: str) -> tuple[float | None, float]:
+        """When anything in a directory, or that itself, has last changed (None: the store does not say), and what time it is.
+
+        Both are Unix times on the store's clock. Raises UfsNotFoundError if nothing is there.
+        """
+        return self._retry(self._store.last_change_s, path, self._count)
+
+    def delete(self, path: str) -> None:
+        """Remove a file, if it is there (one call). Raises NotSupportedError for stores that managed tables do not lie in."""
+        self._retry(self._store.delete, path, self._count)
+
+    def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
+        """Put `data` where there is no file yet; the file, if it is this call's that lies there now, else None.
+
+        `data` must differ from what anybody else would put there (by a nonce) and not be empty: an attempt whose answer was
+        lost, or that the store refuses after such a one, is found by reading it back. Raises NotSupportedError for stores without
+        an exclusive create, PutUnknownError if an attempt had no answer and what lies there cannot be found out either, and
+        another UfsError if the file was not put.
+        """
+        if not data:
+            raise ValueError("an empty file says nothing of who put it there")
+        unanswered = False
+
+        def attempt() -> FileVersion | None:
+            nonlocal unanswered
+            try:
+                put = self._store.put_if_absent(path, data, self._count)
+            except _UNANSWERED:
+                unanswered = True
+                raise
+            if put is not None:
+                self._metrics.inc("ufsPutBytes", len(data))
+                return put
+            try:
+                return self._held(path, data)
+            except UfsNotFoundError:
+                shown = redact("path", path)
+                raise UfsUnavailableError(f"{shown}: the store says that it is there, and that it is not") from None
+
+        try:
+            return self._retry(attempt)
+        except UfsError as problem:
+            # A refusal may come after an attempt that has arrived: what lies there tells.
+            with contextlib.suppress(UfsError):
+                return self._held(path, data)
+            if unanswered:
+                raise PutUnknownError(f"whether {redact('path', path)} was put is unknown: {problem}") from problem
+            raise
+
+    def _held(self, path: str, data: bytes) -> FileVersion | None:
+        """The file there, if it holds `data`, and None if it holds other bytes. Raises UfsNotFoundError without one."""
+        file = self.get_meta(path)
+        if file.size != len(data):
+            return None
+        held = self.read_ranges(file, [(0, file.size)])[0]
+        if held == data:
+            return file
+        again = self.read_ranges(file, [(0, file.size)])[0]
+        if again not in (held, data):
+            raise UfsUnavailableError(f"{redact('path', path)}: its bytes arrive damaged")
+        return file if again == data else None
+
+    def _read(self, read: Callable[[int, int], bytes], part: Range) -> bytes:
+        offset, length = part
+        self._count("get")
+        data = read(offset, length)
+        self._metrics.inc("ufsGetBytes", len(data))
+        if len(data) != length:
+            raise _ShortReadError(f"short read: {len(data)} of {length} bytes at {offset}")
+        return data
+
+    def _count(self, kind: str) -> None:
+        self._metrics.inc(_KIND_COUNTERS[kind])

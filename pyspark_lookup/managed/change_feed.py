@@ -1,0 +1,294 @@
+"""The changes of a managed table: what each commit of its log has added and taken away.
+
+A change is a row with its kind: `insert`, `delete`, or both images of an update, which is a row whose key an upsert
+writes anew. A compaction changes no row. Planning is by the log alone; rows are read where the tasks run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGoneError
+from pyspark_lookup.columnar.key_rows import RowIndex
+from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, one_array
+from pyspark_lookup.columnar.predicate import Predicate, columns_of
+from pyspark_lookup.io.stores import HIDDEN
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.scan.batches import matching_rows
+from pyspark_lookup.scan.contract import Files
+from pyspark_lookup.scan.deletes import PATH, ROW
+from pyspark_lookup.table.log import Change, Definition, TableState, TableWrite, WriteMode, schema_of_text
+from pyspark_lookup.table.model import Table, managed_version, version_of_file
+
+__all__ = [
+    "CHANGE_TYPE",
+    "LOG_POSITION",
+    "ChangeTask",
+    "change_columns",
+    "changed_rows",
+    "changes_between",
+    "cost",
+    "snapshot_of",
+]
+
+CHANGE_TYPE, LOG_POSITION = "_change_type", "_log_position"
+"""The columns that say what became of a row (string), and which commit did it (int64, as `lookup.version`)."""
+
+_PRUNED_BY = 10_000  # keys; with more hardly a unit is left out
+_INSERT, _DELETE, _BEFORE, _AFTER = "insert", "delete", "update_preimage", "update_postimage"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangeTask:
+    """Rows that one commit has added or taken away.
+
+    `files`: they are in these, which know what of them counts. `marks`: of a write by key, what names the rows that it
+    takes the place of; `others`: the files on the other side of an update. `keys`, `schema`: the table's, at that time and now.
+    """
+
+    table: Table
+    position: int
+    added: bool
+    files: tuple[FileVersion, ...]
+    keys: tuple[str, ...]
+    schema: str
+    marks: tuple[FileVersion, ...] = ()
+    others: tuple[FileVersion, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """As many bytes as may be read for it."""
+        return sum(file.size for file in self.files)
+
+
+def change_columns(columns: pa.Schema) -> pa.Schema:
+    """The columns of changes of rows with these. Raises SchemaError where the table has columns of such names itself."""
+    for name in (CHANGE_TYPE, LOG_POSITION):
+        if name in columns.names:
+            raise SchemaError(
+                f"column {name!r} of the table is one that its changes have: leave it out (lookup.columns)"
+            )
+    return pa.schema([*columns, pa.field(CHANGE_TYPE, pa.string()), pa.field(LOG_POSITION, pa.int64())])
+
+
+# --- planning ---------------------------------------------------------------------------------------
+
+
+def snapshot_of(table: Table, state: TableState, position: int) -> list[ChangeTask]:
+    """All rows of the version at a position, as inserted by the commits that put their files. Raises VersionGoneError if it
+    was vacuumed.
+
+    Of rows that were folded nobody knows any more which commit has added them: they are the compaction's.
+    """
+    version = managed_version(table, state, position)
+    keys, schema = state.definition_at(position).keys, _schema(table, state)
+    committed = (write for write in state.writes.values() if write.committed)
+    put_at = {f"{table.url}/{file.path}": write.ended_at for write in committed for file in write.files}
+    return [ChangeTask(table, put_at[file.url] or position, True, (file,), keys, schema) for file in version.files]
+
+
+def cost(state: TableState, change: Change) -> tuple[int, int, int]:
+    """(rows, files, bytes) that a change of the table comes to."""
+    write = state.writes[change.write_id] if change.write_id is not None else None
+    if write is None or write.mode is WriteMode.COMPACT:
+        return 0, 0, 0
+    if write.vacuumed:  # nobody knows; who comes to it is told so
+        return 1, 1, 1
+    counted = [*write.files, *write.hidden]
+    if write.mode is WriteMode.OVERWRITE:
+        counted += [file for other in state.needed(change.position - 1) for file in other.files]
+    return sum(file.rows for file in counted), len(counted), sum(file.size for file in counted)
+
+
+def changes_between(
+    table: Table, state: TableState, after: int, until: int, appends_only: bool
+) -> Iterator[ChangeTask]:
+    """What the commits after one position, up to another, have changed, in their order.
+
+    Raises VersionGoneError if the files of one were vacuumed, NotSupportedError for one that is no append if those only
+    are asked for.
+    """
+    for change in state.changes:
+        if after < change.position <= until and change.write_id is not None:
+            write = state.writes[change.write_id]
+            if write.mode is not WriteMode.COMPACT:
+                yield from _tasks(table, state, change.position, write, appends_only)
+
+
+def _tasks(
+    table: Table, state: TableState, position: int, write: TableWrite, appends_only: bool
+) -> Iterator[ChangeTask]:
+    where = redact("path", table.url)
+    if write.vacuumed:
+        raise VersionGoneError(
+            f"{where}: what was changed at log position {position} was vacuumed before it was read. Begin anew with the "
+            "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), and vacuum what is older than the slowest stream"
+        )
+    removes = write.mode is WriteMode.OVERWRITE or bool(write.hidden)
+    if removes and appends_only:
+        raise NotSupportedError(
+            f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
+            f"say. Read lookup.view = changes, whose {CHANGE_TYPE} says it"
+        )
+    keys, schema = state.definition_at(position).keys, _schema(table, state)
+    marks = tuple(version_of_file(table, file, HIDDEN) for file in write.hidden)
+    own = [dataclasses.replace(version_of_file(table, file), hidden=marks) for file in write.files]
+    before: tuple[FileVersion, ...] = ()
+    if removes:
+        try:
+            before = managed_version(table, state, position - 1).files
+        except VersionGoneError as gone:
+            raise VersionGoneError(f"{gone}. The stream begins anew with a new checkpoint") from None
+    if write.mode is WriteMode.OVERWRITE:
+        stay = {file.url for file in managed_version(table, state, position).files}
+        for file in before:
+            if file.url not in stay:
+                yield ChangeTask(table, position, False, (file,), keys, schema)
+        before = tuple(file for file in before if file.url in stay)
+    if marks and before:
+        yield ChangeTask(table, position, False, before, keys, schema, marks, tuple(own))
+    for file in own:
+        yield ChangeTask(table, position, True, (file,), keys, schema, marks, before if marks else ())
+
+
+def _schema(table: Table, state: TableState) -> str:
+    return managed_version(table, state).valid_log(table).schema
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def changed_rows(
+    files: Files, tasks: Sequence[ChangeTask], columns: pa.Schema, wanted: Predicate | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of tasks of which `wanted` is true, with `columns`; of those the last two may be what `change_columns` adds.
+
+    What several commits have taken from one file is read together. A column that the table does not have is null. Raises
+    SourceChangedError if a file is gone.
+    """
+    shown = {name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION)}
+    tested = columns_of(wanted) if wanted is not None else frozenset[str]()
+    needed = {*shown, *tested, *(key for task in tasks for key in task.keys)}
+    parts = [_Changes(files, task, needed) for task in tasks]
+    together = [part for part in parts if part.takes]
+    alone = (found for part in parts if not part.takes for found in part.rows())
+    for position, kinds, batch in itertools.chain(_taken_together(together), alone):
+        places = pa.repeat(pa.scalar(position, pa.int64()), batch.num_rows)
+        names = [*batch.schema.names, CHANGE_TYPE, LOG_POSITION]
+        rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, places], names)
+        kept = matching_rows(rows, wanted)
+        if kept is not None and kept.num_rows:
+            held = dict(zip(kept.schema.names, kept.columns, strict=True))
+            shown_columns = [held[c.name] if c.name in held else pa.nulls(kept.num_rows, c.type) for c in columns]
+            yield pa.RecordBatch.from_arrays(shown_columns, schema=columns)
+
+
+_Found = tuple[int, pa.Array, pa.RecordBatch]
+
+
+def _taken_together(parts: Sequence[_Changes]) -> Iterator[_Found]:
+    """The rows that writes by key have taken away, of each file in one pass."""
+    files: dict[str, FileVersion] = {}
+    from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
+    for part in parts:
+        places, marks = part.taken()
+        for file in part.task.files:
+            if file.url in places:
+                here = marks.filter(pc.equal(marks.column(PATH), part.path(file)))
+                files[file.url] = file
+                from_file.setdefault(file.url, []).append((part, places[file.url], here.select(list(part.task.keys))))
+    for url, file in files.items():
+        keys = [asked for _, _, asked in from_file[url]]
+        few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
+        # What did not count before was left out already.
+        whole = dataclasses.replace(file, hidden=())
+        for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):
+            for part, gone, _ in from_file[url]:
+                low, high = np.searchsorted(gone, [at[0], at[-1] + 1])
+                if low < high:
+                    rows = batch.take(as_indices(gone[low:high] - at[0]))
+                    yield part.task.position, part.kinds_of_taken(rows), rows
+
+
+class _Changes:
+    """One task's rows, with what became of each."""
+
+    def __init__(self, files: Files, task: ChangeTask, needed: Collection[str]) -> None:
+        self.task = task
+        self._files = files
+        self._rows = KeyedRows(files, task.table)
+        self._definition = Definition(schema_of_text(task.schema), task.keys)
+        self._new: RowIndex | None = None
+        self._names = [name for name in self._definition.schema.names if name in needed]
+
+    @property
+    def takes(self) -> bool:
+        """Whether it is about rows that a write by key has taken away."""
+        return bool(self.task.marks) and not self.task.added
+
+    def rows(self) -> Iterator[_Found]:
+        """The rows of the task's files, which are all added, or all gone."""
+        old = self._index(self._taken(self.task.others)[1]) if self.task.marks and self.task.others else None
+        one, other = (_AFTER, _INSERT) if self.task.added else (_BEFORE, _DELETE)
+        for file in self.task.files:
+            for _, batch in self.read(file, None):
+                yield self.task.position, _kinds(self._known(old, batch), one, other, batch.num_rows), batch
+
+    def read(self, file: FileVersion, keys: pa.Table | None) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
+        """(places, rows) of a file; with `keys`, of its units that may have some of these."""
+        found = self._rows.counted(self._definition, self._names, file, keys)
+        return ((at, batch) for at, batch in found if batch.num_rows)
+
+    def taken(self) -> tuple[dict[str, Numbers], pa.Table]:
+        """The places of the rows that are gone, by the URL of their file, and their keys with `PATH`."""
+        self._new = self._index(self._rows.keys_of(self._definition, self.task.others)) if self.task.others else None
+        return self._taken(self.task.files)
+
+    def kinds_of_taken(self, rows: pa.RecordBatch) -> pa.Array:
+        """What became of such rows."""
+        return _kinds(self._known(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
+
+    def _taken(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
+        """The places of the rows that the marks name in those files, by URL, and their keys; what did not count before is left out."""
+        marks = self._rows.hidden_by(self._definition, self.task.marks)
+        known = {self.path(file): file.url for file in files}
+        gone = self._files(True).hidden(self.task.table, files)
+        paths = one_array(marks.column(PATH)).dictionary_encode()
+        codes, rows = np.asarray(paths.indices), np.asarray(one_array(marks.column(ROW)))
+        counts = np.zeros(len(rows), np.bool_)
+        places: dict[str, Numbers] = {}
+        for code, path in enumerate(paths.dictionary.to_pylist()):
+            if path in known:
+                at = np.flatnonzero(codes == code)
+                hidden = gone.get(known[path])
+                counts[at] = True if hidden is None else ~np.isin(rows[at], hidden)
+                places[known[path]] = np.unique(rows[at][counts[at]])
+        return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
+
+    def path(self, file: FileVersion) -> str:
+        return file.url.removeprefix(self.task.table.url + "/")
+
+    def _index(self, keys: pa.Table) -> RowIndex | None:
+        return RowIndex(keys, self.task.keys) if keys.num_rows else None
+
+    def _known(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
+        """Which rows have a key of the index; None: none."""
+        if index is None or not batch.num_rows:
+            return None
+        known = np.zeros(batch.num_rows, np.bool_)
+        known[index.match(Keys([batch.column(name) for name in self.task.keys])).keys] = True
+        return known if known.any() else None
+
+
+def _kinds(known: Numbers | None, one: str, other: str, rows: int) -> pa.Array:
+    if known is None:
+        return pa.repeat(pa.scalar(other, pa.string()), rows)
+    return pc.if_else(pa.array(known), one, other)

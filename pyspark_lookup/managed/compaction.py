@@ -1,0 +1,165 @@
+"""Compaction: the rows of several writes into few files in the order of their keys, by a commit that changes no row.
+
+A compaction says which writes it replaces. What others commit meanwhile stays beside it; rows that they hide are looked
+for in its files and hidden there. Where somebody has replaced the same writes, it begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import UfsError, UfsNotFoundError, WriteConflictError
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.managed.conflicts import Folding, RowsByKey
+from pyspark_lookup.managed.sizes import WriteSizes
+from pyspark_lookup.managed.writer import TableWriter
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.scan.deletes import PATH
+from pyspark_lookup.table.log import NotificationLog, TableState, TableWrite, WriteMode
+from pyspark_lookup.table.model import Table, managed_version
+
+__all__ = ["Compactor", "chosen"]
+
+_log = logging.getLogger("pyspark_lookup.writing")
+
+_ATTEMPTS = 5
+_HIDDEN_SHARE = 0.2
+
+
+def chosen(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrite]:
+    """The writes that are worth folding, by size; none if that would gain nothing.
+
+    From the smallest on each is taken that is small, or at most twice as large as those before it together: so a row
+    is written a few times only, however often somebody compacts. `asked`: by a person, not by a commit.
+    """
+    with_rows = {write.id for write in state.seen()}
+    sizes = {write.id: write.bytes for write in state.needed()}
+    needed = [write for write in state.needed() if asked or sizes[write.id] <= bounds.unasked_write_bytes]
+    sizes.update((id_, 0) for id_ in sizes.keys() - with_rows)
+    rows = sum(write.rows for write in needed if write.id in with_rows)
+    hidden = sum(file.rows for write in needed for file in write.hidden)
+    always = bounds.fold_bytes if asked else bounds.unasked_fold_bytes
+    if asked and hidden > _HIDDEN_SHARE * rows:
+        return needed
+    found: list[TableWrite] = []
+    size = 0
+    for write in sorted(needed, key=lambda write: sizes[write.id]):
+        if found and sizes[write.id] > max(always, 2 * size):
+            break
+        found.append(write)
+        size += sizes[write.id]
+    crowded = (
+        len(found) == 1 and len(found[0].files) > 1 and found[0].bytes < bounds.small_file_bytes * len(found[0].files)
+    )
+    return found if len(found) > 1 or (asked and crowded and found[0].mode is not WriteMode.COMPACT) else []
+
+
+class Compactor:
+    """Compactions of the managed table at `log.url`. `after`: how many writes that are worth it call for one unasked; 0: none do."""
+
+    def __init__(
+        self, writer: TableWriter, log: NotificationLog, table: Table, rows: RowsByKey, after: int, sizes: WriteSizes
+    ) -> None:
+        self._writer = writer
+        self._log = log
+        self._table = table
+        self._rows = rows
+        self._after = after
+        self._sizes = sizes
+        self._url = redact("path", log.url)
+
+    def compact(self) -> TableState:
+        """Fold what is worth it, as one commit; the state after that, or as it is if there is nothing to gain.
+
+        Raises UfsNotFoundError if there is no table, WriteConflictError if others replace the same rows again and again.
+        """
+        return self._compact(asked=True)
+
+    def compact_if_due(self) -> None:
+        """Fold small writes if there are enough of them, and nobody is at it. An error is logged, no more: the rows are there."""
+        state = self._log.known()
+        if not self._after or state is None or self._is_under_way(state):
+            return
+        if len(chosen(state, False, self._sizes)) < self._after:
+            return
+        try:
+            self._compact(asked=False)
+        except Exception:
+            _log.warning("compacting %s failed; another commit will try again", self._url, exc_info=True)
+
+    def _is_under_way(self, state: TableState) -> bool:
+        """Whether a compaction has begun, and not so long ago that its process may well be dead."""
+        recent = state.position - 4 * self._after
+        return any(write.mode is WriteMode.COMPACT and write.allocated_at > recent for write in state.open_writes())
+
+    def _compact(self, asked: bool) -> TableState:
+        problem: WriteConflictError | None = None
+        for _ in range(_ATTEMPTS):
+            state = self._log.latest()
+            if state is None:
+                raise UfsNotFoundError(f"{self._url} is no managed table")
+            if not chosen(state, asked, self._sizes):
+                return state
+            try:
+                return self._folded(state, asked)
+            except WriteConflictError as conflict:
+                problem = conflict
+        assert problem is not None
+        raise problem
+
+    def _folded(self, state: TableState, asked: bool) -> TableState:
+        job = self._writer.begin(state.definition.schema, WriteMode.COMPACT)
+        try:
+            since = self._log.known()
+            write_id = job.write_id
+            if since is None or since.table_id != job.table_id or write_id is None:
+                raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
+            job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
+            # A list of writes to be replaced knows those that began before it.
+            folded = [write for write in chosen(since, asked, self._sizes) if write.id < write_id]
+            if not folded:
+                self._writer.abort(job, (), "others have folded what was there to fold")
+                return self._log.latest() or since
+            paths = {f"{self._table.url}/{file.path}" for write in folded for file in write.files}
+            files = managed_version(self._table, since).files
+            inside = [file for file in files if file.url in paths]
+            outside = [file for file in files if file.url not in paths]
+            kept = self._marks(since, folded, outside)
+            parts = self._rows.ordered(since.definition, inside) if inside else ()
+            new = self._writer.write_ordered(job, parts, "fold")
+            rows = self._rows.count(inside) if inside else 0
+            # Files that cannot be read would take the place of files that can.
+            written = self._rows.read_back(job.definition, new) if new else 0
+            if written != rows:
+                raise AssertionError(f"{self._url}: {rows} rows became {written}, so nothing was compacted")
+        except BaseException:
+            with contextlib.suppress(UfsError):  # the error itself says more
+                self._writer.abort(job, ())
+            raise
+        effect = Folding(self._rows, self._table, since, [write.id for write in folded], new, kept)
+        done = self._writer.commit(job, new, effect=effect)
+        assert done is not None
+        return done
+
+    def _marks(
+        self, since: TableState, folded: Sequence[TableWrite], outside: Sequence[FileVersion]
+    ) -> pa.Table | None:
+        """What the folded writes hide in the files that stay."""
+        marks = [file for write in folded for file in write.hidden]
+        if not marks or not outside:
+            return None
+        found = self._rows.hidden_by(since.definition, marks)
+        paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in outside], pa.string())
+        found = found.filter(pc.is_in(found.column(PATH), value_set=paths))
+        if any(found.column(name).null_count for name in since.definition.keys):
+            raise WriteConflictError(
+                f"{self._url}: the key columns have changed since some of its rows were replaced, and of those more is left "
+                "than can be folded now: overwrite the table with its own rows, or give it its former keys and compact it first"
+            )
+        return found

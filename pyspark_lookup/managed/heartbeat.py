@@ -1,0 +1,105 @@
+"""Signs of life of writers, and who has shown none for `lookup.write.timeout`.
+
+A writer that takes long puts a file now and then. Others see what there is, and count on their own host's
+steady clock how long it has not changed: no two clocks are compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.decoding import count_of, number_of, text_of
+from pyspark_lookup.base.errors import UfsNotFoundError
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.stores import LOG_DIRECTORY
+from pyspark_lookup.io.ufs import Ufs
+
+__all__ = ["Heartbeats"]
+
+_BEATS = 8  # in the time after which a writer counts as dead
+
+
+class Heartbeats:
+    """The signs of life of one table's writers. `timeout_s`: how long without one means dead."""
+
+    def __init__(
+        self, ufs: Ufs, disk: Disk | None, clock: HostClock, rng: random.Random, url: str, timeout_s: float
+    ) -> None:
+        self._ufs = ufs
+        self._disk = disk
+        self._clock = clock
+        self._rng = rng
+        self._directory = f"{url}/{LOG_DIRECTORY}/heartbeats"
+        self._key = key_of("heartbeats", ufs.scope, url)
+        self._timeout_s = timeout_s
+        self._next_s = clock.steady_s() + self.interval_s
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two signs of life."""
+        return self._timeout_s / _BEATS
+
+    def beat(self, write_id: int) -> None:
+        """Show that the write goes on, if it is time to. Call it often."""
+        if self._clock.steady_s() < self._next_s:
+            return
+        self._next_s = self._clock.steady_s() + self.interval_s
+        self._ufs.put_if_absent(self._path(write_id, f"{self._rng.getrandbits(64):016x}"), b"alive")
+
+    def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
+        """Which of the open writes have shown no sign for the timeout, as this host has seen.
+
+        The store is asked, by one LIST, a few times in that time only.
+        """
+        if self._disk is None or not open_ids:
+            return []
+        now_s = self._clock.steady_s()
+        record = self._disk.get_record("heartbeat", self._key, _looked_of)
+        if record is None or (record["boot"], record["table"]) != (self._clock.boot, table_id):
+            record = {"boot": self._clock.boot, "table": table_id, "looked_s": now_s, "ids": {}}
+        known: dict[int, list[Any]] = record["ids"]
+        # One just met has no signs as far as is known; if it had some, it lives longer at the next look.
+        ids = {id_: known.get(id_, [0, now_s]) for id_ in open_ids}
+        dead = []
+        if now_s - record["looked_s"] >= self.interval_s:
+            names = self._names()
+            for id_, (count, since_s) in ids.items():
+                signs = sum(name.startswith(f"{id_:020d}-") for name in names)
+                ids[id_] = [signs, now_s if signs != count else since_s]
+            dead = [id_ for id_, (_, since_s) in ids.items() if now_s - since_s >= self._timeout_s]
+            record["looked_s"] = now_s
+        try:
+            if ids != known or record["looked_s"] == now_s:
+                self._disk.replace_record("heartbeat", self._key, {**record, "ids": ids})
+        except OSError:
+            return []
+        return dead
+
+    def forget(self, write_id: int) -> None:
+        """Remove the signs of a write that has ended."""
+        for name in self._names():
+            if name.startswith(f"{write_id:020d}-"):
+                self._ufs.delete(f"{self._directory}/{name}")
+
+    def _names(self) -> list[str]:
+        try:
+            return [file.url.rsplit("/", 1)[-1] for file in self._ufs.list_files(self._directory)]
+        except UfsNotFoundError:
+            return []
+
+    def _path(self, write_id: int, nonce: str) -> str:
+        return f"{self._directory}/{write_id:020d}-{nonce}"
+
+
+def _looked_of(found: Any) -> dict[str, Any]:
+    """What a record has to be: of each write how many signs there were, and since when."""
+    ids = {int(id_): [count_of(signs), number_of(since_s)] for id_, (signs, since_s) in found["ids"].items()}
+    return {
+        "boot": text_of(found["boot"]),
+        "table": text_of(found["table"]),
+        "looked_s": number_of(found["looked_s"]),
+        "ids": ids,
+    }

@@ -1,0 +1,53 @@
+"""`Job`: a write under way, and what the log says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from pyspark_lookup.table.log import Definition, TableState, TableWrite, WriteMode
+
+__all__ = ["Job", "batch_directory", "directory_of", "named_files", "own_write"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A write under way: what its tasks and its commit need, in any process.
+
+    `write_id` None: it is allocated at the commit. `definition`: what its files have as columns. `nonce`: of the event that has
+    allocated the id, which a table that was restored from a copy may give to somebody else as well. `kept`: columns that its
+    rows lack and in which those that are there keep their values.
+    """
+
+    table_id: str
+    write_id: int | None
+    mode: WriteMode
+    directory: str
+    definition: Definition
+    began_s: float
+    nonce: str = ""
+    kept: tuple[str, ...] = ()
+
+
+def directory_of(write_id: int) -> str:
+    return f"write-{write_id:020d}"
+
+
+def batch_directory(batch: tuple[str, int], nonce: str) -> str:
+    """Where the files of one attempt to write a batch go."""
+    return f"stream-{batch[0]}/{batch[1]:012d}-{nonce}"
+
+
+def own_write(state: TableState, job: Job) -> TableWrite | None:
+    """The job's write, if the state has it; one of its id may be somebody else's, of a table that was restored from a copy."""
+    write = state.writes.get(job.write_id) if job.write_id is not None and state.table_id == job.table_id else None
+    return None if write is None or (job.nonce and write.nonce and job.nonce != write.nonce) else write
+
+
+def named_files(state: TableState, job: Job) -> set[str]:
+    """The files that writes which are not aborted have in a job's directory."""
+    writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
+    if job.write_id in state.writes and job.directory == directory_of(job.write_id):
+        writes = [state.writes[job.write_id]]  # nobody else's are there
+    paths = (file.path for write in writes for file in (*write.files, *write.hidden))
+    return {path for path in paths if path.startswith(job.directory + "/")}

@@ -1,0 +1,229 @@
+"""Several writes of one table under one write id: seen by their transaction at once, by others at its commit, or never."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import (
+    CommitUnknownError,
+    DamagedFileError,
+    UfsError,
+    UfsUnavailableError,
+    WriteConflictError,
+)
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.managed.conflicts import Both, ByKey, NewKeys, RowsByKey
+from pyspark_lookup.managed.data_files import conformed
+from pyspark_lookup.managed.jobs import Job
+from pyspark_lookup.managed.writer import TableWriter
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.log import DataFile, NotificationLog, TableState, WriteMode, text_of_schema
+from pyspark_lookup.table.model import Table, TableVersion, managed_version
+
+__all__ = ["OpenWrites"]
+
+_INTERRUPTED = "one of its writes was interrupted"
+
+
+class OpenWrites:
+    """The writes of one transaction so far, each put in the log when it is made; `since`: the table as it began (None: none yet).
+
+    An overwrite makes those before it moot, so it takes a write id of its own.
+    """
+
+    def __init__(
+        self,
+        writer: TableWriter,
+        log: NotificationLog,
+        table: Table,
+        rows: RowsByKey,
+        unique: bool,
+        since: TableState | None,
+    ) -> None:
+        self._writer = writer
+        self._log = log
+        self._table = table
+        self._rows = rows
+        self._unique = unique
+        self._base = since.valid_write_ids() if since is not None else None
+        self._job: Job | None = None
+        self._keyed: ByKey | None = None
+        self._new: NewKeys | None = None
+        self._count = 0
+        self._lost: str | None = None  # why it is unknown what of it the log names
+
+    # --- what it sees -----------------------------------------------------------------------------
+
+    def valid_write_ids(self) -> ValidWriteIdList | None:
+        """What the transaction sees: what was committed when it began, and its own writes; None without a table."""
+        if self._job is None or self._base is None:
+            return self._base
+        return self._base.commit(self._write_id)
+
+    def version(self) -> tuple[Table, TableVersion]:
+        """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
+        seen, state = self.valid_write_ids(), self._log.known()
+        if seen is None or state is None or state.table_id != seen.table:
+            raise WriteConflictError(
+                f"{redact('path', self._log.url)} is not there, or not the table that the transaction began with"
+            )
+        own = None if self._job is None else self._write_id
+        table = dataclasses.replace(self._table, pinned=str(seen), own=own)
+        version = managed_version(table, state)
+        if self._job is not None and version.log is not None:
+            # Columns that its own writes add.
+            log = dataclasses.replace(version.log, schema=text_of_schema(self._job.definition.schema))
+            version = dataclasses.replace(version, log=log)
+        return table, version
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def write(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
+        """Write rows, which the transaction sees from now on. Raises as `TableWriter.begin` and `commit` do."""
+        self._attempt(lambda: self._add(schema, batches, mode), mode is WriteMode.OVERWRITE)
+
+    def delete(self, keys: pa.Table) -> None:
+        """Remove the rows with those keys, own ones too. Raises as `TableWriter.delete` does."""
+        asked = self._writer.keys_asked(keys)
+        if asked.num_rows:
+            self._attempt(lambda: self._hide(self._begun(asked.schema, WriteMode.DELETE), [], asked), False)
+
+    def _attempt(self, act: Callable[[], None], anew: bool) -> None:
+        """Let `act` write. Where that fails the transaction is as it was before; where it is interrupted it is given up.
+
+        `anew`: under a write id of its own, in place of what was written before.
+        """
+        self._check_whole()
+        before = self._job, self._keyed, self._new, self._base
+        begins = anew or self._job is None
+        if begins:
+            self._job = None
+        try:
+            act()
+        except Exception:
+            if begins:
+                self.abort("this write of the transaction failed")
+            self._job, self._keyed, self._new, self._base = before
+            raise
+        except BaseException:
+            self._lost = _INTERRUPTED
+            raise
+        if begins and before[0] is not None:
+            with contextlib.suppress(UfsError, DamagedFileError):  # who is not committed is not seen, aborted or not
+                self._writer.abort(before[0], (), "the transaction has overwritten it")
+
+    def _add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
+        job = self._begun(schema, mode)
+        kept = self._writer.kept(job.definition, schema, mode)
+        if kept:
+            given = pa.Table.from_batches(
+                [conformed(batch, job.definition.schema, "the rows") for batch in batches], job.definition.schema
+            )
+            self._rows.check_different(given.select(list(job.definition.keys)))
+            batches = self._rows.completed(job.definition, given, kept, self.version()[1].files)[0].to_batches()
+        self._count += 1
+        files = self._writer.write(job, batches, f"part-{self._count:05d}")
+        try:
+            self._put(job, files, mode)
+        except Exception:
+            state = self._log.known()
+            if self._lost is None and state is not None:
+                self._writer.discard(job, files, state)
+            raise
+
+    def _begun(self, schema: pa.Schema, mode: WriteMode) -> Job:
+        if self._job is None:
+            self._job = self._writer.begin(schema, mode, first=True)
+            if self._base is None:
+                self._base = ValidWriteIdList(self._job.table_id, 0)
+            if self._base.table != self._job.table_id:
+                raise WriteConflictError(
+                    f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"
+                )
+            table = dataclasses.replace(self._table, own=self._write_id)
+            self._keyed = ByKey(self._rows, table, None, self._job.directory)
+            self._new = NewKeys(self._rows, table, [], self._job.directory, self._keyed)
+        self._job = self._writer.widened(self._job, schema, mode.by_key)
+        return self._job
+
+    def _put(self, job: Job, files: list[DataFile], mode: WriteMode) -> None:
+        definition = job.definition
+        if mode is WriteMode.UPSERT:
+            keys = self._rows.keys_of(definition, files)
+            self._rows.check_different(keys)
+            self._hide(job, files, keys)
+            return
+        if self._unique and self._new is not None:
+            keys = self._rows.keys_of(definition, files)
+            self._rows.check_different(keys)
+            self._rows.check_new(definition, keys, self.version()[1].files)
+            self._log_put(job, files, None, functools.partial(self._new.add, keys))
+            return
+        self._log_put(job, files, None)
+
+    def _hide(self, job: Job, files: list[DataFile], keys: pa.Table) -> None:
+        """Put files whose rows take the place of those with the keys, of which the transaction sees some already."""
+        assert self._keyed is not None
+        seen = self.version()[1].files
+        own = f"{self._table.url}/{job.directory}/"
+        looked = [file for file in seen if not file.url.startswith(own)]
+        found = self._rows.find(job.definition, keys, seen)
+        self._log_put(job, files, found, functools.partial(self._keyed.add, keys, looked))
+
+    def _log_put(
+        self, job: Job, files: list[DataFile], rows: pa.Table | None, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """Put files in the log, and `then` take note of that."""
+        # If this does not end by saying so, the log may name the files, or come to do so: they stay, and nothing is committed.
+        self._lost = _INTERRUPTED
+        try:
+            self._writer.put(job, files, rows)
+        except CommitUnknownError as problem:
+            self._lost = str(problem.__cause__ or problem)
+            self._check_whole(problem)
+        except Exception:
+            self._lost = None
+            raise
+        then()
+        self._lost = None
+
+    def _check_whole(self, cause: Exception | None = None) -> None:
+        """Raise UfsUnavailableError if it is unknown whether one of the writes is in the log."""
+        if self._lost is not None:
+            raise UfsUnavailableError(
+                f"the transaction on {redact('path', self._log.url)} is given up, and nothing of it will be committed: "
+                f"{self._lost}; begin another one"
+            ) from cause
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def commit(self) -> int | None:
+        """Make all of it visible at once: the log position of the commit; None if that changes nothing. Raises as `TableWriter.commit` does."""
+        if self._lost is not None:
+            self.abort("what it has written is unknown")
+            self._check_whole()
+        if self._job is None or self._keyed is None or self._new is None:
+            return None
+        job, write_id, self._job = self._job, self._write_id, None
+        effect = Both((self._keyed, self._new) if self._unique else (self._keyed,))
+        state = self._writer.commit(job, (), effect=effect)
+        own = state.writes.get(write_id) if state is not None and state.table_id == job.table_id else None
+        return own.ended_at if own is not None and own.committed else None
+
+    def abort(self, reason: str) -> None:
+        """See to it that nothing of it is ever seen."""
+        if self._job is not None:
+            job, self._job = self._job, None
+            with contextlib.suppress(UfsError, DamagedFileError):  # without its commit nothing of it is seen
+                self._writer.abort(job, (), reason)
+
+    @property
+    def _write_id(self) -> int:
+        assert self._job is not None
+        assert self._job.write_id is not None
+        return self._job.write_id

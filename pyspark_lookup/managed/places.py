@@ -1,0 +1,33 @@
+"""Where a managed table may be made: at a place that is empty, and not in another one."""
+
+from __future__ import annotations
+
+from pyspark_lookup.base.errors import NotATableError, UfsNotFoundError, UfsPermissionError
+from pyspark_lookup.io.ufs import FileVersion, Ufs
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.log import NotificationLog
+
+__all__ = ["check_place"]
+
+
+def check_place(ufs: Ufs, url: str) -> None:
+    """Raise NotATableError for a place where somebody else's files are, or that lies in another managed table."""
+    shown = redact("path", url)
+    try:
+        found = ufs.get_status(url)
+    except UfsNotFoundError:
+        found = None
+    if found is not None and (isinstance(found, FileVersion) or found.files or found.directories):
+        raise NotATableError(
+            f"{shown} holds files that format('lookupcache') did not write, so it cannot become a managed table: "
+            "write to an empty place, or write plain files with df.write.parquet and read them with lookupcache"
+        )
+    # Who drops the table above, or copies it, means its own files.
+    above = url.rpartition("/")[0]
+    while above.partition("://")[2].strip("/"):
+        try:
+            ufs.get_meta(NotificationLog.first_event(above))
+        except (UfsNotFoundError, UfsPermissionError):
+            above = above.rpartition("/")[0]
+            continue
+        raise NotATableError(f"{shown} lies in the managed table {redact('path', above)}: write to another place")

@@ -1,0 +1,294 @@
+"""What a write by key needs to know of the rows there are: which have its keys, and whether keys are unique."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import DamagedFileError, NonUniqueKeyError
+from pyspark_lookup.columnar.key_rows import SEED, distinct_keys, match_rows
+from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
+from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Compare, IsNull, Or, Predicate
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.scan.contract import Files, PreparedScan, slices_of
+from pyspark_lookup.scan.deletes import PATH, ROW, place_fields
+from pyspark_lookup.scan.open_file import Projection
+from pyspark_lookup.scan.table_scan import Prepared, Scan
+from pyspark_lookup.table.log import DataFile, Definition
+from pyspark_lookup.table.model import Table, version_of_file
+
+__all__ = ["KeyedRows"]
+
+_AT_ONCE = 1_000_000  # rows that are compared with the keys in one go
+
+
+class KeyedRows:
+    """Rows of one managed table by their keys, wherever they are. `merge_bytes`: of files, as they lie there, whose rows are put
+    in order together.
+    """
+
+    def __init__(self, files: Files, table: Table, merge_bytes: int = 32 * 1024 * 1024) -> None:
+        self._files = files
+        self._table = table
+        self._merge_bytes = merge_bytes
+
+    def keys_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
+        """The key columns of all rows that count of these files; of new ones all do."""
+        versions = self._versions(files)
+        prepared = self._prepared(versions, definition.schema, definition.keys, None)
+        columns = pa.schema([definition.schema.field(name) for name in definition.keys])
+        return pa.Table.from_batches(list(prepared.batches()), columns)
+
+    def check_different(self, keys: pa.Table) -> None:
+        """Raise NonUniqueKeyError if two rows have one key. Rows with a null in it have none."""
+        held = Keys([one_array(column) for column in keys.columns])
+        chosen, places = distinct_keys(held, held.hashes(SEED))
+        counts = np.bincount(places[places >= 0], minlength=len(chosen))
+        if len(counts) and counts.max() > 1:
+            raise self._twice(keys, int(chosen[np.argmax(counts > 1)]), "the new rows have it more than once")
+
+    def without(self, keys: pa.Table, others: pa.Table) -> pa.Table:
+        """The keys that are not among the others."""
+        mine = Keys([one_array(column) for column in keys.columns])
+        left = np.ones(keys.num_rows, np.bool_)
+        left[match_rows(others, others.column_names, mine).keys] = False
+        return keys.filter(pa.array(left))
+
+    def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None:
+        """Raise NonUniqueKeyError if a row that counts in the others has one of the keys."""
+        found = self.find(definition, keys, others)
+        if found.num_rows:
+            held = Keys([one_array(keys.column(name)) for name in definition.keys])
+            at = match_rows(found, definition.keys, held).keys[0]
+            raise self._twice(keys, int(at), "the table has it")
+
+    def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
+        """The rows that count in those files and have one of the keys: these, `hidden.PATH` and `hidden.ROW`.
+
+        Of the files what can hold such keys is read, and its key columns only.
+        """
+        names = list(definition.keys)
+        arrays = [one_array(keys.column(name)) for name in names]
+        wanted = _among(names, arrays)
+        parts = []
+        for rows in self._placed(definition, files, names, wanted):
+            parts.append(self._matching(rows, names, arrays))
+        fields = [definition.schema.field(name) for name in names]
+        return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
+
+    def all_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
+        """All rows of new files, in memory."""
+        prepared = self._prepared(self._versions(files), definition.schema, definition.schema.names, None, keep=False)
+        return pa.Table.from_batches(list(prepared.batches()), definition.schema)
+
+    def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
+        """All rows of new files, those without a key among them, as `find` says them."""
+        parts = []
+        for file in files:
+            keys = self.all_of(definition, [file]).select(list(definition.keys))
+            path = pa.repeat(file.path, keys.num_rows)
+            places = pa.array(np.arange(keys.num_rows))
+            schema = pa.schema([*keys.schema, *place_fields()])
+            parts.append(pa.Table.from_arrays([*keys.columns, path, places], schema=schema))
+        return pa.concat_tables(parts)
+
+    def completed(
+        self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
+    ) -> tuple[pa.Table, pa.Table]:
+        """(`rows` with the values that those with their keys in `files` have in columns `lacking`, these as `find` says them).
+
+        Raises NonUniqueKeyError for a key that two rows have which count.
+        """
+        names = list(definition.keys)
+        arrays = [one_array(rows.column(name)) for name in names]
+        held = Keys(arrays)
+        data = [*names, *lacking]
+        parts = [
+            self._matching(part, names, arrays) for part in self._placed(definition, files, data, _among(names, arrays))
+        ]
+        fields = [definition.schema.field(name) for name in data]
+        found = pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
+        matches = match_rows(found, names, held)
+        at, counts = np.unique(matches.keys, return_counts=True)
+        if len(counts) and counts.max() > 1:
+            raise self._twice(rows, int(at[np.argmax(counts > 1)]), "the table has it more than once", names)
+        places = np.full(rows.num_rows, -1, np.int64)
+        places[matches.keys] = matches.rows
+        indices = pa.array(places, mask=places < 0)
+        for name in lacking:
+            rows = rows.set_column(
+                rows.schema.get_field_index(name), definition.schema.field(name), found.column(name).take(indices)
+            )
+        return rows, found.select([*names, PATH, ROW])
+
+    def _matching(self, rows: pa.Table, names: Sequence[str], keys: Sequence[pa.Array]) -> pa.Table:
+        """The rows that have one of the keys."""
+        known = pa.Table.from_arrays(list(keys), names=list(names))
+        matches = match_rows(known, names, Keys([one_array(rows.column(name)) for name in names]))
+        return rows.take(pa.array(np.unique(matches.keys)))
+
+    def hidden_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
+        """The rows that such files name: key columns (null where they were others then), `hidden.PATH` and `hidden.ROW`."""
+        data = pa.schema([*definition.schema, *place_fields()])
+        names = [*definition.keys, PATH, ROW]
+        versions = self._versions(files)
+        batches = self._prepared(versions, data, names, None).batches()
+        found = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
+        if found.column(PATH).null_count or found.column(ROW).null_count:
+            shown = ", ".join(redact("path", version.url) for version in versions[:3])
+            raise DamagedFileError(f"{shown}: rows that an upsert or delete hides have a path and a place")
+        return found
+
+    def counted(
+        self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None
+    ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
+        """(places, columns `names`) of the rows that count in a file; with `keys`, of units that may have some of these."""
+        wanted = None
+        if keys is not None:
+            wanted = _among(definition.keys, [one_array(keys.column(name)) for name in definition.keys])
+        prepared = self._prepared([file], definition.schema, names, wanted, keep=False)
+        assert isinstance(prepared, Prepared)
+        for _, places, batch in prepared.placed():
+            yield places, batch
+
+    def count(self, files: Sequence[FileVersion]) -> int:
+        """How many rows of those files count."""
+        found = self._files(True).rows(self._table, files)
+        assert found is not None  # parquet says
+        return found
+
+    def read_back(self, definition: Definition, files: Sequence[DataFile]) -> int:
+        """How many rows these new files give to whoever reads all their columns."""
+        names = definition.schema.names
+        prepared = self._prepared(self._versions(files), definition.schema, names, None, keep=False)
+        return sum(batch.num_rows for batch in prepared.batches())
+
+    def ordered(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """The rows that count in those files, in parts that follow each other in the order of the keys.
+
+        A part fits in memory, unless very many rows have one key; within it the rows are as they come.
+        """
+        names = definition.schema.names
+        if not definition.keys:
+            for group in _groups(files, self._merge_bytes):
+                yield self._prepared(group, definition.schema, names, None, keep=False).batches()
+            return
+        for wanted in self._ranges(definition, list(files), definition.keys, None):
+            yield self._prepared(files, definition.schema, names, wanted, keep=False).batches()
+
+    def _ranges(
+        self, definition: Definition, files: Sequence[FileVersion], keys: Sequence[str], within: Predicate | None
+    ) -> Iterator[Predicate | None]:
+        """Predicates of which each row fulfils one, by the values of the first of the key columns, or of more if need be."""
+        name = keys[0]
+        units = self._unit_bounds(files, definition.schema, name, within)
+        cuts = _cuts(definition.schema.field(name), units, self._merge_bytes)
+        for low, high in zip([None, *cuts], [*cuts, None], strict=True):
+            # Nulls are in the first range, NaN in the last, as in Spark's order.
+            parts = [] if within is None else [within]
+            if low is not None:
+                parts.append(Compare(name, ">=", low))
+            if high is not None:
+                below = Compare(name, "<", high)
+                parts.append(below if low is not None else Or((IsNull(name), below)))
+            wanted = None if not parts else parts[0] if len(parts) == 1 else And(tuple(parts))
+            size = sum(bytes_ for stats, bytes_ in units if _overlaps(stats, low, high))
+            if size > 2 * self._merge_bytes and len(keys) > 1:
+                yield from self._ranges(definition, files, keys[1:], wanted)
+            else:
+                yield wanted
+
+    def _placed(
+        self, definition: Definition, files: Sequence[FileVersion], names: Sequence[str], wanted: Predicate
+    ) -> Iterator[pa.Table]:
+        """The rows that count, of row groups where `wanted` may be true, with where they are; some at a time."""
+        schema = pa.schema([*(definition.schema.field(name) for name in names), *place_fields()])
+        prepared = self._prepared(files, definition.schema, names, wanted)
+        assert isinstance(prepared, Prepared)
+        parts: list[pa.Table] = []
+        for file, places, batch in prepared.placed():
+            path = pa.repeat(file.url.removeprefix(self._table.url + "/"), len(places))
+            parts.append(pa.Table.from_arrays([*batch.columns, path, pa.array(places, pa.int64())], schema=schema))
+            if sum(part.num_rows for part in parts) >= _AT_ONCE:
+                yield pa.concat_tables(parts)
+                parts = []
+        if parts:
+            yield pa.concat_tables(parts)
+
+    def _versions(self, files: Sequence[DataFile | FileVersion]) -> list[FileVersion]:
+        return [version_of_file(self._table, file) if isinstance(file, DataFile) else file for file in files]
+
+    def _prepared(
+        self,
+        files: Sequence[FileVersion],
+        data: pa.Schema,
+        names: Sequence[str],
+        wanted: Predicate | None,
+        keep: bool = True,
+    ) -> PreparedScan:
+        """Some columns of files with the columns `data`, of rows of which `wanted` may be true."""
+        columns = pa.schema([data.field(name) for name in names])
+        projection = Projection(columns, data, pa.schema([]), wanted)
+        return self._files(keep).prepare(self._table, slices_of(files), projection, False, lambda: data)
+
+    def _unit_bounds(
+        self, files: Sequence[FileVersion], data: pa.Schema, name: str, wanted: Predicate | None
+    ) -> list[tuple[ColumnStats | None, int]]:
+        """(bounds of a column, bytes) of each unit of files in which `wanted` may be true."""
+        scan = self._files(False)
+        assert isinstance(scan, Scan)  # managed tables are files
+        projection = Projection(pa.schema([data.field(name)]), data, pa.schema([]), wanted)
+        return scan.unit_bounds(self._table, files, projection)
+
+    def _twice(self, keys: pa.Table, row: int, why: str, names: Sequence[str] | None = None) -> NonUniqueKeyError:
+        key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in names or keys.column_names)
+        return NonUniqueKeyError(
+            f"{key} and {why}, so nothing was written to {redact('path', self._table.url)}: write each key once "
+            "(lookup.write.unique-keys, or a write by key)"
+        )
+
+
+def _groups(files: Sequence[FileVersion], at_most: int) -> Iterator[list[FileVersion]]:
+    """The files in their order, some at a time."""
+    group: list[FileVersion] = []
+    for file in files:
+        if group and sum(other.size for other in group) + file.size > at_most:
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _cuts(field: pa.Field, units: Sequence[tuple[ColumnStats | None, int]], part: int) -> list[Any]:
+    """Values between which about `part` bytes lie; ascending, none twice."""
+    kind = field.type
+    ordered = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp, pa.types.is_decimal)
+    if not any(test(kind) for test in ordered):
+        return []
+    known = [(stats.low, size) for stats, size in units if stats is not None and stats.low is not None]
+    cuts: list[Any] = []
+    size = 0
+    for low, bytes_ in sorted(known, key=lambda unit: unit[0]):
+        if size >= part and (not cuts or low > cuts[-1]):
+            cuts.append(low)
+            size = 0
+        size += bytes_
+    return cuts
+
+
+def _overlaps(stats: ColumnStats | None, low: Any, high: Any) -> bool:
+    """Whether a unit may have rows from `low` on and below `high` (None: no end)."""
+    if stats is None or stats.low is None or stats.high is None:
+        return True
+    return (low is None or stats.high >= low) and (high is None or stats.low < high)
+
+
+def _among(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
+    parts = tuple(Among(name, pc.unique(array).drop_null()) for name, array in zip(names, keys, strict=True))
+    return parts[0] if len(parts) == 1 else And(parts)

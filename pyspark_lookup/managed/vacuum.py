@@ -1,0 +1,127 @@
+"""Vacuum: the files that no version needs which is, or was within the time that is kept, the current one.
+
+An event says first which writes lose their files: a version that needs one of them is known to be gone before it is.
+Times are the store's own: those at which events and files were put, and that of a file put now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+
+from pyspark_lookup.base.errors import CommitUnknownError, OptionError, UfsError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.io.stores import LOG_DIRECTORY
+from pyspark_lookup.io.ufs import FileVersion, Ufs
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.log import Event, NotificationLog, TableState, Vacuum
+
+__all__ = ["RETAINED_S", "Vacuumed", "vacuum"]
+
+RETAINED_S = 7 * 86400.0
+"""What is kept at least, unless somebody insists: longer than a query or a stream's micro-batch runs."""
+
+
+_OF_WRITES = re.compile(r"(write-\d{20}|stream-[^/]+/\d{12}-[^/]+)/[^/]+$")
+"""Where a write's files lie below the table: see `Job.directory`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Vacuumed:
+    """What was removed, and the log position from which on every version can still be read (None: all can)."""
+
+    files: int
+    bytes: int
+    oldest: int | None
+
+
+def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool) -> Vacuumed:
+    """Remove what has not been needed for `older_than_s`. Raises OptionError for less than `RETAINED_S` without `force`,
+    UfsNotFoundError if there is no table, a UfsError if the store fails: the rest is removed another time.
+    """
+    if older_than_s < 0 or (older_than_s < RETAINED_S and not force):
+        raise OptionError(
+            f"argument older_than = {older_than_s:g} s: at least {RETAINED_S:g} s are kept, for queries and writes that are "
+            "under way; with force=True it may be any time from 0 on, if nothing reads or writes the table meanwhile"
+        )
+    where = redact("path", log.url)
+    state = log.latest()
+    if state is None:
+        raise UfsNotFoundError(f"{where} is no managed table")
+    table_id = state.table_id
+    until_s = _now_s(ufs, log, nonce) - older_than_s
+    put_at_s = log.times()
+    oldest = _oldest(state, put_at_s, until_s)
+
+    def removed(state: TableState, nonce: str, at_s: float) -> Event | None:
+        if oldest is None or state.table_id != table_id:
+            return None
+        ids = _removable(state, oldest)
+        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, oldest) if ids else None
+
+    try:
+        state = log.append(removed, after=state)
+    except CommitUnknownError as problem:
+        raise UfsUnavailableError(f"{where} was not vacuumed: {problem.__cause__ or problem}") from problem
+    if state.table_id != table_id:
+        raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
+    done = _sweep(ufs, log, state, until_s)
+    return Vacuumed(len(done), sum(file.size for file in done), state.oldest if state.oldest > 1 else None)
+
+
+def _now_s(ufs: Ufs, log: NotificationLog, nonce: str) -> float:
+    """The time on the store's clock."""
+    url = f"{log.url}/{LOG_DIRECTORY}/vacuum-{nonce}"
+    ufs.put_if_absent(url, nonce.encode())
+    try:
+        return _put_at_s(ufs.get_meta(url))
+    finally:
+        with contextlib.suppress(UfsError):
+            ufs.delete(url)
+
+
+def _put_at_s(file: FileVersion) -> float:
+    if file.modified_at_s is None:
+        raise UfsError(f"{file.url}: the store does not say when it was put")
+    return file.modified_at_s
+
+
+def _oldest(state: TableState, put_at_s: dict[int, float], until_s: float) -> int | None:
+    """The position of the last change that was the current one at that time already; None if there was none."""
+    old = (change.position for change in state.changes if put_at_s.get(change.position, until_s + 1) <= until_s)
+    return max(old, default=None)
+
+
+def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
+    """The committed writes whose files no version from that position on needs."""
+    needed = {write.id for write in state.needed(oldest)}
+    ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
+    return tuple(write.id for write in ended if write.does_something and write.id not in needed)
+
+
+def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) -> list[FileVersion]:
+    """Remove the files that the log does not name, and what has been lying there for long enough; the data files of it.
+
+    Only where writes put files: what somebody else has put beside them, as a stream's checkpoint, is not ours.
+    """
+    named = {file.path for write in state.writes.values() for file in (*write.files, *write.hidden)}
+    opened = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
+    signs = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
+    done = []
+    for file in ufs.list_tree(log.url):
+        path = file.url.removeprefix(log.url + "/")
+        if path in named or path.startswith(opened) or _put_at_s(file) > until_s:
+            continue
+        internal = path.startswith(f"{LOG_DIRECTORY}/")
+        if not internal and not _OF_WRITES.match(path):
+            continue
+        # Of the log itself nothing is removed but signs of life, and what died before it got its name.
+        beside = path.startswith((f"{LOG_DIRECTORY}/heartbeats/", f"{LOG_DIRECTORY}/vacuum-"))
+        if internal and not (beside or path.rpartition("/")[2].startswith(".")):
+            continue
+        if path.startswith(signs):
+            continue
+        ufs.delete(file.url)
+        if not internal:
+            done.append(file)
+    return done

@@ -1,0 +1,531 @@
+"""`TableWriter`: a write of a managed table from its write id to its commit, for any front end.
+
+    begin -> files by anybody, anywhere -> commit, or abort
+
+A commit is one event in the log's order. Until it lies there, nobody sees a row; if it does, everybody does,
+also if the writer never learned of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import (
+    CommitUnknownError,
+    DamagedFileError,
+    OptionError,
+    SchemaError,
+    UfsError,
+    UfsNotFoundError,
+    UfsUnavailableError,
+    WriteConflictError,
+)
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.columnar.ddl import columns_ddl
+from pyspark_lookup.columnar.keys import cast_keys, check_key_types
+from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.managed.conflicts import ByKey, Effect, Keeping, NewKeys, Plain, RowsByKey
+from pyspark_lookup.managed.data_files import DataFiles, defined, kept_columns, matched
+from pyspark_lookup.managed.heartbeat import Heartbeats
+from pyspark_lookup.managed.jobs import Job, directory_of, named_files, own_write
+from pyspark_lookup.managed.places import check_place
+from pyspark_lookup.managed.sizes import WriteSizes
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import (
+    Abort,
+    Allocate,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    NotificationLog,
+    TableState,
+    Write,
+    WriteMode,
+)
+from pyspark_lookup.table.model import Table
+
+__all__ = ["TableWriter"]
+
+_log = logging.getLogger("pyspark_lookup.writing")
+_OF_ROWS = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.DELETE)  # without some they change nothing
+
+
+class TableWriter:
+    """Writes of the managed table at `log.url`, created by its first one. `committed`: told (table id, log position)."""
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        log: NotificationLog,
+        disk: Disk | None,
+        clock: HostClock,
+        rng: random.Random,
+        options: LookupOptions,
+        table: Table,
+        rows: RowsByKey,
+        committed: Callable[[str, int], None],
+        sizes: WriteSizes,
+        metrics: CacheMetricGroup,
+    ) -> None:
+        self._ufs = ufs
+        self._log = log
+        self._clock = clock
+        self._rng = rng
+        self._options = options
+        self._table = table
+        self._rows = rows
+        self._committed = committed
+        self._sizes = sizes
+        self._metrics = metrics
+        self._hearts = Heartbeats(ufs, disk, clock, rng, log.url, options.write_timeout_s)
+        self._url = redact("path", log.url)
+
+    # --- the driver's side ------------------------------------------------------------------------
+
+    def begin(self, schema: pa.Schema, mode: WriteMode, name: str | None = None, first: bool = False) -> Job:
+        """A write of rows with these columns, with its write id. `first`: others may follow under it, by key.
+
+        `name`: that of a directory for its files; the id is allocated at the commit then, and a write of that name may
+        begin again. Raises SchemaError, OptionError or NotATableError if there can be no such write.
+        """
+        state = self._log.latest() or self._create(schema)
+        kept = () if first else self.kept(state.definition, schema, mode)
+        if first and state.definition.keys and mode is not WriteMode.OVERWRITE:
+            mode = WriteMode.UPSERT
+        known = None if self._abort_dead(state) else state
+        write_id: int | None = None
+        nonces = [""]
+        if name is None:
+            found: list[int] = []
+
+            def allocate(state: TableState, nonce: str, at_s: float) -> Event:
+                self._definition(state, schema, mode.by_key)
+                found[:] = [state.high_watermark + 1]
+                nonces[:] = [nonce]
+                return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
+
+            state = self._append(allocate, after=known)
+            write_id = found[0]
+            name = directory_of(write_id)
+        definition = self._definition(state, schema, mode.by_key)
+        return Job(state.table_id, write_id, mode, name, definition, self._clock.steady_s(), nonces[0], kept)
+
+    def kept(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
+        """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError where nobody has said so."""
+        return kept_columns(definition, schema, self._options, self._url) if mode is WriteMode.UPSERT else ()
+
+    def create(self, schema: pa.Schema) -> None:
+        """Make the table, without rows, if it is not there. Raises SchemaError if one is there that has other columns or keys."""
+        own = (self._log.latest() or self._create(schema)).definition
+        wanted = defined(schema, self._options.keys or own.keys, self._url)
+        if own.schema != wanted.schema or own.keys != wanted.keys:
+            raise SchemaError(
+                f"{self._url} is a table with the columns {columns_ddl(own.schema)} and the keys {', '.join(own.keys) or '(none)'}; "
+                f"not {columns_ddl(wanted.schema)} and {', '.join(wanted.keys) or '(none)'}: leave lookup.schema and lookup.keys out"
+            )
+
+    def _create(self, schema: pa.Schema) -> TableState:
+        check_place(self._ufs, self._log.url)
+        definition = defined(schema, self._options.keys or (), self._url)
+        table_id = f"{self._rng.getrandbits(128):032x}"
+        try:
+            made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
+        except CommitUnknownError as problem:
+            raise self._nothing_written(problem) from problem
+        state = made or self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
+        return state
+
+    def _definition(self, state: TableState, schema: pa.Schema, by_key: bool) -> Definition:
+        """What the table is defined as with these rows. Raises SchemaError or OptionError."""
+        keys = self._options.keys
+        own = state.definition
+        if keys is not None and [k.casefold() for k in keys] != [k.casefold() for k in own.keys]:
+            raise OptionError(
+                f"option lookup.keys = {','.join(keys)!r}: {self._url} was created with {','.join(own.keys) or 'none'!r}; "
+                "leave it out"
+            )
+        if (self._options.write_unique_keys or by_key) and not own.keys:
+            what = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
+            raise OptionError(f"{what}: {self._url} has no key columns (lookup.keys)")
+        return matched(own, schema, self._options.write_merge_schema, self._url)
+
+    def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
+        """What a write of those files does to the rows of others, as its mode and the options say."""
+        if job.kept:
+
+            def put(definition: Definition, rows: pa.Table) -> list[DataFile]:
+                return self.write(dataclasses.replace(job, definition=definition), rows.to_batches(), "kept")
+
+            given = [name for name in job.definition.schema.names if name not in job.kept]
+            return Keeping(self._rows, self._table, files, given, put)
+        if job.mode.by_key:
+
+            def keys(definition: Definition) -> pa.Table:
+                found = self._rows.keys_of(definition, files)
+                self._rows.check_different(found)
+                return found
+
+            return ByKey(self._rows, self._table, keys)
+        if self._options.write_unique_keys:
+            # Beside an overwrite stays what has a higher write id.
+            own = job.write_id if job.mode is WriteMode.OVERWRITE else None
+            return NewKeys(self._rows, dataclasses.replace(self._table, own=own), files, job.directory)
+        return Plain()
+
+    def deletion(self, keys: pa.Table) -> Effect:
+        """That the rows with those keys do not count any more. `keys`: the key columns, in their types."""
+        return ByKey(self._rows, self._table, lambda _: keys)
+
+    def commit(
+        self, job: Job, files: Sequence[DataFile], batch: Batch | None = None, effect: Effect | None = None
+    ) -> TableState | None:
+        """Make the files' rows the table's, all at once; the state with them, None if the batch was committed before.
+
+        `effect`: if it is not that of the job's mode. What would change nothing is not committed. Raises
+        WriteConflictError, NonUniqueKeyError or SchemaError if it cannot be, another UfsError if the store fails (the write is
+        aborted then, if that can be), CommitUnknownError if the store does not say whether it is committed.
+        """
+        if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
+            self._give_up(job, files, "no rows")
+            return self._log.latest()
+        state, job = self._allocated(job, batch)
+        if job.write_id is None:
+            assert batch is not None
+            self._metrics.inc("batchSkippedCount")
+            _log.warning(
+                "batch %d of query %s is not written to %s: that query has committed it, or a later one. A restart from an old "
+                "checkpoint gives old ids to new rows; give it a new checkpoint directory to write those",
+                batch.id,
+                batch.query,
+                self._url,
+            )
+            self._remove(job, files, state)
+            return None
+        try:
+            # The rows that lack columns are not those that the table will have.
+            put = () if job.kept and effect is None else files
+            state = self._commit(job, job.write_id, put, batch, effect or self.effect(job, files))
+        except Exception as problem:
+            state = self._ended(job, files, problem)
+        if not state.writes[job.write_id].committed:
+            self._give_up(job, files, "no rows")
+            return self._log.latest()
+        self._committed(state.table_id, self.position_of(job, state))
+        self._tidy(job, state)
+        return state
+
+    def position_of(self, job: Job, state: TableState) -> int:
+        """The log position of a job's commit; the state's, if it has none."""
+        write = own_write(state, job)
+        return (
+            write.ended_at if write is not None and write.committed and write.ended_at is not None else state.position
+        )
+
+    def _give_up(self, job: Job, files: Sequence[DataFile], reason: str = "") -> None:
+        """Abort a job, if the store lets us; an open one that is never committed is not seen either."""
+        with contextlib.suppress(UfsError, DamagedFileError):
+            self.abort(job, files, reason)
+
+    def _ended(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
+        """The state with a job committed whose commit seemed to fail; otherwise raises what says how it ended.
+
+        An abort in the log decides it: nothing of the write can be put behind that.
+        """
+        try:
+            state = self.abort(job, files)
+        except (UfsError, DamagedFileError):
+            raise problem from problem.__cause__
+        write = None if state is None else own_write(state, job)
+        if state is not None and write is not None and write.committed:
+            return state
+        if write is not None and isinstance(problem, CommitUnknownError):
+            raise self._nothing_written(problem) from problem
+        raise problem from problem.__cause__
+
+    def _nothing_written(self, problem: CommitUnknownError) -> UfsUnavailableError:
+        return UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__ or problem}")
+
+    def _append(
+        self, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
+    ) -> TableState:
+        """Put an event by which nobody sees a row: where it is unknown whether it was put, nothing was written."""
+        try:
+            return self._log.append(make, after)
+        except CommitUnknownError as problem:
+            raise self._nothing_written(problem) from problem
+
+    def _commit(
+        self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
+    ) -> TableState:
+        """The state with the write committed; without, if it would change nothing."""
+        state = self._log.known()
+        behind = state is None or state.table_id != job.table_id or write_id not in state.writes
+        if behind or not isinstance(effect, Plain):
+            state = self._log.latest()
+        after: TableState | None = None
+        while True:
+            if state is None:
+                raise UfsNotFoundError(f"{self._url} is no managed table (any more)")
+            definition = self._check(state, job, write_id, effect)
+            rows = effect.look(state, definition)
+            files = (*files, *effect.added)
+            hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
+            write = state.writes[write_id]
+            if files or hidden or (effect.replaces and not write.replaces):
+                state = after = self._append(self._writes(job, write_id, effect, files, hidden), after=after)
+            files = ()
+            if job.mode in _OF_ROWS and not state.writes[write_id].does_something:
+                return state
+            state = after = self._log.append(self._commits(job, write_id, effect, batch), after=after)
+            if state.writes[write_id].committed:
+                return state
+
+    def _writes(
+        self, job: Job, write_id: int, effect: Effect, files: Sequence[DataFile], hidden: Sequence[DataFile]
+    ) -> Callable[[TableState, str, float], Event]:
+        def write(state: TableState, nonce: str, at_s: float) -> Event:
+            self._check(state, job, write_id, effect)
+            # A compaction says so with the first files it puts, even if there are none.
+            replaces = () if state.writes[write_id].replaces else effect.replaces
+            put = tuple(files), tuple(hidden), replaces
+            return Write(state.position + 1, state.table_id, nonce, at_s, write_id, *put)
+
+        return write
+
+    def _commits(
+        self, job: Job, write_id: int, effect: Effect, batch: Batch | None
+    ) -> Callable[[TableState, str, float], Event | None]:
+        def commit(state: TableState, nonce: str, at_s: float) -> Event | None:
+            definition = self._check(state, job, write_id, effect)
+            if batch is not None and state.is_committed(batch):
+                raise WriteConflictError(f"batch {batch.id} of query {batch.query} was committed by somebody else")
+            if effect.is_due(state):
+                return None  # others have committed since
+            changed = definition if definition.schema != state.definition.schema else None
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, changed, batch)
+
+        return commit
+
+    def _allocated(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
+        """The job with a write id; without, if its batch is committed already, as the state says."""
+        if job.write_id is not None:
+            return None, job
+        found: list[tuple[int, str]] = []
+
+        def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
+            self._check_same(state, job)
+            found.clear()
+            if batch is not None and state.is_committed(batch):
+                return None
+            found.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], job.mode)
+
+        state = self._append(allocate)
+        write_id, nonce = found[0] if found else (None, "")
+        return state, dataclasses.replace(job, write_id=write_id, nonce=nonce)
+
+    def _check(self, state: TableState, job: Job, write_id: int, effect: Effect) -> Definition:
+        """The table's definition if the job is committed next. Raises what makes that impossible."""
+        self._check_same(state, job)
+        if write_id in state.writes and own_write(state, job) is None:
+            raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
+        state.check_open(write_id)
+        if not isinstance(effect, Plain) and state.definition.keys != job.definition.keys:
+            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
+        effect.check(state)
+        definition = matched(state.definition, job.definition.schema, True, self._url)
+        if definition.schema != state.definition.schema and not self._options.write_merge_schema:
+            raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
+        return definition
+
+    def _check_same(self, state: TableState, job: Job) -> None:
+        if state.table_id != job.table_id:
+            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+
+    def abort(
+        self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
+    ) -> TableState | None:
+        """See to it that no row of the job is ever seen, and remove its files; nothing if it is committed.
+
+        The table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write stays
+        open then, and its files where they are.
+        """
+        state = self._log.latest() if batch is not None or job.write_id is None else None
+        if batch is not None and state is not None and state.is_committed(batch):
+            _log.warning("batch %d of query %s is committed: not aborted", batch.id, batch.query)
+            return state
+        if job.write_id is not None:
+            write_id = job.write_id
+
+            def abort(state: TableState, nonce: str, at_s: float) -> Event | None:
+                write = own_write(state, job)
+                if write is None or write.ended_at is not None:
+                    return None
+                return Abort(state.position + 1, state.table_id, nonce, at_s, write_id, reason)
+
+            try:
+                state = self._append(abort)
+            except UfsNotFoundError:
+                return None
+            write = own_write(state, job)
+            if write is None:
+                return state
+            if write.committed:
+                # Its commit lies in the log, though its answer was lost.
+                _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
+                return state
+        self._remove(job, files, state)
+        return state
+
+    def _remove(self, job: Job, files: Iterable[DataFile], state: TableState | None) -> None:
+        """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
+        if state is not None:
+            self.discard(job, files, state)
+            self._tidy(job, state)
+
+    def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
+        """Remove those of a job's files that no write of the log names."""
+        if state.table_id != job.table_id:
+            return  # another table may use a directory of that name
+        named = named_files(state, job)
+        self._files(job).remove(file for file in files if file.path not in named)
+
+    def _tidy(self, job: Job, state: TableState) -> None:
+        """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
+        if state.table_id != job.table_id:
+            return
+        with contextlib.suppress(UfsError):
+            named = named_files(state, job)
+            with contextlib.suppress(UfsNotFoundError):
+                for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
+                    if file.url.removeprefix(self._log.url + "/") not in named:
+                        self._ufs.delete(file.url)
+            if job.write_id is not None and self._clock.steady_s() - job.began_s > self._hearts.interval_s:
+                self._hearts.forget(job.write_id)
+
+    def _abort_dead(self, state: TableState) -> bool:
+        """Abort the writes of which nothing was heard for too long; whether there are some."""
+        dead = self._hearts.dead(state.table_id, [write.id for write in state.open_writes()])
+        for write_id in dead:
+            job = Job(state.table_id, write_id, WriteMode.APPEND, directory_of(write_id), state.definition, 0.0)
+            _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
+            self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
+        return bool(dead)
+
+    def keys_asked(self, keys: pa.Table) -> pa.Table:
+        """Keys that somebody gives, as columns of the table's types. Raises SchemaError, OptionError, UfsNotFoundError."""
+        state = self._log.latest()
+        if state is None:
+            raise UfsNotFoundError(f"{self._url} is no managed table")
+        fields = [state.definition.schema.field(name) for name in state.definition.keys]
+        if not fields:
+            raise OptionError(f"{self._url} has no key columns (lookup.keys): nothing can be deleted by key")
+        return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
+
+    def delete(self, keys: pa.Table) -> int:
+        """Commit that the rows with those keys do not count any more; the log position after it."""
+        asked = self.keys_asked(keys)
+        state = self._log.known()
+        if asked.num_rows:
+            job = self.begin(asked.schema, WriteMode.DELETE)
+            state = self.commit(job, (), effect=self.deletion(asked))
+            assert state is not None
+            return self.position_of(job, state)
+        assert state is not None
+        return state.position
+
+    def alter(self, columns: pa.Schema | None, keys: Sequence[str] | None, properties: Mapping[str, str] | None) -> int:
+        """Commit another definition of the table; the log position of that, or of the table if nothing changes.
+
+        `columns` are added; `keys` replace the key columns; `properties` are set. Raises SchemaError for columns that the
+        table has otherwise, or keys that it does not have or names twice, UfsNotFoundError if there is no table.
+        """
+
+        def altered(own: Definition) -> Definition:
+            changed = own if columns is None else matched(own, columns, True, self._url)
+            named = own.keys if keys is None else tuple(resolve_names(keys, changed.schema, "lookup.keys"))
+            if len(set(named)) < len(named):
+                raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
+            check_key_types([changed.schema.field(name) for name in named])
+            return Definition(changed.schema, named, {**own.properties, **(properties or {})})
+
+        found: list[tuple[int, str]] = []
+
+        def allocate(state: TableState, nonce: str, at_s: float) -> Event | None:
+            found.clear()
+            if altered(state.definition) == state.definition:
+                return None
+            found.append((state.high_watermark + 1, nonce))
+            return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], WriteMode.ALTER)
+
+        state = self._append(allocate)
+        if not found:
+            return state.position
+        ((write_id, own_nonce),) = found
+        directory = directory_of(write_id)
+        job = Job(state.table_id, write_id, WriteMode.ALTER, directory, state.definition, 0.0, own_nonce)
+
+        def commit(state: TableState, nonce: str, at_s: float) -> Event:
+            self._check(state, job, write_id, Plain())
+            return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, altered(state.definition))
+
+        try:
+            state = self._log.append(commit, after=state)
+        except Exception as problem:
+            state = self._ended(job, (), problem)
+        position = self.position_of(job, state)
+        self._committed(state.table_id, position)
+        return position
+
+    # --- a transaction's side ---------------------------------------------------------------------
+
+    def widened(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
+        """The job with rows of these columns, too. Raises as `begin` does."""
+        state = self._log.known()
+        if state is None or state.table_id != job.table_id:
+            raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
+        if self._definition(state, schema, by_key).keys != job.definition.keys:
+            raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
+        definition = matched(job.definition, schema, self._options.write_merge_schema, self._url)
+        return dataclasses.replace(job, definition=definition)
+
+    def put(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
+        """Put files in the log, and what says that `rows` of others do not count; who commits the job commits them."""
+        hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
+        if job.write_id is not None and (files or hidden):
+            self._log.append(self._writes(job, job.write_id, Plain(), files, hidden))
+
+    # --- a task's side ----------------------------------------------------------------------------
+
+    def write(self, job: Job, batches: Iterable[pa.RecordBatch], prefix: str) -> list[DataFile]:
+        """The files of one task's rows. Attempts of a task write files of their own; only committed ones count."""
+        return self._files(job).write(self._beating(job, batches), prefix)
+
+    def write_ordered(self, job: Job, parts: Iterable[Iterable[pa.RecordBatch]], prefix: str) -> list[DataFile]:
+        """The files of rows that come in parts in the order of the keys (see `DataFiles`)."""
+        return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
+
+    def _files(self, job: Job) -> DataFiles:
+        return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng, self._sizes)
+
+    def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            if job.write_id is not None:
+                with contextlib.suppress(UfsError):
+                    self._hearts.beat(job.write_id)
+            yield batch

@@ -1,0 +1,104 @@
+"""A catalog table's own options, which the metadata of its columns carries, and what ALTER TABLE has done to it.
+
+Nothing here needs Spark to be installed: a session and its types come as arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from pyspark_lookup.base.decoding import UNREADABLE, text_of
+from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import is_local
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructField, StructType
+
+__all__ = ["MARK_METADATA", "OPTIONS_METADATA", "added_columns", "mark_of", "named_options", "table_options"]
+
+OPTIONS_METADATA = "lookupcache.options"
+MARK_METADATA = "lookupcache.mark"
+
+
+def added_columns(schema: StructType) -> list[str]:
+    """The columns of a catalog table that only ALTER TABLE … ADD COLUMN knows of, and the first INSERT."""
+    return [field.name for field in schema if not mark_of(field)[0]] if table_options(schema) else []
+
+
+def table_options(schema: StructType) -> dict[str, str]:
+    """The options a catalog table was created with, from its schema; {} if it carries none.
+
+    Raises OptionError for damaged ones, SchemaError for a table whose columns have new names.
+    """
+    text = next(
+        (found for field in schema if (found := (field.metadata or {}).get(OPTIONS_METADATA)) is not None), None
+    )
+    if text is None:
+        return {}
+    _check_names(schema)
+    return _options_of(text)
+
+
+def mark_of(field: StructField) -> tuple[str, str]:
+    """(a table's mark, the column's name when the table was created)."""
+    mark, _, name = str((field.metadata or {}).get(MARK_METADATA, "")).partition(":")
+    return mark, name
+
+
+def _check_names(schema: StructType) -> None:
+    for field in schema:
+        mark, name = mark_of(field)
+        if mark and name != field.name:
+            raise SchemaError(
+                f"column {field.name!r} is {name!r} in the table: ALTER TABLE … RENAME COLUMN changes the catalog only. Rename it "
+                f"back, and read it under its new name from a view: CREATE VIEW … AS SELECT {name} AS {field.name}, …"
+            )
+
+
+def _options_of(text: Any) -> dict[str, str]:
+    try:
+        return {text_of(key): text_of(value) for key, value in json.loads(text).items()}
+    except UNREADABLE as problem:
+        raise OptionError(
+            f"this table's options, which its schema in the catalog carries, cannot be read ({type(problem).__name__}): create "
+            "the table anew"
+        ) from None
+
+
+def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
+    """(the options of the catalog table `name`, its columns if they are those it was created with).
+
+    Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
+    """
+    schema = spark.table(name).schema
+    stored = table_options(schema)
+    if not stored:
+        raise OptionError(
+            f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
+        )
+    place = _location(spark, name) if "path" in stored else None
+    if place is not None and _plain_path(place) != _plain_path(stored["path"]):
+        raise OptionError(
+            f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
+            f"{redact('path', place)}: Spark tells neither reads nor writes of that, which stay where they were. DROP TABLE {name} "
+            f"(its files stay), then CREATE TABLE {name} USING lookupcache OPTIONS (path '…')"
+        )
+    return stored, None if added_columns(schema) else schema
+
+
+def _location(spark: SparkSession, name: str) -> str | None:
+    """Where the catalog says that a table is; None if it says nothing."""
+    database, _, table = name.rpartition(".")
+    within = f" IN {database}" if database else ""
+    pattern = table.strip("`").replace("'", "\\'")
+    shown = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
+    lines = [line for row in shown if not row["isTemporary"] for line in str(row["information"]).splitlines()]
+    return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
+
+
+def _plain_path(path: str) -> str:
+    """A path as one can compare it: `file:/x`, `file:///x` and `/x` are one."""
+    return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")

@@ -1,0 +1,122 @@
+"""Defaults from the conf file, and what of any option must not be told: credentials."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark_lookup.base.errors import OptionError, without_credentials
+
+__all__ = [
+    "STORAGE",
+    "conf_file_options",
+    "conf_file_secrets",
+    "holds_secret",
+    "looks_secret",
+    "redact",
+    "storage_value",
+    "tells_secret",
+]
+
+STORAGE = "lookup.storage."
+_SECRET = re.compile(
+    r"secret|passw|token|credential|signature|(^|[._-])(key|sas)$|(access|account|private|api|shared)[._-]?key|connection_string"
+)
+
+
+def looks_secret(key: str) -> bool:
+    """Whether an option's name says that its value is a credential."""
+    return key != "lookup.keys" and _SECRET.search(key.lower()) is not None
+
+
+def redact(key: str, value: object) -> str:
+    """`value` as text fit for a message: hidden if it is or holds a credential, without those in URLs."""
+    if holds_secret(key, value):
+        return "[redacted]"
+    return without_credentials(str(value))
+
+
+def tells_secret(key: str, value: object) -> bool:
+    """Whether an option is or holds a credential, one in a URL among them."""
+    return redact(key, value) != str(value)
+
+
+def holds_secret(key: str, value: object) -> bool:
+    """Whether an option is a credential, or a JSON value (or its text) with one somewhere inside."""
+    if looks_secret(key):
+        return True
+    stack = [value if isinstance(value, (dict, list)) else storage_value(value)]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            if any(map(looks_secret, item)):
+                return True
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+    return False
+
+
+def storage_value(text: object) -> Any:
+    """`true`, `5` and JSON become values, as fsspec expects; anything else stays text."""
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError):
+        return str(text)
+
+
+def conf_file_options(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Defaults of `$LOOKUPCACHE_CONF`, else of `$SPARK_CONF_DIR/lookupcache.conf`; {} without either.
+
+    Lines are `key = value`; a `#` at their start or after a space begins a comment. Raises OptionError for a file that was named but cannot
+    be read or parsed; the message shows no line, for it may hold a credential.
+    """
+    named = environ.get("LOOKUPCACHE_CONF")
+    spark_conf = environ.get("SPARK_CONF_DIR")
+    if not named and not spark_conf:
+        return {}
+    path = Path(named) if named else Path(spark_conf or "") / "lookupcache.conf"
+    parser = configparser.ConfigParser(
+        delimiters=("=",), comment_prefixes=("#",), inline_comment_prefixes=("#",), interpolation=None
+    )
+    try:
+        lines = path.read_text(encoding="utf-8")
+    except FileNotFoundError as problem:
+        if not named:
+            return {}
+        raise OptionError(f"conf file {path} ($LOOKUPCACHE_CONF) does not exist") from problem
+    except (OSError, UnicodeDecodeError) as problem:
+        raise OptionError(f"conf file {path} cannot be read: {problem}") from problem
+    try:
+        parser.read_string("[conf]\n" + lines)
+    except configparser.DuplicateOptionError as problem:
+        raise OptionError(
+            f"conf file {path}, line {(problem.lineno or 1) - 1}: {problem.option} is there twice"
+        ) from None
+    except configparser.ParsingError as problem:
+        raise OptionError(f"conf file {path}, line {problem.errors[0][0] - 1}: expected key = value") from None
+    except configparser.Error:
+        raise OptionError(f"conf file {path}: expected lines of key = value without [sections]") from None
+    if parser.sections() != ["conf"] or parser.defaults():
+        raise OptionError(f"conf file {path}: expected lines of key = value without [sections]")
+    options = dict(parser["conf"])
+    for key, text in options.items():
+        if "\n" in text:  # an indented line goes on with the one before
+            raise OptionError(f"conf file {path}: the line after {key} is indented: start every line with its key")
+    return options
+
+
+def conf_file_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The credentials among a conf file's `lookup.storage.*`: used on this host, never put into a plan."""
+    found: dict[str, Any] = {}
+    for key, text in conf_file_options(environ).items():
+        if key.startswith(STORAGE) and tells_secret(key, text):
+            value = storage_value(text)
+            # A password of digits is no number.
+            found[key.removeprefix(STORAGE)] = value if isinstance(value, (dict, list)) else text
+    return found

@@ -1,0 +1,154 @@
+"""The full cache (FLIP-221)."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+from typing import TYPE_CHECKING, Any
+
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.options.declaring import (
+    DURATION,
+    POSITIVE_DURATION,
+    Kind,
+    choice,
+    option,
+)
+from pyspark_lookup.options.enums import (
+    CacheMode,
+    MetadataSource,
+    OnReloadFailure,
+    ReloadStrategy,
+)
+from pyspark_lookup.options.parsing import (
+    parse_days,
+    parse_reload_strategy,
+)
+from pyspark_lookup.options.reload_trigger import Blackout, ScheduleMode, parse_blackout, parse_iso_time
+
+if TYPE_CHECKING:
+    from pyspark_lookup.options.lookup_options import LookupOptions
+
+__all__ = ["FULL", "FullCacheOptions", "check_full_cache"]
+
+FULL = "lookup.full-cache."
+
+
+@dataclasses.dataclass(frozen=True)
+class FullCacheOptions:
+    """The full cache (FLIP-221)."""
+
+    # fmt: off
+    reload_strategy: ReloadStrategy | str = option(
+        "lookup.full-cache.reload-strategy", Kind('PERIODIC, TIMED or `module:factory`', parse_reload_strategy), ReloadStrategy.PERIODIC,
+        doc="With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions`"
+            " and returns a `CacheReloadTrigger`.",
+    )
+    reload_interval_s: float | None = option(
+        "lookup.full-cache.periodic-reload.interval", POSITIVE_DURATION, None,
+        doc="PERIODIC: time between reloads.",
+    )
+    reload_schedule_mode: ScheduleMode = option(
+        "lookup.full-cache.periodic-reload.schedule-mode", choice(ScheduleMode), ScheduleMode.FIXED_DELAY,
+        doc="PERIODIC: counted from the end of the last reload, or on a grid.",
+    )
+    reload_iso_time: datetime.time | None = option(
+        "lookup.full-cache.timed-reload.iso-time", Kind('ISO time', parse_iso_time), None,
+        doc="TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.",
+    )
+    reload_interval_days: int = option(
+        "lookup.full-cache.timed-reload.interval-in-days", Kind('integer', parse_days), 1,
+        doc="TIMED: days between reloads.",
+    )
+    blackout: Blackout | None = option(
+        "lookup.full-cache.blackout", Kind('times of day', parse_blackout), None,
+        doc="With a reload strategy: no reload begins in these, e.g. `22:00-06:00, 12:00-13:00`; one that comes due "
+            "waits for the end.",
+    )
+    build_wait_s: float = option(
+        "lookup.full-cache.build-wait", DURATION, 30.0, shown='30 s',
+        doc="With UFS: how long a query waits for the snapshot of a new version; after it, the query reads the files "
+            "themselves.",
+    )
+    retain_s: float | None = option(
+        "lookup.full-cache.retain", DURATION, None, shown='10 min, or two intervals if that is longer',
+        doc="How long a superseded snapshot stays on disk.",
+    )
+    on_reload_failure: OnReloadFailure = option(
+        "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,
+        doc="With CACHE, after a failed reload: serve the last snapshot, or fail until a reload succeeds.",
+    )
+    max_staleness_s: float | None = option(
+        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, shown='any age',
+        doc="With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.",
+    )
+    # fmt: on
+
+    @property
+    def reloads(self) -> bool:
+        """Whether a trigger reloads the full cache."""
+        return self.reload_strategy is not ReloadStrategy.PERIODIC or self.reload_interval_s is not None
+
+    @functools.cached_property
+    def full_cache(self) -> tuple[Any, ...]:
+        """The values of all options of the full cache."""
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(FullCacheOptions))
+
+    @property
+    def retained_s(self) -> float:
+        """How long a superseded snapshot stays."""
+        if self.retain_s is not None:
+            return self.retain_s
+        interval_s = self.reload_interval_s or 0.0
+        if self.reload_strategy is ReloadStrategy.TIMED:
+            interval_s = 86400.0 * self.reload_interval_days
+        return max(600.0, 2 * interval_s)
+
+
+def check_full_cache(options: LookupOptions) -> None:
+    """Raise OptionError for options of the full cache that would be ignored, or lack another."""
+    given = sorted(key for key in options.explicit if key.startswith(FULL))
+    if options.cache is not CacheMode.FULL:
+        if given:
+            raise OptionError(
+                f"option {given[0]}: lookup.cache is {options.cache.value!r} and should be 'FULL' for it to have a meaning"
+            )
+        return
+    strategy = options.reload_strategy
+    named = strategy if isinstance(strategy, str) else strategy.value
+    for prefix, needed in ((FULL + "periodic-reload.", "PERIODIC"), (FULL + "timed-reload.", "TIMED")):
+        wrong = [key for key in given if key.startswith(prefix)] if named != needed else []
+        if wrong:
+            raise OptionError(f"option {wrong[0]}: {FULL}reload-strategy is {named!r} and should be {needed!r}")
+    cached = options.metadata_source is MetadataSource.CACHE
+    if named == "TIMED" and options.reload_iso_time is None:
+        raise OptionError(f"Missing '{FULL}timed-reload.iso-time': a time such as '10:15' or '10:15Z'")
+    # A provider may bring a trigger of its own.
+    wants = cached and options.provider is None
+    wants |= any("reload-strategy" in key or "periodic-reload" in key for key in given)
+    if named == "PERIODIC" and options.reload_interval_s is None and wants:
+        why = (
+            "because lookup.cache = 'FULL' reloads by a schedule with lookup.metadata.source = 'CACHE', a"
+            if cached
+            else "a"
+        )
+        raise OptionError(f"Missing '{FULL}periodic-reload.interval': {why} duration such as '5 min'")
+    if options.blackout is not None and not options.reloads and FULL + "blackout" in given:
+        raise OptionError(f"option {FULL}blackout is for scheduled reloads: set {FULL}periodic-reload.interval too")
+    if cached and "lookup.metadata.sync-interval" in options.explicit:
+        raise OptionError(
+            "option lookup.metadata.sync-interval: with lookup.cache = 'FULL' the reload strategy says when to ask the "
+            f"store; set {FULL}periodic-reload.interval instead"
+        )
+    for key in ("build-wait",) if cached else ("on-reload-failure", "max-staleness"):
+        if FULL + key in given:
+            raise OptionError(
+                f"option {FULL}{key} has no meaning with lookup.metadata.source = {options.metadata_source.value!r}: "
+                + ("queries never wait for a reload" if cached else "every query checks the version at the store")
+            )
+    if options.max_staleness_s is not None and options.max_staleness_s < (options.reload_interval_s or 0):
+        raise OptionError(
+            f"option {FULL}max-staleness = {options.max_staleness_s:g} s is less than {FULL}periodic-reload.interval = "
+            f"{options.reload_interval_s:g} s: queries would fail between reloads"
+        )

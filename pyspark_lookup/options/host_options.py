@@ -1,0 +1,75 @@
+"""What a host keeps, and how it speaks with stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark_lookup.options.declaring import (
+    COUNT,
+    GIB,
+    MIB,
+    MOST,
+    Kind,
+    choice,
+    option,
+    size,
+)
+from pyspark_lookup.options.enums import (
+    CacheMode,
+)
+from pyspark_lookup.options.parsing import (
+    parse_text,
+)
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["HostOptions"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostOptions:
+    """What a host keeps, and how it speaks with stores."""
+
+    # fmt: off
+    cache: CacheMode = option(
+        "lookup.cache", choice(CacheMode), CacheMode.NONE,
+        doc="What a host keeps (FLIP-221): NONE the blocks of the files; PARTIAL the rows of the keys that were asked"
+            " for, on top; FULL all rows, decoded and indexed, on local disk.",
+    )
+    cache_dir: str | None = option(
+        "lookup.cache.dir", Kind('path', parse_text), None, shown="`lookupcache-<uid>` in the system's temporary directory",
+        doc="Directory of this host's cache, mode 0700, on a local disk.",
+    )
+    cache_max_bytes: int = option(
+        "lookup.cache.max-bytes", size(MIB, MOST), 10 * GIB, shown='10 GiB',
+        doc="Disk budget of this host's blocks; snapshots come on top.",
+    )
+    block_size: int = option(
+        "lookup.block.size", size(64 * 1024, GIB), 4 * MIB, shown='4 MiB',
+        doc="Block of a format without natural blocks (CSV, JSON, ORC).",
+    )
+    max_retries: int = option(
+        "lookup.max-retries", COUNT, 3,
+        doc="Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).",
+    )
+    storage: tuple[tuple[str, Any], ...] = option(
+        "lookup.storage.*", Kind('any', str), (), hashed=False,
+        doc="Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never "
+            "credentials.",
+    )
+    # fmt: on
+
+    def cache_directory(self) -> Path:
+        """Where this host keeps its cache. Nothing is created here."""
+        if self.cache_dir is not None:
+            return Path(self.cache_dir).expanduser().absolute()
+        return Path(tempfile.gettempdir()) / f"lookupcache-{os.getuid()}"
+
+    def storage_options(self) -> dict[str, Any]:
+        """Keyword arguments for the fsspec filesystem."""
+        return dict(self.storage)

@@ -1,0 +1,254 @@
+"""Every `lookup.*` key: its type, default and one-line meaning. The only place strings become values.
+
+`LookupOptions.parse` takes the layers in order of precedence and returns one frozen value:
+read option > table option > `spark.lookupcache.*` > conf file > default.
+A key no layer may hold, a value that does not parse and a combination that contradicts itself are
+`OptionError`s that name the key, the value and the nearest valid choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.options.conf_file import STORAGE, redact, storage_value, tells_secret
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
+from pyspark_lookup.options.file_options import FileOptions
+from pyspark_lookup.options.full_cache_options import FULL, FullCacheOptions, check_full_cache
+from pyspark_lookup.options.host_options import HostOptions
+from pyspark_lookup.options.partial_cache_options import PARTIAL, PartialCacheOptions, check_partial_cache
+from pyspark_lookup.options.provider_options import PROVIDER, ProviderOptions, check_provider
+from pyspark_lookup.options.read_options import ReadOptions
+from pyspark_lookup.options.write_options import WriteOptions
+
+__all__ = ["HOST_KEYS", "SPARK_CONF_PREFIX", "LookupOptions", "is_local", "merged_options", "options_table"]
+
+SPARK_CONF_PREFIX = "spark.lookupcache."
+
+# Options of a host, not of what a query means: a session may override these (spark.lookupcache.*) after the plan was made.
+HOST_KEYS = frozenset({"lookup.cache.dir", "lookup.cache.max-bytes", "lookup.max-retries"})
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupOptions(
+    # The last one's fields come first.
+    WriteOptions,
+    ProviderOptions,
+    FullCacheOptions,
+    PartialCacheOptions,
+    HostOptions,
+    ReadOptions,
+    FileOptions,
+):
+    """The options of one table reference, typed and checked. Durations in seconds, sizes in bytes."""
+
+    explicit: frozenset[str] = dataclasses.field(default=frozenset(), repr=False, compare=False)
+
+    @classmethod
+    def parse(
+        cls,
+        read: Mapping[str, str],
+        table: Mapping[str, str] | None = None,
+        conf: Mapping[str, str] | None = None,
+    ) -> LookupOptions:
+        """The options of a read of `table` (its stored options) under `conf` (a conf file's).
+
+        Raises OptionError for an unknown key, a bad value, a contradiction, a credential outside
+        the conf file, or a missing path.
+        """
+        layers = [(conf or {}, "conf file"), (table or {}, "table option"), (read, "read option")]
+        values: dict[str, Any] = {}
+        storage: dict[str, Any] = {}
+        provider: dict[str, str] = {}
+        explicit: set[str] = set()
+        path = {key.lower(): text for layer, _ in layers for key, text in layer.items()}.get("path", "")
+        for layer, origin in layers:
+            for key in _retracted(layer):
+                values.pop(_FIELDS[key].name, None)
+                explicit.discard(key)
+            for raw_key, text in layer.items():
+                key = raw_key.lower()
+                _refuse_secret(key, text, allowed=layer is conf)
+                if key.startswith(STORAGE) and key.removeprefix(STORAGE).isidentifier():
+                    # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other
+                    # storage options are for remote tables; local ones take none.
+                    if not tells_secret(key, text) and not (layer is conf and is_local(path)):
+                        storage[key.removeprefix(STORAGE)] = storage_value(text)
+                    continue
+                if key.startswith(PROVIDER) and key.removeprefix(PROVIDER):
+                    provider[key.removeprefix(PROVIDER)] = str(text)
+                    continue
+                # A conf file may hold credentials, also under a key that is misspelled.
+                field = _field_of(key, text if layer is not conf or key in _FIELDS else "…")
+                try:
+                    values[field.name] = field.metadata["parse"](str(text))
+                except ValueError as problem:
+                    raise OptionError(f"option {key} = {redact(key, text)!r} ({origin}): expected {problem}") from None
+                if layer is not conf:
+                    explicit.add(key)
+        values["storage"] = tuple(sorted(storage.items()))
+        values["provider_options"] = tuple(sorted(provider.items()))
+        options = cls(**values, explicit=frozenset(explicit))
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        """Raise OptionError for a combination that contradicts itself."""
+        check_provider(self)
+        if not self.path and self.provider is None:
+            raise OptionError(
+                "option path is missing: give the table's file, directory or glob, e.g. load('s3://bucket/dim')"
+            )
+        if self.create_if_not_exists:
+            raise OptionError("option lookup.create-if-not-exists is for CREATE TABLE … USING lookupcache: remove it")
+        check_partial_cache(self)
+        check_full_cache(self)
+        if self.version is not None and self.valid_write_ids is not None:
+            raise OptionError(
+                "options lookup.version and lookup.valid-write-ids both say which version to read: give one"
+            )
+        cached = self.metadata_source is MetadataSource.CACHE
+        if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL and self.provider is None:
+            raise OptionError(
+                "option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval: a duration such as '5 min', "
+                "0 (ask the store at every query) or -1 (never ask again)"
+            )
+        if not cached and self.sync_interval_s is not None:
+            raise OptionError(
+                "option lookup.metadata.sync-interval contradicts lookup.metadata.source = 'UFS', which asks the store at "
+                "every query: remove it, or set lookup.metadata.source = 'CACHE'"
+            )
+        given = {"lookup.valid-to", "lookup.overlap"} & self.explicit
+        if given and (self.valid_from is None or (self.valid_to is None and "lookup.overlap" in given)):
+            raise OptionError(f"option {min(given)} has no meaning without lookup.valid-from and lookup.valid-to")
+        if sum(limit is not None for limit in self.stream_limits) > 1:
+            raise OptionError(
+                "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
+                "lookup.stream.max-bytes-per-trigger all limit a micro-batch: give one"
+            )
+        if self.view not in (View.DATA, View.TOLD, View.CHANGES) and (self.where or self.columns):
+            raise OptionError(
+                f"option lookup.view = {self.view.value!r} has columns of its own: "
+                "filter it in Spark instead of by lookup.where or lookup.columns"
+            )
+
+    def overridden(self, overrides: Mapping[str, str]) -> LookupOptions:
+        """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
+        values = {}
+        for key, text in overrides.items():
+            field = _field_of(key, text)
+            try:
+                values[field.name] = field.metadata["parse"](text)
+            except ValueError as problem:
+                raise OptionError(f"option {key} = {redact(key, text)!r}: expected {problem}") from None
+        return dataclasses.replace(self, **values)
+
+    def on_host(self, overrides: Mapping[str, str]) -> LookupOptions:
+        """These options with `overrides` (key -> text) applied to host options nobody set explicitly.
+
+        Only keys of `HOST_KEYS` have an effect; others are an OptionError.
+        """
+        values: dict[str, Any] = {}
+        for key, text in overrides.items():
+            field = _field_of(key, text)
+            if key not in HOST_KEYS:
+                raise OptionError(
+                    f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')}: only "
+                    f"{', '.join(sorted(HOST_KEYS))} can be set for a session; give {key} as an option of the read or table"
+                )
+            if key in self.explicit:
+                continue
+            try:
+                values[field.name] = field.metadata["parse"](text)
+            except ValueError as problem:
+                raise OptionError(
+                    f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')} = {text!r}: expected {problem}"
+                ) from None
+        return dataclasses.replace(self, **values)
+
+    def __repr__(self) -> str:
+        set_here = {
+            field.metadata["key"]: getattr(self, field.name)
+            for field in _FIELDS.values()
+            if field.name not in ("storage", "provider_options") and getattr(self, field.name) != field.default
+        }
+        shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
+        shown |= {STORAGE + key: redact(key, value) for key, value in self.storage}
+        shown |= {PROVIDER + key: redact(key, value) for key, value in self.provider_options}
+        return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
+
+
+_FIELDS: dict[str, dataclasses.Field[Any]] = {
+    field.metadata["key"]: field for field in dataclasses.fields(LookupOptions) if field.metadata
+}
+
+
+def _refuse_secret(key: str, text: object, allowed: bool) -> None:
+    if key.startswith(PROVIDER) and tells_secret(key, text):
+        raise OptionError(
+            f"option {key} looks like a credential and would be stored in plans and catalogs: let the provider take it from "
+            "the environment or from a file of its own"
+        )
+    if not allowed and key.startswith(STORAGE) and tells_secret(key, text):
+        raise OptionError(
+            f"option {key} looks like a credential and would be stored in plans and catalogs: take it from the "
+            "environment, from the store's own chain (e.g. an instance role), or from the conf file ($LOOKUPCACHE_CONF)"
+        )
+
+
+def _field_of(key: str, text: object) -> dataclasses.Field[Any]:
+    field = _FIELDS.get(key)
+    if key.startswith(STORAGE):
+        raise OptionError(
+            f"unknown option {key} = {redact(key, text)!r}: {STORAGE}… takes the name of one parameter of the fsspec "
+            f"filesystem, and JSON for a nested one, e.g. {STORAGE}client_kwargs = '{{\"verify\": false}}'"
+        )
+    if field is None:
+        near = difflib.get_close_matches(key, _FIELDS, 1, 0.6)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_FIELDS)}"
+        raise OptionError(f"unknown option {key} = {redact(key, text)!r}: {hint}")
+    return field
+
+
+def is_local(path: str) -> bool:
+    """Whether a path or URL names a file of this machine."""
+    return "://" not in path or path.startswith(("file:", "local:"))
+
+
+def _says(layer: Mapping[str, str], key: str, value: str) -> bool:
+    return any(k.lower() == key and str(text).strip().upper() == value for k, text in layer.items())
+
+
+def _retracted(layer: Mapping[str, str]) -> set[str]:
+    """Options of lower layers that lose their meaning by what this layer chooses, such as an interval by UFS."""
+    lost: set[str] = set()
+    if _says(layer, "lookup.cache", "NONE") or _says(layer, "lookup.cache", "PARTIAL"):
+        lost |= {key for key in _FIELDS if key.startswith(FULL)}
+    if _says(layer, "lookup.cache", "NONE") or _says(layer, "lookup.cache", "FULL"):
+        lost |= {key for key in _FIELDS if key.startswith(PARTIAL)}
+    if _says(layer, "lookup.cache", "FULL"):
+        lost.add("lookup.metadata.sync-interval")
+    if _says(layer, "lookup.metadata.source", "UFS"):
+        lost |= {"lookup.metadata.sync-interval", FULL + "on-reload-failure", FULL + "max-staleness"}
+    if _says(layer, "lookup.metadata.source", "CACHE"):
+        lost.add(FULL + "build-wait")
+    return lost - {key.lower() for key in layer}
+
+
+def merged_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
+    """The options of a table under those of a read, as one layer: what the read makes meaningless is left out."""
+    lost = _retracted(read) | {key.lower() for key in read}
+    kept = {key.lower(): text for key, text in table.items() if key.lower() not in lost}
+    return {**kept, **{key.lower(): text for key, text in read.items()}}
+
+
+def options_table() -> str:
+    """The options as a Markdown table, for docs/options.md."""
+    rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    for key, field in _FIELDS.items():
+        meta = field.metadata
+        rows.append(f"| `{key}` | {meta['kind']} | {meta['shown'] or '–'} | {meta['doc']} |")
+    return "\n".join(rows)

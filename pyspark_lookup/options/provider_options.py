@@ -1,0 +1,87 @@
+"""A table of another system."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.options.conf_file import STORAGE
+from pyspark_lookup.options.declaring import (
+    POSITIVE_COUNT,
+    POSITIVE_DURATION,
+    Kind,
+    choice,
+    option,
+)
+from pyspark_lookup.options.enums import (
+    RetryPredicate,
+)
+from pyspark_lookup.options.parsing import (
+    parse_factory,
+)
+
+if TYPE_CHECKING:
+    from pyspark_lookup.options.lookup_options import LookupOptions
+
+__all__ = ["PROVIDER", "ProviderOptions", "check_provider"]
+
+PROVIDER = "lookup.provider."
+
+
+@dataclasses.dataclass(frozen=True)
+class ProviderOptions:
+    """A table of another system."""
+
+    # fmt: off
+    provider: str | None = option(
+        "lookup.provider", Kind('`module:factory`', parse_factory), None,
+        doc="In place of files: a table of any other system. The factory takes a `LookupContext` and returns a "
+            "`LookupProvider`.",
+    )
+    provider_options: tuple[tuple[str, str], ...] = option(
+        "lookup.provider.*", Kind('any', str), (),
+        doc="Passed to the provider, e.g. `lookup.provider.table`; never credentials.",
+    )
+    async_capacity: int = option(
+        "lookup.async.capacity", POSITIVE_COUNT, 100,
+        doc="Of an asynchronous provider: calls that run at once.",
+    )
+    async_timeout_s: float = option(
+        "lookup.async.timeout", POSITIVE_DURATION, 180.0, shown='3 min',
+        doc="Of a provider: how long a call may take, with what is tried again; of its scan(), each batch.",
+    )
+    retry_predicate: RetryPredicate | None = option(
+        "lookup.retry.predicate", choice(RetryPredicate), None,
+        doc="Of a provider: ask again for keys that have no rows, before that is remembered (FLIP-234). Needs the two"
+            " options below.",
+    )
+    retry_fixed_delay_s: float | None = option(
+        "lookup.retry.fixed-delay", POSITIVE_DURATION, None,
+        doc="... after this long.",
+    )
+    retry_max_attempts: int | None = option(
+        "lookup.retry.max-attempts", POSITIVE_COUNT, None,
+        doc="... so many times at most.",
+    )
+    # fmt: on
+
+
+def check_provider(options: LookupOptions) -> None:
+    """Raise OptionError for options of a provider without one, and for options of files with one."""
+    if (options.retry_predicate, options.retry_fixed_delay_s, options.retry_max_attempts).count(None) not in (0, 3):
+        raise OptionError(
+            "options lookup.retry.predicate, lookup.retry.fixed-delay and lookup.retry.max-attempts: give all three or none"
+        )
+    if options.provider is None:
+        given = [key for key in options.explicit if key.startswith(("lookup.async.", "lookup.retry."))]
+        given += [PROVIDER + key for key, _ in options.provider_options]
+        if given:
+            raise OptionError(f"option {min(given)} is for tables of a provider: set lookup.provider, or remove it")
+        return
+    of_files = {"lookup.format", "lookup.partition", "lookup.success-file", "lookup.settle", "lookup.block.size"}
+    of_files |= {"lookup.on-busy", "lookup.busy-wait", "lookup.busy-timeout", "lookup.schema"}
+    of_files |= {key for key in options.explicit if key.startswith("lookup.csv.")}
+    wrong = sorted(of_files & options.explicit) + [STORAGE + key for key, _ in options.storage]
+    if wrong:
+        raise OptionError(f"option {min(wrong)} is for tables of files: with lookup.provider it has no meaning")

@@ -1,0 +1,367 @@
+"""When a full cache reloads: FLIP-221's triggers as values that answer "when is it due?", and blackouts.
+
+A trigger keeps no times of its own. What counts is the last reload as all processes of the host know
+it, so a schedule goes on where another process left it. There is no clock, no timer and no thread
+here: all of that is the context's. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+import dataclasses
+import datetime
+import enum
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn
+
+from pyspark_lookup.base.errors import NotSupportedError, OptionError
+
+__all__ = [
+    "Blackout",
+    "CacheReloadTrigger",
+    "DueTrigger",
+    "LastReload",
+    "PeriodicCacheReloadTrigger",
+    "ScheduleMode",
+    "TimedCacheReloadTrigger",
+    "parse_blackout",
+    "parse_iso_time",
+]
+
+_MAX_DAYS = 36_500
+_DAY = datetime.timedelta(days=1)
+_ZERO = datetime.timedelta()
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{3}(?:[0-9]{3})?)?)?"
+_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?"
+_ISO_TIME = re.compile(f"{_TIME}{_ZONE}")
+_WINDOW = re.compile(rf"({_TIME})\s*-\s*({_TIME})({_ZONE})")
+
+
+class ScheduleMode(enum.Enum):
+    """What the interval of a periodic reload is counted from."""
+
+    FIXED_DELAY = "FIXED_DELAY"
+    FIXED_RATE = "FIXED_RATE"
+
+
+@dataclasses.dataclass(frozen=True)
+class LastReload:
+    """When a table was last reloaded on this host, by any process, in Unix seconds.
+
+    `first_started_at_s` is the start of the first load of this schedule: the anchor of FIXED_RATE.
+    `started_at_s` and `finished_at_s` are of the latest attempt, also if it failed.
+    """
+
+    first_started_at_s: float
+    started_at_s: float
+    finished_at_s: float
+
+
+class CacheReloadTrigger(abc.ABC):
+    """Decides when a full cache reloads (FLIP-221). Subclass it for a schedule of your own.
+
+    The cache opens it in one process of the host at a time. No method may block.
+    """
+
+    class Context(abc.ABC):
+        """What the cache offers its trigger; all of it may be called from any thread."""
+
+        @abc.abstractmethod
+        def current_processing_time(self) -> float:
+            """Unix time in seconds (the FLIP's is in milliseconds)."""
+
+        def current_watermark(self) -> NoReturn:
+            """Raises NotSupportedError: there is no watermark in a Spark worker."""
+            raise NotSupportedError("there is no watermark in a Spark worker: use current_processing_time()")
+
+        @abc.abstractmethod
+        def trigger_reload(self) -> concurrent.futures.Future[None]:
+            """Ask for a reload; the future is done when it has ended, with its exception if it failed (Flink's hides it)."""
+
+        @abc.abstractmethod
+        def last_reload(self) -> LastReload | None:
+            """The last reload by any process of this host; None before the first has ended."""
+
+        @abc.abstractmethod
+        def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
+            """Run `action` once on the cache's own timer, not before Unix time `at_s`; returns what cancels it.
+
+            If the clock is set back meanwhile it runs at once, for `at_s` may then be far away: ask for the time, and
+            schedule it again.
+            """
+
+    @abc.abstractmethod
+    def open(self, context: Context) -> None:
+        """Begin to ask for reloads."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ask for no more reloads; one that runs ends by itself."""
+
+
+class DueTrigger(CacheReloadTrigger):
+    """A trigger that reloads when `next_due_s` says so, and once for all that was missed."""
+
+    _waits = True  # for a reload to end before the next one is planned
+
+    def __init__(self) -> None:
+        self._context: CacheReloadTrigger.Context | None = None
+        self._cancel: Callable[[], None] = lambda: None
+
+    @abc.abstractmethod
+    def next_due_s(self, last: LastReload | None, now_s: float) -> float:
+        """When the next reload is due; a time that has passed means now."""
+
+    @abc.abstractmethod
+    def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
+        """When, after `now_s`, the next is due if one asked for at `now_s` does not show in `last`."""
+
+    def open(self, context: CacheReloadTrigger.Context) -> None:
+        self.close()
+        self._context = context
+        last, now_s = context.last_reload(), context.current_processing_time()
+        self._plan(context, last, self.next_due_s(last, now_s))
+
+    def close(self) -> None:
+        self._context = None
+        self._cancel()
+
+    def _plan(self, context: CacheReloadTrigger.Context, last: LastReload | None, due_s: float) -> None:
+        cancel = self._cancel = context.schedule(due_s, functools.partial(self._fire, context, last, due_s))
+        # close() may have come meanwhile from another thread, and cancelled only the timer before this one.
+        if self._context is not context:
+            cancel()
+
+    def _fire(self, context: CacheReloadTrigger.Context, seen: LastReload | None, due_s: float) -> None:
+        if self._context is not context:
+            return
+        last, now_s = context.last_reload(), context.current_processing_time()
+        # A reload in between, such as another process's, changes the plan. Where there was none the clock may have been
+        # set back: then no later than if it were planned now, but never later than it was, or it would be put off for ever.
+        if last != seen:
+            due_s = self.next_due_s(last, now_s)
+        elif due_s > now_s:
+            due_s = min(due_s, self.next_due_s(last, now_s))
+        if due_s > now_s:
+            self._plan(context, last, due_s)
+        elif self._waits:
+            try:
+                done = context.trigger_reload()
+            except Exception:
+                self._ended(context, last)
+                raise
+            done.add_done_callback(lambda _: self._ended(context, last))
+        else:
+            self._plan(context, last, self._due_after_s(last, now_s))
+            context.trigger_reload()
+
+    def _ended(self, context: CacheReloadTrigger.Context, before: LastReload | None) -> None:
+        if self._context is not context:
+            return
+        last, now_s = context.last_reload(), context.current_processing_time()
+        # A reload that was refused leaves no trace, and must not be asked for again at once.
+        due_s = self._due_after_s if last == before else self.next_due_s
+        self._plan(context, last, due_s(last, now_s))
+
+
+class PeriodicCacheReloadTrigger(DueTrigger):
+    """Reloads every `interval_s` seconds, counted from the end of the last reload or on a grid.
+
+    FIXED_DELAY: `interval_s` after the last reload has ended, well or not. FIXED_RATE: at the first
+    start plus multiples of `interval_s`, whether or not a reload still runs; any number of points that
+    were missed make one reload (in Flink they pile up). The first reload is due at once in both, and
+    none later than one interval from now, even if the clock was set back.
+    Raises OptionError unless the interval is a finite number greater than zero.
+    """
+
+    def __init__(self, interval_s: float, mode: ScheduleMode = ScheduleMode.FIXED_DELAY) -> None:
+        if not 0 < interval_s < math.inf:
+            raise OptionError(
+                f"option lookup.full-cache.periodic-reload.interval = {interval_s!r} s: expected a duration greater than zero, "
+                "such as '5 min'"
+            )
+        super().__init__()
+        self.interval_s = interval_s
+        self.mode = mode
+        self._waits = mode is ScheduleMode.FIXED_DELAY
+
+    def next_due_s(self, last: LastReload | None, now_s: float) -> float:
+        if last is None:
+            return now_s
+        if self.mode is ScheduleMode.FIXED_DELAY:
+            return min(last.finished_at_s, now_s) + self.interval_s
+        due_s = self._grid_point_s(last.first_started_at_s, last.started_at_s)
+        return min(due_s, now_s + self.interval_s) if last.started_at_s > now_s else due_s
+
+    def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
+        if last is None or self.mode is ScheduleMode.FIXED_DELAY:
+            return now_s + self.interval_s
+        return self._grid_point_s(last.first_started_at_s, now_s)
+
+    def _grid_point_s(self, anchor_s: float, after_s: float) -> float:
+        """The first `anchor_s + k * interval_s` after `after_s`."""
+        k = math.floor((after_s - anchor_s) / self.interval_s)
+        # The quotient is rounded, so the point may be one off to either side.
+        points = (anchor_s + (k + i) * self.interval_s for i in range(3))
+        return next((point for point in points if point > after_s), math.nextafter(after_s, math.inf))
+
+
+class TimedCacheReloadTrigger(DueTrigger):
+    """Reloads at once, at the next `reload_time` (now, if it is just that), then every `interval_days` calendar days.
+
+    The time is local to `zone` (None: the system's) unless it has an offset itself. Where clocks are put
+    forward and skip it, it is taken by the offset before the change (02:30 becomes 03:30); where they are
+    put back and show it twice, the first counts. The days count from the first reload time there was, so
+    neither a reload by hand nor one that came late shifts the days. If the clock was set back since the
+    last reload, the next reload time is due. Raises OptionError unless `interval_days` is from 1 to 36500.
+    """
+
+    def __init__(self, reload_time: datetime.time, interval_days: int = 1, zone: datetime.tzinfo | None = None) -> None:
+        if not 1 <= interval_days <= _MAX_DAYS:
+            raise OptionError(
+                f"option lookup.full-cache.timed-reload.interval-in-days = {interval_days!r}: expected at least 1 day and "
+                f"at most {_MAX_DAYS}"
+            )
+        super().__init__()
+        self.reload_time = reload_time
+        self.interval_days = interval_days
+        self._zone = reload_time.tzinfo or zone
+
+    def next_due_s(self, last: LastReload | None, now_s: float) -> float:
+        if last is None:
+            return now_s
+        if last.started_at_s > now_s:
+            return self._first_s(now_s)
+        if last.started_at_s == last.first_started_at_s:
+            return self._first_s(last.started_at_s)
+        return self._after_s(last, last.started_at_s)
+
+    def _due_after_s(self, last: LastReload | None, now_s: float) -> float:
+        if last is None:
+            return min(due_s for due_s, _ in self._around(now_s) if due_s > now_s)
+        return self._after_s(last, now_s)
+
+    def _first_s(self, at_s: float) -> float:
+        """The first reload time at or after `at_s`."""
+        return min(due_s for due_s, _ in self._around(at_s) if due_s >= at_s)
+
+    def _after_s(self, last: LastReload, at_s: float) -> float:
+        """The first reload time after `at_s` on a day that is a multiple of the interval from the very first one."""
+        anchor_s = last.first_started_at_s
+        _, anchor = min(entry for entry in self._around(anchor_s) if entry[0] >= anchor_s)
+        latest = max(day for due_s, day in self._around(at_s) if due_s <= at_s)
+        # Negative where the clock was set back to before the first: the same days count there.
+        steps = (latest - anchor).days // self.interval_days + 1
+        return _instant_s(anchor + steps * self.interval_days * _DAY, self.reload_time, self._zone)
+
+    def _around(self, at_s: float) -> list[tuple[float, datetime.date]]:
+        return [(_instant_s(day, self.reload_time, self._zone), day) for day in _days_around(at_s, self._zone)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Blackout:
+    """Times of day in which no reload begins; `parse_blackout` makes one and `str` shows it.
+
+    `windows` are (start, end), from the start on and without the end, past midnight if the end is the
+    earlier. Both have the same offset, or none and are local to `zone` (None: the system's). Where a
+    change of clocks skips an edge or shows it twice, the wider reading counts.
+    Raises ValueError if a window is empty, or if they leave no time of the day free.
+    """
+
+    windows: tuple[tuple[datetime.time, datetime.time], ...]
+    zone: datetime.tzinfo | None = None
+
+    def __post_init__(self) -> None:
+        if any(start == end for start, end in self.windows):
+            raise ValueError("windows that end at another time than they start")
+        # How local windows lie to those with an offset depends on the day: taken at the worst.
+        local = [window for window in self.windows if window[0].utcoffset() is None]
+        fixed = [window for window in self.windows if window not in local]
+        if _covered(local) + _covered(fixed) >= _DAY:
+            raise ValueError("windows that leave some time of the day free for reloads")
+
+    def postponed_s(self, at_s: float) -> float:
+        """`at_s` if it is free, else the end of the windows it lies in, one after the other (Unix seconds)."""
+        while ends := [end_s for start_s, end_s in self._spans_around(at_s) if start_s <= at_s < end_s]:
+            at_s = max(ends)
+        return at_s
+
+    def _spans_around(self, at_s: float) -> Iterator[tuple[float, float]]:
+        for start, end in self.windows:
+            zone = start.tzinfo or self.zone
+            for day in _days_around(at_s, zone):
+                until = day if start < end else day + _DAY
+                starts = (_instant_s(day, start, zone, fold) for fold in (0, 1))
+                yield min(starts), max(_instant_s(until, end, zone, fold) for fold in (0, 1))
+
+    def __str__(self) -> str:
+        return ", ".join(_window_text(start, end) for start, end in self.windows)
+
+
+def _instant_s(day: datetime.date, time: datetime.time, zone: datetime.tzinfo | None, fold: int = 0) -> float:
+    """Unix time at which clocks of `zone` (None: the system's) show a time on a day."""
+    return datetime.datetime.combine(day, time.replace(fold=fold), zone).timestamp()
+
+
+def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.date]:
+    """The local day of an instant, with those before and after it that could matter where a whole day was skipped."""
+    today = datetime.datetime.fromtimestamp(at_s, zone).date()
+    return [today + days * _DAY for days in range(-2, 2)]
+
+
+def _covered(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime.timedelta:
+    """How much of a day lies inside windows that all are local, or all have offsets."""
+    at = covered = _ZERO
+    pieces: list[tuple[datetime.timedelta, datetime.timedelta]] = []
+    for window in windows:
+        start, end = (_since_midnight(time) for time in window)
+        pieces += [(start, end)] if start < end else [(start, _DAY), (_ZERO, end)]
+    for start, end in sorted(pieces):
+        covered += max(end, at) - max(start, at)
+        at = max(end, at)
+    return covered
+
+
+def _since_midnight(time: datetime.time) -> datetime.timedelta:
+    """How long after midnight it is; with an offset, after midnight UTC."""
+    local = datetime.timedelta(0, time.second, time.microsecond, 0, time.minute, time.hour)
+    return (local - (time.utcoffset() or _ZERO)) % _DAY
+
+
+def _window_text(start: datetime.time, end: datetime.time) -> str:
+    first, last = (time.replace(tzinfo=None).isoformat() for time in (start, end))
+    offset = start.isoformat().removeprefix(first).replace("+00:00", "Z")
+    return f"{first.removesuffix(':00')}-{last.removesuffix(':00')}{offset}"
+
+
+def parse_iso_time(text: str) -> datetime.time:
+    """The time of day of `10:15`, `10:15:30`, `10:15Z` or `10:15+07:00`; without an offset it is local.
+
+    Seconds may have 3 or 6 decimals. Raises ValueError for anything else.
+    """
+    # What newer Pythons parse beside these, such as '10' or '1015', older ones do not.
+    if not _ISO_TIME.fullmatch(text.strip()):
+        raise ValueError("an ISO time such as '10:15', '10:15Z' or '10:15+07:00'")
+    return datetime.time.fromisoformat(text.strip().replace("Z", "+00:00"))
+
+
+def parse_blackout(text: str, zone: datetime.tzinfo | None = None) -> Blackout:
+    """The blackout of `22:00-06:00, 12:00-13:00`; a window without `Z` or an offset at its end is local to `zone`.
+
+    Raises ValueError for another form, and for windows that `Blackout` refuses.
+    """
+    windows: list[tuple[datetime.time, datetime.time]] = []
+    for part in text.split(","):
+        match = _WINDOW.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(
+                "times of day such as '22:00-06:00, 12:00-13:00', each with 'Z' or an offset at its end unless local, such as "
+                "'22:00-06:00+02:00'; midnight is 00:00"
+            )
+        start, end, offset = match.groups()
+        windows.append((parse_iso_time(start + offset), parse_iso_time(end + offset)))
+    return Blackout(tuple(windows), zone)

@@ -1,5 +1,0 @@
-"""The partial cache (FLIP-221): rows of the keys that were asked for, in this process and shared by its host."""
-
-from pyspark_lookup.partial.tables import PartialTables
-
-__all__ = ["PartialTables"]

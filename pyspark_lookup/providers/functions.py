@@ -1,0 +1,198 @@
+"""Lookup functions and providers: how a user brings a system of their own under our caches (FLIP-221).
+
+A provider is what `lookup.provider=module:factory` makes: the factory takes a `LookupContext` and
+returns one of the classes below. A lookup function is asked for a batch of keys, all different and
+none null; it answers with the rows that have them, in any order, each with its key columns.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.cache.memory import LookupCache
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+
+__all__ = [
+    "AsyncKeyLookupFunction",
+    "AsyncLookupFunction",
+    "AsyncLookupFunctionProvider",
+    "FullCachingLookupProvider",
+    "KeyLookupFunction",
+    "LookupContext",
+    "LookupFunction",
+    "LookupFunctionProvider",
+    "LookupProvider",
+    "PartialCachingAsyncLookupProvider",
+    "PartialCachingLookupProvider",
+]
+
+
+class LookupFunction(abc.ABC):
+    """Looks up rows by key, a batch at a time. All calls come from one thread, one after the other.
+
+    `batch_size`: keys in one call at most (None: all that are asked for at once).
+    """
+
+    batch_size: int | None = None
+
+    def open(self) -> None:  # noqa: B027 # most need none
+        """Connect. Called once in each process, before the first lookup; again if there are lookups after `close`."""
+
+    @abc.abstractmethod
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        """The rows that have any of `keys` (columns named and typed as the table's key columns).
+
+        The answer has the key columns and the columns that were asked for, see `LookupContext`. What is
+        raised is tried again, `lookup.max-retries` times, and then reaches the query.
+        """
+
+    def close(self) -> None:  # noqa: B027 # most need none
+        """Disconnect. Called when the last `LookupTable` of a process that uses it is closed."""
+
+
+class KeyLookupFunction(LookupFunction):
+    """Looks up one key at a time, for sources that know no batches. `schema`: of its rows."""
+
+    schema: pa.Schema
+
+    @abc.abstractmethod
+    def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
+        """The rows that have this key, as dictionaries with the key's own columns; None or nothing if there are none."""
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        rows = [row for key in keys.to_pylist() for row in self.lookup_key(key) or ()]
+        return pa.Table.from_pylist(rows, schema=self.schema)
+
+
+class AsyncLookupFunction(abc.ABC):
+    """Looks up rows by key, several batches at the same time on one event loop.
+
+    `batch_size`: keys in one call at most. Up to `lookup.async.capacity` calls run at once; one that takes
+    longer than `lookup.async.timeout`, with what is tried again, fails.
+    """
+
+    batch_size: int = 128
+
+    async def open(self) -> None:  # noqa: B027 # most need none
+        """Connect. Called once in each process, before the first lookup, on the loop of all lookups."""
+
+    @abc.abstractmethod
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        """As `LookupFunction.lookup`."""
+
+    async def close(self) -> None:  # noqa: B027 # most need none
+        """Disconnect."""
+
+
+class AsyncKeyLookupFunction(AsyncLookupFunction):
+    """Looks up one key per call, up to `lookup.async.capacity` at once. `schema`: of its rows."""
+
+    batch_size = 1
+    schema: pa.Schema
+
+    @abc.abstractmethod
+    async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
+        """As `KeyLookupFunction.lookup_key`."""
+
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        rows = [row for key in keys.to_pylist() for row in await self.lookup_key(key) or ()]
+        return pa.Table.from_pylist(rows, schema=self.schema)
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupContext:
+    """What a provider is made for.
+
+    `keys`: the key columns (`lookup.keys`). `columns`: those that will be asked for besides (None: all, or not known
+    yet); others may be left out. `options`: those named `lookup.provider.*`, without that prefix; `path` if one was given.
+
+    A factory may be called twice: first for the schema, then, if not all columns are wanted, with the columns.
+    """
+
+    keys: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    options: Mapping[str, str]
+    path: str | None
+
+
+class LookupProvider:
+    """A table of another system.
+
+    `schema`: its columns as Spark takes them, keys among them. `version`: returns a text that is another
+    whenever the table's content may be another (None: there is no such thing; what is answered is then as
+    old as `lookup.partial-cache.expire-after-write`, or as the last reload).
+    """
+
+    def __init__(self, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
+        self.schema = schema
+        self.version = version
+
+
+class LookupFunctionProvider(LookupProvider):
+    """Serves lookups through a function; what `lookup.cache` says is kept of them."""
+
+    def __init__(self, function: LookupFunction, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
+        super().__init__(schema, version)
+        self.function = function
+
+
+class AsyncLookupFunctionProvider(LookupProvider):
+    """Serves lookups through an asynchronous function."""
+
+    def __init__(
+        self, function: AsyncLookupFunction, schema: pa.Schema, version: Callable[[], str] | None = None
+    ) -> None:
+        super().__init__(schema, version)
+        self.function = function
+
+
+class PartialCachingLookupProvider(LookupFunctionProvider):
+    """Serves lookups through a function behind a cache of the provider's choice (lookup.cache=PARTIAL)."""
+
+    def __init__(
+        self,
+        function: LookupFunction,
+        cache: LookupCache,
+        schema: pa.Schema,
+        version: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(function, schema, version)
+        self.cache = cache
+
+
+class PartialCachingAsyncLookupProvider(AsyncLookupFunctionProvider):
+    """Serves lookups through an asynchronous function behind a cache of the provider's choice."""
+
+    def __init__(
+        self,
+        function: AsyncLookupFunction,
+        cache: LookupCache,
+        schema: pa.Schema,
+        version: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(function, schema, version)
+        self.cache = cache
+
+
+class FullCachingLookupProvider(LookupProvider):
+    """Serves lookups and scans from a copy of the whole table (lookup.cache=FULL).
+
+    `scan` returns all rows as batches of `schema`'s columns. `reload_trigger` says when to copy it anew;
+    None: as `lookup.full-cache.reload-strategy` says, or, where there is a `version`, when that changes.
+    """
+
+    def __init__(
+        self,
+        scan: Callable[[], Iterable[pa.RecordBatch]],
+        schema: pa.Schema,
+        reload_trigger: CacheReloadTrigger | None = None,
+        version: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(schema, version)
+        self.scan = scan
+        self.reload_trigger = reload_trigger

@@ -1,0 +1,432 @@
+"""`ProvidedTable`: one provider in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tenacity
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import (
+    LookupFunctionError,
+    LookupTimeoutError,
+    OptionError,
+    PysparkLookupError,
+    SchemaError,
+    cause_of,
+)
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.memory import LookupCache
+from pyspark_lookup.columnar.key_rows import key_numbers, match_rows, renumbered, rows_at
+from pyspark_lookup.columnar.keys import Keys, as_indices, one_array
+from pyspark_lookup.columnar.predicate import columns_of
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
+from pyspark_lookup.providers.call_runner import CallFailedError, Calls, CallTimeoutError, beside
+from pyspark_lookup.providers.functions import (
+    AsyncLookupFunction,
+    AsyncLookupFunctionProvider,
+    FullCachingLookupProvider,
+    LookupContext,
+    LookupFunction,
+    LookupFunctionProvider,
+    LookupProvider,
+    PartialCachingAsyncLookupProvider,
+    PartialCachingLookupProvider,
+)
+
+__all__ = ["ProvidedTable"]
+
+_KEY = "lookup.provider"
+_GRACE_S = 1.0
+
+
+class ProvidedTable:
+    """A provider as `lookup.provider` names it. Made in one process, for that process.
+
+    `name`: as in the option. Raises OptionError if the factory cannot be imported or called, or returns no provider.
+    """
+
+    def __init__(self, options: LookupOptions, clock: HostClock) -> None:
+        assert options.provider is not None
+        self.name = options.provider
+        self._options = options
+        self._clock = clock
+        self._calls = Calls(f"lookupcache-provider-{self.name}")
+        # Asked once per query, also by those that need no lookup: not behind the lookups of others.
+        self._version_calls = Calls(f"lookupcache-version-{self.name}")
+        self._sleepers: concurrent.futures.ThreadPoolExecutor | None = None
+        self._lock = threading.RLock()
+        self._opened: object = None  # the function that is
+        self._context = LookupContext(
+            options.keys or (), None, dict(options.provider_options), _plain_path(options.path) or None
+        )
+        self._provider: LookupProvider | None = self._made()
+        self.schema = self._schema_of(self._provider)
+        if options.keys:
+            self._narrow(options, options.keys)
+
+    def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
+        """Make the provider anew, now that its schema says how columns are spelled, if not all are wanted."""
+        context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
+        if options.columns is not None:
+            wanted = set(resolve_names(options.columns, self.schema, "lookup.columns"))
+            wanted |= columns_of(parse_where(options.where, self.schema)) if options.where else set()
+            names = tuple(name for name in self.schema.names if name in wanted and name not in context.keys)
+            context = dataclasses.replace(context, columns=names)
+        if context != self._context:
+            self._context = context
+            self._provider = self._made()
+
+    def _schema_of(self, provider: LookupProvider) -> pa.Schema:
+        """The columns as Spark takes them. Raises OptionError if that is no schema."""
+        if not isinstance(provider.schema, pa.Schema):
+            raise OptionError(
+                f"option {_KEY} = {self.name!r} has the schema {provider.schema!r}: give a pyarrow.Schema"
+            )
+        found = spark_schema(provider.schema, f"provider {self.name}")
+        return pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
+
+    def _made(self) -> LookupProvider:
+        module, _, factory = self.name.partition(":")
+        try:
+            made = importlib.import_module(module)
+            for part in factory.split("."):
+                made = getattr(made, part)
+            provider = made(self._context)  # type: ignore[operator]
+        except OptionError:
+            raise
+        except Exception as problem:  # whatever a user's module does when it is imported or called
+            raise OptionError(f"option {_KEY} = {self.name!r} cannot be made: {problem!r}") from cause_of(problem)
+        if not isinstance(provider, LookupProvider):
+            raise OptionError(f"option {_KEY} = {self.name!r} returned {provider!r}: return a LookupProvider")
+        return provider
+
+    def _current(self) -> LookupProvider:
+        """The provider; another one after a call of it was given up."""
+        if self._provider is None:
+            self._provider = self._made()
+        return self._provider
+
+    def _replace(self) -> None:
+        """Have another provider in place of one that hangs; if it cannot be made now, at the next use."""
+        self._opened = self._provider = None
+        with contextlib.suppress(OptionError):
+            self._current()
+
+    @property
+    def versioned(self) -> bool:
+        """Whether the provider tells versions apart."""
+        return self._current().version is not None
+
+    @property
+    def cache(self) -> LookupCache | None:
+        """The cache that the provider brings with it."""
+        provider = self._current()
+        if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
+            return provider.cache
+        return None
+
+    @property
+    def trigger(self) -> CacheReloadTrigger | None:
+        """The reload trigger that the provider brings with it."""
+        provider = self._current()
+        return provider.reload_trigger if isinstance(provider, FullCachingLookupProvider) else None
+
+    @property
+    def scans(self) -> bool:
+        """Whether all rows can be read."""
+        return isinstance(self._current(), FullCachingLookupProvider)
+
+    def version(self) -> str | None:
+        """The version now; None if the provider has none. Raises LookupFunctionError."""
+        version = self._current().version
+        if version is None:
+            return None
+
+        async def ask() -> str:
+            return version()
+
+        try:
+            found = self._version_calls.run(ask, self._options.async_timeout_s)
+        except CallTimeoutError:
+            self._replace()
+            raise self._too_slow("version()") from None
+        except CallFailedError as failed:
+            raise self._failed("version()", failed.problem) from cause_of(failed.problem)
+        if not isinstance(found, str) or not found:
+            raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
+        return found
+
+    def scan(self, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes
+        longer than `lookup.async.timeout`: who reloads holds a lock that others of the host wait for.
+        """
+        provider = self._current()
+        assert isinstance(provider, FullCachingLookupProvider)
+        try:
+            for batch in beside(provider.scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
+                yield from self._conformed(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
+        except CallTimeoutError:
+            self._replace()
+            raise self._too_slow("a batch of scan()") from None
+        except CallFailedError as failed:
+            if isinstance(failed.problem, PysparkLookupError):
+                raise failed.problem from failed.problem.__cause__
+            raise self._failed("scan()", failed.problem) from cause_of(failed.problem)
+        except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
+            raise self._failed("scan()", problem) from cause_of(problem)
+
+    # --- lookups ----------------------------------------------------------------------------------
+
+    def lookup(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
+        """The rows of `keys` (all different, none null) with `columns`, by the column `KEY_INDEX`.
+
+        Errors are tried again, and keys that have no rows asked for again, as the options say. Raises
+        LookupFunctionError naming the provider and a key.
+        """
+        rows = self._asked(keys, columns, metrics)
+        options = self._options
+        if options.retry_predicate is None:
+            return rows
+        assert options.retry_fixed_delay_s is not None and options.retry_max_attempts is not None
+        for _ in range(options.retry_max_attempts):
+            there = np.zeros(keys.num_rows, np.bool_)
+            there[key_numbers(rows)] = True
+            missing = np.flatnonzero(~there)
+            if not len(missing):
+                break
+            self._clock.sleep(options.retry_fixed_delay_s)
+            metrics.inc("lookupRetryCount", len(missing))
+            late = self._asked(keys.take(as_indices(missing)), columns, metrics)
+            rows = pa.concat_tables([rows, renumbered(late, missing[key_numbers(late)])])
+        return rows.take(as_indices(np.argsort(key_numbers(rows), kind="stable")))
+
+    def _asked(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
+        with self._lock:  # a function is used by one thread; other callers wait for their turn
+            function = self._function()
+            size = function.batch_size or max(keys.num_rows, 1)
+            pieces = [keys.slice(start, size) for start in range(0, keys.num_rows, size)]
+            at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
+
+            async def ask() -> list[pa.Table]:
+                if self._opened is not function:
+                    await self._tried(lambda: _awaited_of(function.open), keys, metrics)
+                    self._opened = function
+                return await _each(pieces, lambda piece: self._attempts(function, piece, columns, metrics), at_once)
+
+            # Of several at once each ends by itself; one that is called like a function has to be left.
+            grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
+            calls = -(-len(pieces) // at_once) + (self._opened is not function)
+            answers = self._run(ask, calls * self._options.async_timeout_s + grace_s, _shown(keys))
+        parts, start = [], 0
+        for piece, answer in zip(pieces, answers, strict=True):
+            parts.append(renumbered(answer, key_numbers(answer) + start))
+            start += piece.num_rows
+        return pa.concat_tables(parts)
+
+    async def _attempts(
+        self,
+        function: LookupFunction | AsyncLookupFunction,
+        keys: pa.Table,
+        columns: pa.Schema,
+        metrics: CacheMetricGroup,
+    ) -> pa.Table:
+        return self._by_key(await self._tried(lambda: _awaited_of(function.lookup, keys), keys, metrics), keys, columns)
+
+    async def _tried(
+        self, call: Callable[[], Coroutine[Any, Any, Any]], keys: pa.Table, metrics: CacheMetricGroup
+    ) -> Any:
+        """What a call returns in one of its attempts."""
+
+        async def attempt() -> Any:
+            return await call()
+
+        async def sleep(seconds: float) -> None:
+            if self._sleepers is None:  # as many as there may be calls, for they wait together
+                self._sleepers = concurrent.futures.ThreadPoolExecutor(self._options.async_capacity)
+            await asyncio.get_running_loop().run_in_executor(self._sleepers, self._clock.sleep, seconds)
+
+        retry = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._options.max_retries + 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5),
+            before_sleep=lambda state: metrics.inc("lookupRetryCount", keys.num_rows),
+            sleep=sleep,
+            reraise=True,
+        )
+
+        started_s = asyncio.get_running_loop().time()
+
+        async def tried() -> tuple[Any, BaseException | None]:
+            try:
+                return await retry(attempt), None
+            except BaseException as problem:  # a SystemExit would end the loop
+                took_s = asyncio.get_running_loop().time() - started_s
+                if isinstance(problem, asyncio.CancelledError) and took_s > 0.9 * self._options.async_timeout_s:
+                    raise  # by the limit below
+                return None, problem
+
+        try:
+            # With its retries, as Flink counts.
+            rows, problem = await asyncio.wait_for(tried(), self._options.async_timeout_s)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise self._too_slow(_shown(keys)) from None
+        if problem is not None:
+            tried_again = self._options.max_retries and isinstance(problem, Exception)
+            attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
+            raise LookupFunctionError(
+                f"provider {self.name} failed to look up {_shown(keys)}{attempts}: {problem!r}"
+            ) from cause_of(problem)
+        return rows
+
+    def _by_key(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
+        """What a function returned, checked, with `columns` and `KEY_INDEX`."""
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        if not isinstance(rows, pa.Table):
+            raise LookupFunctionError(
+                f"provider {self.name} returned {type(rows).__name__} for {_shown(keys)}: return a pyarrow.Table"
+            )
+        fields = [self.schema.field(name) for name in keys.column_names]
+        fields += [field for field in columns if field.name not in keys.column_names]
+        rows = self._conformed(rows, pa.schema(fields), f"lookup of {_shown(keys)}")
+        matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
+        if len(matches.rows) < rows.num_rows:
+            unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
+            key = rows.select(keys.column_names).slice(int(unasked), 1)
+            raise LookupFunctionError(
+                f"provider {self.name} returned a row with {_shown(key)}, which is not among {_shown(keys)}"
+            )
+        return rows_at(rows, matches, columns)
+
+    def _conformed(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
+        """Rows with exactly these columns; what may be there besides are others of the schema."""
+        lost = [name for name in columns.names if name not in rows.column_names]
+        unknown = [name for name in rows.column_names if name not in self.schema.names]
+        twice = [name for name in rows.column_names if rows.column_names.count(name) > 1]
+        if lost or unknown or twice:
+            says = "is missing" if lost else "is not in its schema" if unknown else "is there twice"
+            wrong = f"column {(lost or unknown or twice)[0]!r} {says}"
+            raise LookupFunctionError(
+                f"provider {self.name}, {what}: {wrong}; it returned {', '.join(rows.column_names)}, its schema has {', '.join(self.schema.names)}"
+            )
+        arrays = []
+        for field in columns:
+            column = rows.column(field.name)
+            try:
+                fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
+                if fits:
+                    arrays.append(cast_column(column.combine_chunks(), field.type, field.name, f"provider {self.name}"))
+            except SchemaError as problem:
+                raise LookupFunctionError(
+                    f"provider {self.name}, {what}: column {field.name!r}: {problem}"
+                ) from problem
+            if not fits:
+                raise LookupFunctionError(
+                    f"provider {self.name}, {what}: column {field.name!r} is {column.type}, its schema says {field.type}"
+                )
+        return pa.Table.from_arrays(arrays, schema=columns)
+
+    def _function(self) -> LookupFunction | AsyncLookupFunction:
+        provider = self._current()
+        if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
+            raise OptionError(f"option {_KEY} = {self.name!r} has no lookup function: it is for lookup.cache = 'FULL'")
+        size = provider.function.batch_size
+        if size is not None and (type(size) is not int or size < 1):
+            raise LookupFunctionError(
+                f"provider {self.name} has batch_size = {size!r}: give a whole number, 1 or more, or None"
+            )
+        return provider.function
+
+    def close(self) -> None:
+        """Close the function; what is asked afterwards opens it again."""
+        with self._lock:
+            function = self._function() if self._opened is not None else None
+            if function is not None and self._opened is function:
+                self._opened = None
+                with contextlib.suppress(PysparkLookupError):
+                    self._run(lambda: _awaited_of(function.close), self._options.async_timeout_s, "close()")
+            self._calls.close()
+            self._version_calls.close()
+            if self._sleepers is not None:
+                self._sleepers.shutdown(wait=False)
+                self._sleepers = None
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, Any]], limit_s: float, what: str) -> Any:
+        try:
+            return self._calls.run(call, limit_s)
+        except CallTimeoutError:
+            # Whatever hangs there goes on using its function: the next call gets another one.
+            self._replace()
+            raise self._too_slow(what) from None
+        except CallFailedError as failed:
+            if isinstance(failed.problem, PysparkLookupError):
+                raise failed.problem from failed.problem.__cause__
+            raise self._failed(what, failed.problem) from cause_of(failed.problem)
+        except BaseException:
+            self._replace()
+            raise
+
+    def _failed(self, what: str, problem: BaseException) -> LookupFunctionError:
+        return LookupFunctionError(f"provider {self.name} failed, {what}: {problem!r}")
+
+    def _too_slow(self, what: str) -> LookupTimeoutError:
+        return LookupTimeoutError(
+            f"provider {self.name} did not answer within lookup.async.timeout = {self._options.async_timeout_s:g} s, {what}"
+        )
+
+
+async def _awaited_of(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns, which may be asynchronous; called when this is awaited."""
+    loop = asyncio.get_running_loop()
+    if not inspect.iscoroutinefunction(function):
+        asyncio._set_running_loop(None)  # for it this is a thread like any other, in which it may run a loop itself
+    try:
+        result = function(*args)
+    finally:
+        asyncio._set_running_loop(loop)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _each(
+    pieces: Sequence[pa.Table], call: Callable[[pa.Table], Coroutine[Any, Any, pa.Table]], at_once: int
+) -> list[pa.Table]:
+    """What `call` returns for each piece, `at_once` of them at a time; the first error ends the others."""
+    results: dict[int, pa.Table] = {}
+    waiting = iter(enumerate(pieces))
+
+    async def work() -> None:
+        for number, piece in waiting:
+            results[number] = await call(piece)
+
+    workers = [asyncio.ensure_future(work()) for _ in range(min(at_once, len(pieces)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)  # until they have ended
+    return [results[number] for number in range(len(pieces))]
+
+
+def _plain_path(path: str) -> str:
+    """A path as the user gave it: Spark writes `file:` before that of a catalog table."""
+    return path.removeprefix("file:")
+
+
+def _shown(keys: pa.Table) -> str:
+    """Keys as a message names them: the first, and how many more there are."""
+    first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
+    return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")

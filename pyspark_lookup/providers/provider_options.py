@@ -1,0 +1,83 @@
+"""The options of a table as its provider means them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pyspark_lookup.base.errors import (
+    OptionError,
+)
+from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.options.enums import CacheMode, MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.providers.provider import ProvidedTable
+
+__all__ = ["with_provider"]
+
+
+def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOptions:
+    """The options as the provider means them: one that brings a cache says which kind. Raises OptionError if they contradict it."""
+    asked = options.cache if "lookup.cache" in options.explicit else None
+    brings = CacheMode.PARTIAL if provided.cache is not None else CacheMode.FULL if provided.scans else None
+    if brings is not None and asked not in (None, brings):
+        raise OptionError(
+            f"option lookup.cache = {options.cache.value!r}: provider {provided.name} brings a cache of the kind {brings.value!r}"
+        )
+    cache = brings or options.cache
+    if cache is CacheMode.FULL and not provided.scans:
+        raise OptionError(
+            f"option lookup.cache = 'FULL': provider {provided.name} has no scan function; return a FullCachingLookupProvider"
+        )
+    if not options.keys:
+        raise OptionError(
+            f"option lookup.keys = {','.join(options.keys or ())!r}: provider {provided.name} has the columns {', '.join(provided.schema.names)}"
+        )
+    if cache is CacheMode.PARTIAL:
+        _check_partial(options, provided)
+    source = options.metadata_source
+    if cache is CacheMode.FULL:
+        _check_full(options, provided)
+    elif source is MetadataSource.CACHE and options.sync_interval_s is None:
+        raise OptionError("option lookup.metadata.source = 'CACHE' needs lookup.metadata.sync-interval")
+    if cache is CacheMode.FULL and not provided.versioned:
+        if "lookup.metadata.source" in options.explicit and source is MetadataSource.UFS:
+            raise OptionError(
+                f"option lookup.metadata.source = 'UFS': provider {provided.name} has no version() to ask at every query; set CACHE"
+            )
+        if provided.trigger is None and not options.reloads:
+            raise OptionError(
+                f"provider {provided.name} has neither a reload trigger nor a version(): set lookup.full-cache.reload-strategy"
+            )
+        source = MetadataSource.CACHE
+    return dataclasses.replace(options, cache=cache, metadata_source=source)
+
+
+def _check_full(options: LookupOptions, provided: ProvidedTable) -> None:
+    named = ("reload-strategy", "periodic-reload.", "timed-reload.")
+    prefix = "lookup.full-cache."
+    own = [key for key in options.explicit if key.startswith(tuple(prefix + name for name in named))]
+    if provided.trigger is not None and own:
+        raise OptionError(f"option {min(own)}: provider {provided.name} brings a reload trigger of its own")
+    if options.metadata_source is MetadataSource.CACHE and provided.trigger is None and not options.reloads:
+        raise OptionError(
+            f"Missing '{prefix}periodic-reload.interval': provider {provided.name} brings no reload trigger"
+        )
+
+
+def _check_partial(options: LookupOptions, provided: ProvidedTable) -> None:
+    cache = provided.cache
+    own = [key for key in options.explicit if key.startswith("lookup.partial-cache.")]
+    if cache is not None and own:
+        raise OptionError(f"option {min(own)}: provider {provided.name} brings a cache of its own")
+    expires = options.partial_expire_after_write_s is not None
+    if isinstance(cache, DefaultLookupCache):
+        expires = cache.config["expire_after_write_s"] is not None
+    if not provided.versioned and not expires and (cache is None or isinstance(cache, DefaultLookupCache)):
+        raise OptionError(
+            f"provider {provided.name} has no version(), so nothing tells when a row has changed: set "
+            "lookup.partial-cache.expire-after-write to how old an answer may be"
+        )
+    if cache is None and not options.bounded:
+        raise OptionError(
+            "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set lookup.partial-cache.max-rows"
+        )

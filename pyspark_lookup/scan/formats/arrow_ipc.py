@@ -1,0 +1,125 @@
+"""Arrow IPC files (Feather V2): blocks are the tail with the footer, dictionaries, and record batches."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.orc
+
+from pyspark_lookup.base.errors import PysparkLookupError
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.scan.formats.inference import Inferred
+from pyspark_lookup.scan.formats.model import (
+    BATCH_ROWS,
+    Data,
+    FileIndex,
+    RangesFile,
+    Unit,
+    damaged,
+    inside,
+    no_fetch,
+    tail_range,
+)
+
+__all__ = ["ArrowFormat", "ArrowIndex"]
+
+
+class ArrowFormat:
+    """Blocks: the tail with the footer, dictionaries, and record batches."""
+
+    splittable = True
+
+    def first_ranges(self, file: FileVersion) -> list[Range]:
+        return [tail_range(file)]
+
+    def open_index(
+        self, file: FileVersion, data: Mapping[Range, Data], planned: pa.Schema | None
+    ) -> FileIndex | list[Range]:
+        tail = data[tail_range(file)]
+        if len(tail) < 18 or bytes(tail[-6:]) != b"ARROW1":
+            hint = "; Feather version 1 is not supported" if bytes(tail[-4:]) == b"FEA1" else ""
+            raise damaged(file, "Arrow IPC", f"it does not end with ARROW1{hint}")
+        (footer,) = struct.unpack("<i", tail[-10:-6])
+        if not 0 < footer <= file.size - 18:
+            raise damaged(file, "Arrow IPC", f"a footer of {footer} bytes does not fit")
+        whole = (file.size - footer - 10, footer + 10)
+        if footer + 10 > len(tail) and whole not in data:
+            return [whole]
+        source = RangesFile(file.size, data, no_fetch)
+        source.seek(whole[0])
+        try:
+            dictionaries, batches = _ipc_blocks(bytes(source.read(footer)))
+            source.seek(0)
+            schema = pa.ipc.open_file(pa.PythonFile(source, mode="r")).schema
+            inside(file, "Arrow IPC", dictionaries + batches)
+            return ArrowIndex(file, schema, dictionaries, batches)
+        except (pa.ArrowException, struct.error, OSError, ValueError) as problem:  # ValueError: a name that is no UTF-8
+            if isinstance(problem, PysparkLookupError):
+                raise
+            raise damaged(file, "Arrow IPC", problem) from problem
+
+
+class ArrowIndex:
+    """An Arrow IPC footer: its record batches are whole, so columns are pruned after the read."""
+
+    def __init__(self, file: FileVersion, schema: pa.Schema, dictionaries: list[Range], batches: list[Range]) -> None:
+        self.inferred: Mapping[str, Inferred] | None = None
+        self.misfits: Mapping[str, str] = {}
+        self._file = file
+        self._dictionaries = dictionaries
+        self._batches = batches
+        self.schema = spark_schema(schema, file.url)
+        self.units = [Unit(number, offset + length // 2) for number, (offset, length) in enumerate(batches)]
+
+    def stats(self, unit: Unit, column: str) -> ColumnStats | None:
+        return None
+
+    def rows(self, unit: Unit) -> int | None:
+        return None  # not without reading them
+
+    def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
+        return [*self._dictionaries, self._batches[unit.number]]
+
+    def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
+        try:
+            batch = pa.ipc.open_file(pa.PythonFile(source, mode="r")).get_batch(unit.number).select(list(columns))
+            batch.validate(full=True)  # bad offsets or codes would read other memory: about 2 GB/s
+        except (pa.ArrowException, OSError) as problem:
+            if isinstance(problem, PysparkLookupError):
+                raise
+            raise damaged(self._file, "Arrow IPC", problem) from problem
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            yield batch.slice(start, BATCH_ROWS)
+
+
+def _ipc_blocks(footer: bytes) -> tuple[list[Range], list[Range]]:
+    """(dictionaries, record batches) of an IPC footer, which pyarrow reads but does not show.
+
+    "table Footer { version: MetadataVersion; schema: Schema; dictionaries: [Block]; recordBatches:
+    [Block]; … }", "struct Block { offset: long; metaDataLength: int; bodyLength: long }" (Arrow's
+    File.fbs). A flatbuffer table starts with the signed distance back to its vtable, which holds a
+    16-bit field offset per field after two 16-bit sizes; a vector is reached by a 32-bit distance.
+    """
+    (table,) = struct.unpack_from("<I", footer, 0)
+    (back,) = struct.unpack_from("<i", footer, table)
+    vtable = table - back
+    (vtable_bytes,) = struct.unpack_from("<H", footer, vtable)
+
+    def blocks(field: int) -> list[Range]:
+        slot = 4 + 2 * field
+        (offset,) = struct.unpack_from("<H", footer, vtable + slot) if slot < vtable_bytes else (0,)
+        if not offset:
+            return []
+        at = table + offset
+        vector = at + struct.unpack_from("<I", footer, at)[0]
+        (count,) = struct.unpack_from("<I", footer, vector)
+        entries = (struct.unpack_from("<qi4xq", footer, vector + 4 + 24 * number) for number in range(count))
+        return [(start, metadata + body) for start, metadata, body in entries]
+
+    return blocks(2), blocks(3)

@@ -1,0 +1,134 @@
+"""CSV files as columns of texts, and these as columns of types."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.options.enums import CsvOptions
+from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, converted, infer_texts
+
+__all__ = ["CsvFile"]
+
+
+class CsvFile:
+    """A CSV file's columns: what their values are inferred to be, and the values by type. Raises ArrowInvalid for one that is none.
+
+    `declared`: the names of the columns of a file without a header, if somebody has said them.
+    """
+
+    def __init__(self, content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> None:
+        self._options = options
+        self._texts = _texts(content, options, url, declared)
+        self.names: list[str] = self._texts.schema.names
+
+    def infer(self, name: str, by_value: bool = False) -> Inferred:
+        """The type of a column; text for all of them without `lookup.csv.infer-schema`. `by_value`: see `infer_texts`."""
+        if not self._options.infer_schema:
+            return NOTHING if self._column(name).null_count == self.rows else TEXT
+        return infer_texts(self._column(name), by_value)
+
+    def column(self, name: str, kind: pa.DataType) -> pa.Array:
+        """A column's values. Raises SchemaError with one that is not of that type."""
+        return converted(self._column(name), kind)
+
+    @property
+    def rows(self) -> int:
+        return int(self._texts.num_rows)
+
+    def _column(self, name: str) -> pa.Array:
+        return self._texts.column(name).combine_chunks()
+
+
+def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> pa.Table:
+    content = _in_utf8(content, options.encoding)
+    if options.quote and options.escape is None:
+        _check_doubled(content, options, url)
+    elif options.quote and options.escape != options.quote:
+        content = _doubled(content, options)
+    if not content.endswith((b"\n", b"\r")):
+        content += b"\n"  # a header line alone is no CSV to pyarrow without it
+    one_block = max(len(content) + 1, 1024)
+    parse = pa.csv.ParseOptions(
+        delimiter=options.sep, quote_char=options.quote or False, double_quote=True, newlines_in_values=True
+    )
+    head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
+    found = pa.csv.open_csv(pa.BufferReader(content), head, parse).schema.names
+    names = _named(found, options.header, url, declared)
+    # A name that is given twice is an error, and found before columns are asked for by name.
+    spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
+    read = pa.csv.ReadOptions(
+        block_size=one_block, column_names=names, skip_rows_after_names=1 if options.header else 0
+    )
+    convert = pa.csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()),
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    try:
+        table = pa.csv.read_csv(pa.BufferReader(content), read, parse, convert)
+    except pa.ArrowInvalid as problem:
+        if "invalid UTF8" not in str(problem):
+            raise
+        raise ValueError(f"it has bytes that are no {options.encoding}: set lookup.csv.encoding") from None
+    if not options.null_value:
+        return table
+    nothing = pa.scalar(None, pa.string())
+    columns = [pc.if_else(pc.equal(column, options.null_value), nothing, column) for column in table.columns]
+    return pa.table(columns, names=names)
+
+
+def _in_utf8(content: bytes, encoding: str) -> bytes:
+    return content if encoding == "utf-8" else content.decode(encoding).encode()
+
+
+def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
+    """Raise OptionError for a file that cannot double the quotes in its quoted text: there is one behind a backslash."""
+    quote, sep = (re.escape(text.encode()) for text in (options.quote, options.sep))
+    # One that is neither doubled nor the end of the text.
+    if re.search(rb"\\" + quote + rb"(?!" + quote + rb"|[\r\n" + sep + rb"]|\Z)", content):
+        raise OptionError(
+            f"{url} has \\{options.quote} inside of quoted text, as Spark writes it: set lookup.csv.escape = '\\' (or "
+            f"'{options.quote}', if a quote in it is doubled)"
+        )
+
+
+def _doubled(content: bytes, options: CsvOptions) -> bytes:
+    """The file with its quotes in quoted text doubled, where it has them behind an escape character, as Spark does.
+
+    There that character stands for itself before any other one.
+    """
+    assert options.escape
+    mark, character = options.quote.encode(), options.escape.encode()
+    quote, escape, sep = map(re.escape, (mark, character, options.sep.encode()))
+    begin = rb"(?:(?<=[\r\n" + sep + rb"])|\A)"
+    field = re.compile(begin + quote + rb"(?:[^" + quote + escape + rb"]|" + escape + rb".)*" + quote, re.DOTALL)
+    escaped = re.compile(escape + rb"([" + quote + escape + rb"])")
+
+    def unescaped(found: re.Match[bytes]) -> bytes:
+        text = found.group()
+        if character not in text:
+            return text
+        inner = escaped.sub(lambda one: mark * 2 if one.group(1) == mark else character, text[1:-1])
+        return mark + inner + mark
+
+    return field.sub(unescaped, content)
+
+
+def _named(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
+    """The names of the columns; as in Spark one that has none is called `_c` and its place."""
+    if header:
+        return [name or f"_c{number}" for number, name in enumerate(found)]
+    if declared is None:
+        return [f"_c{number}" for number in range(len(found))]
+    if len(declared) != len(found):
+        raise SchemaError(
+            f"{url} has {len(found)} columns and no header, but lookup.schema has {len(declared)}: {', '.join(declared)}"
+        )
+    return declared

@@ -1,0 +1,289 @@
+"""Which types the values of text files have, and their values as such types.
+
+Nothing is lost: a column stays text if one of its values would not be written back as it was read, whether in one
+file or in several (`joined`). Integers beyond int64 are decimals, and times with an offset are instants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.types import widens
+
+__all__ = [
+    "BOOLEAN",
+    "EXACT_INTEGER",
+    "MANY_DIGITS",
+    "NOTHING",
+    "TEXT",
+    "Inferred",
+    "Number",
+    "converted",
+    "fits",
+    "infer_numbers",
+    "infer_texts",
+    "infer_times",
+    "is_exact",
+    "joined",
+]
+
+_INTEGER = r"^(0|-?[1-9]\d*)$"
+_FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
+_SHORTEST = r"\.(0|\d*[1-9])$"  # without a zero that says nothing
+_NEGATIVE_ZERO = r"^-0\.0+$"
+_SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
+_DATE = r"^\d{4}-\d\d-\d\d$"
+_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
+_OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
+_BOOLEANS = {
+    f"boolean {word('true')}": pa.array([word(text) for text in ("true", "false")])
+    for word in (str, str.upper, str.capitalize)
+}  # by how they are spelled
+_SURE_DIGITS = 15  # so many a double keeps
+EXACT_INTEGER = 2**53
+MANY_DIGITS = 99  # digits after the point: more than a decimal has
+_INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """What is known of the numbers of a column.
+
+    `whole`: most digits before the point. `scales`: fewest and most after it, of those that have one. `integers`,
+    `fractions`: whether there are some. `fits64`: all integers do. `exact`: each is a double, and no digit of its text says more.
+    """
+
+    whole: int
+    scales: tuple[int, int]
+    integers: bool
+    fractions: bool
+    fits64: bool
+    exact: bool
+
+    def joined(self, other: Number) -> Number:
+        known = [number.scales for number in (self, other) if number.fractions] or [(0, 0)]
+        scales = min(fewest for fewest, _ in known), max(most for _, most in known)
+        return Number(
+            max(self.whole, other.whole),
+            scales,
+            self.integers or other.integers,
+            self.fractions or other.fractions,
+            self.fits64 and other.fits64,
+            self.exact and other.exact,
+        )
+
+    def type(self) -> pa.DataType:
+        if not self.fractions:
+            return pa.int64() if self.fits64 else _decimal(self.whole, 0, 20)
+        if self.exact:
+            return pa.float64()
+        # With a precision to spare, so that a larger number in a later file changes no type.
+        uniform = not self.integers and self.scales[0] == self.scales[1]
+        return _decimal(self.whole, self.scales[0], 18) if uniform else pa.string()
+
+
+def _decimal(whole: int, scale: int, precision: int) -> pa.DataType:
+    for chosen in (precision, 38):
+        if whole + scale <= chosen:
+            return pa.decimal128(chosen, scale)
+    return pa.string()
+
+
+@dataclasses.dataclass(frozen=True)
+class Inferred:
+    """The type of a column of a text file, as far as its values tell; `number`, `element` and `fields` are those of its kind."""
+
+    kind: str
+    number: Number | None = None
+    element: Inferred | None = None
+    fields: tuple[tuple[str, Inferred], ...] = ()
+
+    def type(self) -> pa.DataType:
+        """The Arrow type; null where no value tells."""
+        if self.number is not None:
+            return self.number.type()
+        if self.element is not None:
+            return pa.list_(pa.field("element", self.element.type()))
+        if self.kind == "struct":
+            return pa.struct([pa.field(name, inferred.type()) for name, inferred in self.fields])
+        return _TYPES[self.kind]
+
+
+_TYPES = {
+    "nothing": pa.null(),
+    "empty": pa.string(),
+    "text": pa.string(),
+    **dict.fromkeys(_BOOLEANS, pa.bool_()),
+    "date": pa.date32(),
+    "instant": _INSTANT,
+    "local": _LOCAL,
+}
+NOTHING, TEXT, BOOLEAN, _EMPTY = (Inferred(kind) for kind in ("nothing", "text", "boolean true", "empty"))
+
+
+def joined(one: Inferred, other: Inferred) -> Inferred:
+    """The type of a column that has values of both."""
+    if one.kind != other.kind:
+        for tells_least in (NOTHING, _EMPTY):
+            if tells_least in (one, other):
+                return other if one == tells_least else one
+        return TEXT
+    if one.number is not None and other.number is not None:
+        return dataclasses.replace(one, number=one.number.joined(other.number))
+    if one.element is not None and other.element is not None:
+        return dataclasses.replace(one, element=joined(one.element, other.element))
+    if one.kind == "struct":
+        fields = dict(one.fields)
+        for name, inferred in other.fields:
+            fields[name] = joined(fields.get(name, NOTHING), inferred)
+        return dataclasses.replace(one, fields=tuple(fields.items()))
+    return one
+
+
+def fits(inferred: Inferred, kind: pa.DataType) -> bool:
+    """Whether values of which that is known can be read as a type, and nothing of them is lost."""
+    found = inferred.type()
+    if found == kind or pa.types.is_string(kind) or widens(found, kind):
+        return True
+    if inferred.number is not None and pa.types.is_decimal(kind):
+        return bool(inferred.number.whole <= kind.precision - kind.scale and inferred.number.scales[1] <= kind.scale)
+    if inferred.number is not None:
+        return inferred.number.exact and bool(pa.types.is_float64(kind))
+    if inferred.element is not None:
+        return bool(pa.types.is_list(kind)) and fits(inferred.element, kind.value_type)
+    if not pa.types.is_struct(kind):
+        return False
+    types = {field.name: field.type for field in kind}
+    return all(name in types and fits(part, types[name]) for name, part in inferred.fields)
+
+
+def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
+    """The type of a column of texts, as of a CSV file. `by_value`: zeros at the end of a fraction say nothing.
+
+    Writers that quote everything have "" for null, so that empty texts tell nothing beside others.
+    """
+    empty = len(texts) > texts.null_count
+    texts = texts.filter(pc.not_equal(texts, ""))
+    if by_value:
+        texts = pc.replace_substring_regex(texts, r"^(-?\d+\.\d+?)0+$", r"\1")
+    if not len(texts):
+        return _EMPTY if empty else NOTHING
+    if (number := infer_numbers(texts)) is not None:
+        return Inferred("number", number)
+    for spelled, words in _BOOLEANS.items():
+        if _all(pc.is_in(texts, value_set=words)):
+            return Inferred(spelled)
+    if _matches(texts, _DATE) and _is_in_python(texts, pa.date32()):
+        return Inferred("date")
+    return infer_times(texts)
+
+
+def infer_times(texts: pa.Array) -> Inferred:
+    """INSTANT or LOCAL for times of which all, or none, have an offset; else TEXT."""
+    for kind, pattern in (("instant", _TIME + _OFFSET), ("local", _TIME + "$")):
+        if _matches(texts, pattern) and _is_in_python(texts, _TYPES[kind]):
+            return Inferred(kind)
+    return TEXT
+
+
+def infer_numbers(texts: pa.Array) -> Number | None:
+    """What is known of texts (none null) as numbers; None if one is none, or is not written as a number is."""
+    integers = pc.match_substring_regex(texts, _INTEGER)
+    fractions = pc.match_substring_regex(texts, _FRACTION)
+    special = pc.is_in(texts, value_set=_SPECIAL)
+    if not _all(pc.or_(pc.or_(integers, fractions), special)) or _all(special):
+        return None
+    whole, found = texts.filter(integers), texts.filter(fractions)
+    digits = pc.utf8_length(pc.utf8_ltrim(texts.filter(pc.invert(special)), "-"))
+    points = pc.find_substring(pc.utf8_ltrim(found, "-"), ".")
+    scales = pc.subtract(pc.subtract(pc.utf8_length(pc.utf8_ltrim(found, "-")), points), 1)
+    before = [pc.max(pc.utf8_length(pc.utf8_ltrim(whole, "-"))).as_py() or 0, pc.max(points).as_py() or 0]
+    bounds = pc.min_max(scales).as_py()
+    sure = pc.max(digits).as_py() <= _SURE_DIGITS
+    fits64 = before[0] <= 18 or _parses(whole, pa.int64())
+    exact = _matches(found, _SHORTEST) and (sure or (_exact_integers(whole, fits64) and _exact_fractions(found)))
+    negative = _any(pc.match_substring_regex(texts, _NEGATIVE_ZERO))  # no decimal has its sign
+    scales = (0, MANY_DIGITS) if _any(special) or negative else (bounds["min"] or 0, bounds["max"] or 0)
+    return Number(max(before), scales, bool(len(whole)), bool(len(found)) or _any(special), fits64, exact)
+
+
+def _exact_integers(texts: pa.Array, fits64: bool) -> bool:
+    if not len(texts):
+        return True
+    bounds = pc.min_max(texts.cast(pa.int64())).as_py() if fits64 else None
+    return bounds is not None and bounds["min"] >= -EXACT_INTEGER and bounds["max"] <= EXACT_INTEGER
+
+
+def _exact_fractions(texts: pa.Array) -> bool:
+    """Whether a double's shortest text is that text, give or take how large and small ones are written."""
+    long = texts.filter(pc.greater(pc.utf8_length(texts), _SURE_DIGITS + 1))
+    return all(is_exact(text) for text in long.to_pylist())
+
+
+def is_exact(text: str) -> bool:
+    """Whether a number's text is of a double, and no longer than it takes to tell it from others."""
+    return f"{float(text)!r}" == text or _plain(repr(float(text))) == _plain(text)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain(text: str) -> tuple[str, int]:
+    """The digits of a number without outer zeros, and the exponent of the last."""
+    mantissa, _, exponent = text.lower().partition("e")
+    head, _, tail = mantissa.partition(".")
+    digits = (head.lstrip("-") + tail).lstrip("0")
+    kept = digits.rstrip("0")
+    return ("-" * mantissa.startswith("-") + kept, int(exponent or 0) - len(tail) + len(digits) - len(kept))
+
+
+def converted(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Texts as values of a type, as Arrow parses them; an empty one is null but as text. Raises SchemaError with the first one that is none."""
+    if texts.type == kind:
+        return texts
+    if pa.types.is_null(kind) or texts.null_count == len(texts):
+        return pa.nulls(len(texts), kind)
+    if pa.types.is_nested(kind):
+        raise SchemaError(f"text is no {kind}")
+    if not pa.types.is_binary(kind):
+        texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+    try:
+        return texts.cast(kind)
+    except pa.ArrowNotImplementedError:
+        raise SchemaError(f"text is no {kind}") from None
+    except pa.ArrowInvalid:
+        for text in texts.drop_null().to_pylist():
+            if not _parses(pa.array([text]), kind):
+                raise SchemaError(f"{text[:80]!r} is no {kind}") from None
+        raise
+
+
+def _parses(texts: pa.Array, kind: pa.DataType) -> bool:
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_in_python(texts: pa.Array, kind: pa.DataType) -> bool:
+    """Whether texts are dates or times, of years that Python has."""
+    if not _parses(texts, kind):
+        return False
+    years = pc.min_max(pc.year(texts.cast(kind))).as_py()
+    return bool(years["min"] >= 1 and years["max"] <= 9999)
+
+
+def _matches(texts: pa.Array, pattern: str) -> bool:
+    return _all(pc.match_substring_regex(texts, pattern))
+
+
+def _all(mask: pa.Array) -> bool:
+    return bool(pc.all(mask, min_count=0).as_py())
+
+
+def _any(mask: pa.Array) -> bool:
+    return bool(pc.any(mask, min_count=0).as_py())

@@ -1,0 +1,293 @@
+"""JSON files, of lines or one array, as columns of types.
+
+pyarrow reads what it reads without a loss. The rest (numbers beyond its types, values of several types in one column, an
+array) is read by the standard library, which is slower by far.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.types import cast_exactly
+from pyspark_lookup.scan.formats.inference import (
+    BOOLEAN,
+    EXACT_INTEGER,
+    MANY_DIGITS,
+    NOTHING,
+    TEXT,
+    Inferred,
+    Number,
+    converted,
+    infer_times,
+    is_exact,
+)
+
+__all__ = ["JsonFile"]
+
+_LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double surely keeps
+_LONGEST_INTEGER = 19
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class JsonFile:
+    """A JSON file's columns: what their values are inferred to be, and the values by type.
+
+    Raises ValueError for a file that is no JSON.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._table = None if content.lstrip()[:1] == b"[" else _read_by_arrow(content)
+        self._objects: list[dict[str, Any]] | None = None
+        self._columns: dict[str, list[Any]] = {}
+        self.names: list[str] = self._table.schema.names if self._table is not None else list(self._all())
+
+    @property
+    def rows(self) -> int:
+        return int(self._table.num_rows) if self._table is not None else len(self._objects or ())
+
+    def infer(self, name: str, by_value: bool = False) -> Inferred:
+        """The type of a column. JSON's numbers are their values, however written."""
+        if self._table is not None:
+            return _inferred_array(self._table.column(name).combine_chunks())
+        return _inferred(self._all()[name])
+
+    def column(self, name: str, kind: pa.DataType) -> pa.Array:
+        """A column's values. Raises SchemaError with one that is not of that type."""
+        if self._table is not None:
+            found = self._table.column(name).combine_chunks()
+            if found.type == kind or pa.types.is_null(found.type):
+                return found.cast(kind)
+            if pa.types.is_string(found.type) and not pa.types.is_nested(kind):
+                return converted(found, kind)
+            numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+            if pa.types.is_integer(found.type) and numbers:
+                return _cast(found, kind)
+        return _built(self._all()[name], kind)
+
+    def _all(self) -> dict[str, list[Any]]:
+        """All values by column, as the standard library reads them; numbers as their texts."""
+        if self._objects is None:
+            self._objects = _objects(self._content)
+            names = dict.fromkeys(name for row in self._objects for name in row)
+            self._columns = {name: [row.get(name) for row in self._objects] for name in names}
+        return self._columns
+
+
+class _Number(str):
+    """The text of a number."""
+
+    __slots__ = ()
+
+
+def _read_by_arrow(content: bytes) -> pa.Table | None:
+    """The file as pyarrow reads it, texts that look like times left as they are; None if it cannot without a loss."""
+    read = pa.json.ReadOptions(block_size=max(len(content) + 1, 1024))
+    try:
+        table = pa.json.read_json(pa.BufferReader(content), read, _parse(None))
+        if any(_has(field.type, pa.types.is_timestamp) for field in table.schema):
+            schema = pa.schema([field.with_type(_texts_for_times(field.type)) for field in table.schema])
+            table = pa.json.read_json(pa.BufferReader(content), read, _parse(schema))
+        table.validate(full=True)  # the reader lets texts through that are no UTF-8
+    except pa.ArrowInvalid:
+        return None  # the standard library says what is wrong, or reads it
+    floats = any(_has(field.type, pa.types.is_floating) for field in table.schema)
+    return None if floats and _LONG_NUMBER.search(content) else table
+
+
+def _parse(schema: pa.Schema | None) -> pa.json.ParseOptions:
+    return pa.json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="infer")
+
+
+def _has(kind: pa.DataType, test: Any) -> bool:
+    return bool(test(kind)) or any(_has(kind.field(number).type, test) for number in range(kind.num_fields))
+
+
+def _texts_for_times(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_texts_for_times(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_texts_for_times(field.type)) for field in kind])
+    return kind
+
+
+def _inferred_array(array: pa.Array) -> Inferred:
+    """The type of values that pyarrow has read."""
+    kind = array.type
+    if array.null_count == len(array):
+        return NOTHING if not pa.types.is_struct(kind) and not pa.types.is_list(kind) else _shape(kind)
+    if pa.types.is_integer(kind):
+        bounds = pc.min_max(array).as_py()
+        largest = max(abs(bounds["min"]), abs(bounds["max"]))
+        return Inferred("number", Number(len(str(largest)), (0, 0), True, False, True, largest <= EXACT_INTEGER))
+    if pa.types.is_floating(kind):
+        return Inferred("number", Number(0, (0, MANY_DIGITS), True, True, True, True))
+    if pa.types.is_boolean(kind):
+        return BOOLEAN
+    if pa.types.is_list(kind):
+        return Inferred("list", element=_inferred_array(array.flatten()))
+    if pa.types.is_struct(kind):
+        parts = zip([field.name for field in kind], array.flatten(), strict=True)
+        return Inferred("struct", fields=tuple((name, _inferred_array(part)) for name, part in parts))
+    return _times(array)
+
+
+def _shape(kind: pa.DataType) -> Inferred:
+    if pa.types.is_list(kind):
+        return Inferred("list", element=_shape(kind.value_type))
+    if pa.types.is_struct(kind):
+        return Inferred("struct", fields=tuple((field.name, _shape(field.type)) for field in kind))
+    return NOTHING
+
+
+def _times(texts: pa.Array) -> Inferred:
+    """JSON has types of its own, so texts are texts, but for instants."""
+    texts = texts.drop_null()
+    found = infer_times(texts) if len(texts) else NOTHING
+    return TEXT if found.kind == "local" else found
+
+
+# --- by the standard library ----------------------------------------------------------------------------
+
+
+def _objects(content: bytes) -> list[dict[str, Any]]:
+    text = content.decode("utf-8-sig")
+    decode = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number).raw_decode
+    rows: list[Any] = []
+    at = _next(text, 0)
+    while at < len(text):
+        value, at = decode(text, at)
+        rows += value if isinstance(value, list) and not rows else [value]
+        at = _next(text, at)
+    for row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{_text(row)[:80]} is no object with a value for each column")
+    return rows
+
+
+def _next(text: str, at: int) -> int:
+    """Where the next value begins, if there is one."""
+    space = _SPACE.match(text, at)
+    return space.end() if space is not None else at
+
+
+def _inferred(values: list[Any]) -> Inferred:
+    """The type of values that the standard library has read."""
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return NOTHING
+    if len(kinds) > 1:
+        return TEXT
+    (kind,) = kinds
+    there = [value for value in values if value is not None]
+    if kind is bool:
+        return BOOLEAN
+    if kind is _Number:
+        return Inferred("number", _number(there))
+    if kind is list:
+        return Inferred("list", element=_inferred([value for part in there for value in part]))
+    if kind is dict:
+        names = dict.fromkeys(name for value in there for name in value)
+        return Inferred("struct", fields=tuple((n, _inferred([value.get(n) for value in there])) for n in names))
+    return _times(pa.array(there, pa.string()))
+
+
+def _number(texts: Iterable[str]) -> Number:
+    found: Number | None = None
+    for text in texts:
+        integer = text.lstrip("-").isdecimal()
+        digits = len(text.lstrip("-")) if integer else 0
+        value = int(text) if integer and digits <= _LONGEST_INTEGER else 2**64
+        special = text.lstrip("-") in ("NaN", "Infinity")  # which Spark takes, too
+        exact = abs(value) <= EXACT_INTEGER if integer else special or is_exact(text)
+        one = Number(
+            digits,
+            (0, 0) if integer else (0, MANY_DIGITS),
+            integer,
+            not integer,
+            not integer or -(2**63) <= value < 2**63,
+            exact,
+        )
+        found = one if found is None or found == one else found.joined(one)
+    assert found is not None
+    return found
+
+
+def _built(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Values as an array of a type. Raises SchemaError with one that is none."""
+    if pa.types.is_struct(kind):
+        _check(values, dict, kind)
+        names = {name.casefold(): name for value in values if value is not None for name in value}
+        own = [names.get(field.name.casefold(), field.name) for field in kind]
+        children = [
+            _built([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
+            for f, name in zip(kind, own, strict=True)
+        ]
+        mask = pa.array([value is None for value in values], pa.bool_())
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    if pa.types.is_list(kind):
+        _check(values, list, kind)
+        inner = _built([item for value in values if value is not None for item in value], kind.value_type)
+        return pa.ListArray.from_arrays(_offsets(values), inner, type=kind)
+    if pa.types.is_map(kind):
+        _check(values, dict, kind)
+        keys = [key for value in values if value is not None for key in value]
+        items = [item for value in values if value is not None for item in value.values()]
+        parts = _built(keys, kind.key_type), _built(items, kind.item_type)
+        return pa.MapArray.from_arrays(_offsets(values), *parts, type=kind)
+    if not pa.types.is_string(kind):
+        for value in values:
+            if isinstance(value, (dict, list)):
+                raise SchemaError(f"{_text(value)[:80]} is no {kind}")
+    return converted(pa.array([None if value is None else _text(value) for value in values], pa.string()), kind)
+
+
+def _check(values: list[Any], wanted: type, kind: pa.DataType) -> None:
+    wrong = next((value for value in values if value is not None and not isinstance(value, wanted)), None)
+    if wrong is not None:
+        raise SchemaError(f"{_text(wrong)[:80]} is no {kind}")
+
+
+def _offsets(values: list[Any]) -> pa.Array:
+    """Where each list begins, null for one that is none."""
+    at, found = 0, []
+    for value in values:
+        found.append(None if value is None else at)
+        at += len(value or ())
+    return pa.array([*found, at], pa.int32())
+
+
+def _text(value: Any) -> str:
+    """A value as the text that it is, or as JSON without spaces."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_quoted(key)}:{_inner(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_inner, value)) + "]"
+    return json.dumps(value)
+
+
+def _inner(value: Any) -> str:
+    return _quoted(value) if isinstance(value, str) and not isinstance(value, _Number) else _text(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return cast_exactly(array, kind)
+    except pa.ArrowInvalid as problem:
+        raise SchemaError(str(problem)) from None

@@ -1,0 +1,156 @@
+"""The interface that all formats share, and a file made of the ranges that are in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.orc
+
+from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.scan.formats.inference import Inferred
+
+__all__ = [
+    "BATCH_ROWS",
+    "Data",
+    "FileFormat",
+    "FileIndex",
+    "RangesFile",
+    "Unit",
+    "damaged",
+    "inside",
+    "no_fetch",
+    "tail_range",
+]
+
+Data = bytes | memoryview
+
+BATCH_ROWS = 65536
+_TAIL_BYTES = 64 * 1024
+_SMALL_BYTES = 256 * 1024  # a file of this size comes whole, with its footer
+
+
+class RangesFile(io.RawIOBase):
+    """A read-only file over the ranges of it that are in memory; others are fetched when asked for."""
+
+    def __init__(self, size: int, ranges: Mapping[Range, Data], fetch: Callable[[Range], Data]) -> None:
+        self._size = size
+        self._ranges = sorted((offset, length, data) for (offset, length), data in ranges.items())
+        self._fetch = fetch
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def read(self, length: int | None = -1) -> Data:
+        """Up to `length` bytes from here, without a copy where one range holds them."""
+        available = max(self._size - self._at, 0)
+        wanted = available if length is None or length < 0 else min(length, available)
+        start, self._at = self._at, self._at + wanted
+        if not wanted:
+            return b""
+        parts: list[Data] = []
+        while wanted:
+            part = self._part(start, wanted)
+            parts.append(part)
+            start, wanted = start + len(part), wanted - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _part(self, start: int, wanted: int) -> Data:
+        """The longest piece from `start` that one range holds; else up to the next range, fetched."""
+        best: Data = b""
+        following = start + wanted
+        for offset, length, data in self._ranges:
+            if offset <= start < offset + length:
+                piece = memoryview(data)[start - offset : start - offset + wanted]
+                if len(piece) > len(best):
+                    best = piece
+            elif offset > start:
+                following = min(following, offset)
+        return best or self._fetch((start, following - start))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """What is decoded at once: a row group, a record batch, or a whole file. `middle` is a file offset."""
+
+    number: int
+    middle: int
+
+
+class FileIndex(Protocol):
+    """An opened file: its schema as Spark takes it, its units, and where their bytes lie."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+    @property
+    def units(self) -> Sequence[Unit]: ...
+    @property
+    def inferred(self) -> Mapping[str, Inferred] | None:
+        """Of text files: what their values tell of the columns that were not planned."""
+
+    @property
+    def misfits(self) -> Mapping[str, str]:
+        """Columns of text files that have a value which is not of the planned type, with that value."""
+
+    def stats(self, unit: Unit, column: str) -> ColumnStats | None: ...
+    def rows(self, unit: Unit) -> int | None: ...
+    def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]: ...
+    def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]: ...
+
+
+class FileFormat(Protocol):
+    """`splittable`: units of one file may go to different tasks."""
+
+    splittable: bool
+
+    def first_ranges(self, file: FileVersion) -> list[Range]: ...
+    def open_index(
+        self, file: FileVersion, data: Mapping[Range, Data], planned: pa.Schema | None
+    ) -> FileIndex | list[Range]: ...
+
+
+def no_fetch(part: Range) -> Data:
+    raise DamagedFileError(f"bytes {part} are outside the file's index")
+
+
+def tail_range(file: FileVersion) -> Range:
+    length = file.size if file.size <= _SMALL_BYTES else _TAIL_BYTES
+    return file.size - length, length
+
+
+def damaged(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
+    return DamagedFileError(f"{file.url} is not a readable {kind} file: {problem}")
+
+
+def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:
+    """The ranges that a file gives for its parts. Raises DamagedFileError if one is not inside the file."""
+    for offset, length in ranges:
+        if not 0 <= offset <= offset + length <= file.size:
+            raise damaged(file, kind, f"a part of {length} bytes at {offset} is not inside its {file.size} bytes")
+    return ranges

@@ -1,0 +1,153 @@
+"""CSV, JSON and ORC: blocks are aligned ranges, and one task decodes a file whole."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.orc
+
+from pyspark_lookup.base.errors import NotSupportedError, PysparkLookupError, SchemaError
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.options.enums import CsvOptions, FileFormatName
+from pyspark_lookup.scan.formats.csv_text import CsvFile
+from pyspark_lookup.scan.formats.inference import Inferred, fits
+from pyspark_lookup.scan.formats.json_text import JsonFile
+from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, damaged
+from pyspark_lookup.table.file_names import DECOMPRESS, base_name
+
+__all__ = ["WholeFileFormat"]
+
+
+class WholeFileFormat:
+    """Blocks: aligned ranges. The schema of text is inferred from the whole file; one task decodes it.
+
+    `declared`: the columns of text that somebody has said (`lookup.schema`), to which it is parsed.
+    """
+
+    splittable = False
+
+    def __init__(
+        self, name: FileFormatName, block_size: int, csv: CsvOptions, declared: pa.Schema | None = None
+    ) -> None:
+        self._name = name
+        self._block_size = block_size
+        self._csv = csv
+        self._declared = declared
+
+    def first_ranges(self, file: FileVersion) -> list[Range]:
+        starts = range(0, file.size, self._block_size)
+        return [(start, min(self._block_size, file.size - start)) for start in starts]
+
+    def open_index(
+        self, file: FileVersion, data: Mapping[Range, Data], planned: pa.Schema | None
+    ) -> FileIndex | list[Range]:
+        blocks = [data[part] for part in self.first_ranges(file)]
+        content = bytes(blocks[0]) if len(blocks) == 1 else b"".join(blocks)
+        try:
+            for suffix, decompress in DECOMPRESS.items():
+                if base_name(file.url).endswith(suffix):
+                    content = decompress(content)
+            if self._name is FileFormatName.ORC:
+                return _OrcIndex(file, content, self.first_ranges(file))
+            if len(content) >= 2**31 - 1:
+                raise NotSupportedError(
+                    f"{file.url} holds {len(content)} bytes of {self._name.value}, which is read as one piece of up to "
+                    "2 GiB: split it, or write parquet"
+                )
+            text: CsvFile | JsonFile
+            if self._name is FileFormatName.JSON or not content.strip():
+                text = JsonFile(content)  # Spark writes empty files where there was no row
+            else:
+                text = CsvFile(content, self._csv, file.url, self._declared.names if self._declared else None)
+            return _TextIndex(file, text, planned, self._declared is not None, self.first_ranges(file))
+        except PysparkLookupError:
+            raise
+        except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, zlib.error) as problem:
+            raise damaged(file, self._name.value, problem) from problem
+
+
+class _Whole:
+    """A file decoded as one unit."""
+
+    inferred: Mapping[str, Inferred] | None = None
+
+    def __init__(self, file: FileVersion, ranges: list[Range], schema: pa.Schema) -> None:
+        self._file, self._ranges = file, ranges
+        self.schema = spark_schema(schema, file.url)
+        self.units = [Unit(0, 0)]
+        self.misfits: dict[str, str] = {}
+
+    def stats(self, unit: Unit, column: str) -> ColumnStats | None:
+        return None
+
+    def rows(self, unit: Unit) -> int | None:
+        return None  # not without reading them
+
+    def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
+        return self._ranges
+
+
+class _OrcIndex(_Whole):
+    def __init__(self, file: FileVersion, content: bytes, ranges: list[Range]) -> None:
+        super().__init__(file, ranges, pa.orc.ORCFile(pa.BufferReader(content)).schema)
+        self._content = content
+
+    def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
+        try:
+            # Without any column it would read no row.
+            wanted = list(columns) or self.schema.names[:1]
+            table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=wanted)
+            yield from table.select(list(columns)).to_batches(BATCH_ROWS)
+        except (pa.ArrowException, OSError) as problem:
+            raise damaged(self._file, "orc", problem) from problem
+
+
+class _TextIndex(_Whole):
+    """Columns with the planned types that their values have; others, and those not planned, with the types of their values.
+
+    `parsed`: whether the planned types were declared, so that a text is parsed to them, whatever else it may be.
+    """
+
+    def __init__(
+        self,
+        file: FileVersion,
+        text: CsvFile | JsonFile,
+        planned: pa.Schema | None,
+        parsed: bool,
+        ranges: list[Range],
+    ) -> None:
+        types = {field.name.casefold(): field.type for field in planned or ()}
+        misfits: dict[str, str] = {}
+        self.inferred = {}
+        self._arrays: dict[str, pa.Array] = {}
+        kinds: dict[str, pa.DataType] = {}
+        for column in text.names:
+            kind = types.get(column.casefold())
+            if kind is not None:
+                try:
+                    # A number of a file that came later may be written in another way than those that decided the type.
+                    if parsed or fits(text.infer(column), kind) or fits(text.infer(column, by_value=True), kind):
+                        self._arrays[column] = text.column(column, kind)
+                        kinds[column] = kind
+                        continue
+                except SchemaError as problem:
+                    misfits[column] = str(problem)
+            found = text.infer(column)
+            self.inferred[column], kinds[column] = found, found.type()
+        super().__init__(file, ranges, pa.schema([pa.field(column, kinds[column]) for column in text.names]))
+        self._text, self._kinds = text, kinds
+        self.misfits = misfits
+
+    def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
+        for column in columns:
+            if column not in self._arrays:
+                self._arrays[column] = self._text.column(column, self._kinds[column])
+        arrays = [self._arrays[column] for column in columns]
+        if not arrays:
+            yield pa.RecordBatch.from_struct_array(pa.nulls(self._text.rows, pa.struct([])))
+            return
+        yield from pa.Table.from_arrays(arrays, list(columns)).to_batches(BATCH_ROWS)

@@ -1,0 +1,278 @@
+"""Files of which the index is open: what tells their rows' bounds, and how their rows are decoded.
+
+What was learned of files that never change stays in this process: their indexes, and of small ones which values a
+column has, so that a lookup over many small files looks into those few that have its key.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import DamagedFileError, UfsError
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
+from pyspark_lookup.columnar.predicate import Among, And, Predicate
+from pyspark_lookup.columnar.types import cast_column
+from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
+from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
+
+__all__ = ["KnownFiles", "OpenFile", "Projection", "Slice", "decoded", "is_missing", "spellings", "to_read"]
+
+_INDEXES = 4096
+_SMALL = 1024 * 1024  # of bytes of a file whose values are kept
+_VALUES = 4 * 1024 * 1024  # in all, 8 bytes each
+_ASKED_AT_MOST = 1000  # values; with more a file will have one of them
+_SEED = Seed(0x2545F4914F6CDD1D, 0x9E6C63D0876A9A47)
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Bytes [start, end) of one file version: the units whose middle lies there."""
+
+    file: FileVersion
+    start: int
+    end: int
+
+    @property
+    def whole(self) -> bool:
+        return self.start == 0 and self.end == self.file.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    """What a scan returns: `columns` (names and types as planned, in order) of rows where `predicate` holds.
+
+    `data` is the planned schema of all columns in the files, `partitions` of those in directories. `declared`: somebody has said
+    what they are, and files are to be read so; else they are what planning found.
+    """
+
+    columns: pa.Schema
+    data: pa.Schema
+    partitions: pa.Schema
+    predicate: Predicate | None = None
+    declared: bool = False
+
+
+_Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]
+"""Gives a file's index, and what it was read from, of what the store gives now."""
+
+
+@dataclasses.dataclass
+class OpenFile:
+    """A file of which the index is open."""
+
+    piece: Slice
+    blocks: BlockCache
+    index: FileIndex
+    head: dict[Range, Data]  # what the index was read from, as far as it is here
+    data: dict[Range, Data]  # what its units' rows are decoded from, where the head does not hold it
+    names: dict[str, str]  # planned column -> this file's spelling, for those it has
+    partition: Mapping[str, object]
+    reopen: _Reopen
+    units: list[Unit] = dataclasses.field(default_factory=list)
+    hidden: Numbers | None = None  # places in the file of rows that do not count
+    read_from: tuple[Range, ...] = ()  # what of the file the index was read from, here or not
+    starts: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def first_row(self, unit: Unit) -> int:
+        """The place in the file of a unit's first row, in a format that says how many rows its units have."""
+        if not self.starts:
+            first = 0
+            for other in self.index.units:
+                self.starts[other.number] = first
+                first += self.index.rows(other) or 0
+        return self.starts[unit.number]
+
+    def spelled(self, columns: frozenset[str]) -> list[str]:
+        """This file's names of those columns that it has."""
+        return [self.names[name] for name in sorted(columns) if name in self.names]
+
+    @functools.cached_property
+    def location(self) -> BlocksAndLocations:
+        """Where its bytes are, asked when some are needed."""
+        return self.blocks.get_blocks_and_locations(self.piece.file.url, self.piece.file)
+
+    def bring_again(self) -> None:
+        """Begin anew with what the store gives now, of which nothing is kept on this host. Raises DamagedFileError or UfsError."""
+        self.index, self.head = self.reopen(self.piece.file, self.location)
+        self.data, self.read_from = {}, ()
+        self.blocks = self.blocks.read_only()
+
+    def source(self, unit: Unit, columns: Sequence[str]) -> RangesFile:
+        """The file as decoding one unit sees it: few ranges, however many the file has."""
+        ranges = {part: self.data[part] for part in self.index.ranges(unit, columns) if part in self.data}
+
+        def fetch(part: Range) -> Data:
+            return self.blocks.read([(self.location, [part])])[0][0]
+
+        return RangesFile(self.piece.file.size, {**self.head, **ranges}, fetch)
+
+
+class _Latest(Generic[T]):
+    """What was used last, up to a total weight."""
+
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._weight = 0
+        self._held: collections.OrderedDict[tuple[object, ...], tuple[T, int]] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, ...]) -> T | None:
+        with self._lock:
+            found = self._held.get(key)
+            if found is None:
+                return None
+            self._held.move_to_end(key)
+            return found[0]
+
+    def put(self, key: tuple[object, ...], value: T, weight: int) -> None:
+        with self._lock:
+            self._weight += weight - self._held.pop(key, (value, 0))[1]
+            self._held[key] = value, weight
+            while self._weight > self._at_most and len(self._held) > 1:
+                self._weight -= self._held.popitem(last=False)[1][1]
+
+    def remove(self, key: tuple[object, ...]) -> None:
+        with self._lock:
+            self._weight -= self._held.pop(key, (None, 0))[1]
+
+
+class KnownFiles:
+    """What this process knows of files that never change."""
+
+    def __init__(self) -> None:
+        self._indexes = _Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES)
+        self._values = _Latest[Numbers](_VALUES)
+
+    def index(self, file: FileVersion) -> tuple[FileIndex, tuple[Range, ...]] | None:
+        """The file's index and what it was read from, if it was opened before."""
+        return self._indexes.get((file.url, file.size)) if file.immutable else None
+
+    def keep(self, file: FileVersion, index: FileIndex, read_from: Iterable[Range]) -> None:
+        """Keep an index."""
+        if file.immutable:
+            self._indexes.put((file.url, file.size), (index, tuple(read_from)), 1)
+
+    def forget(self, file: FileVersion) -> None:
+        """Forget an index, of which it is not sure that it is the file's."""
+        self._indexes.remove((file.url, file.size))
+
+    def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
+        """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
+        for asked in _asked(projection.predicate) if _is_small(file) else ():
+            hashes = _hashes_of(asked)
+            values = self._values.get(_key(file, unit, asked, projection)) if hashes is not None else None
+            if values is None or hashes is None:
+                continue
+            places = np.searchsorted(values, hashes)
+            if not len(values) or not (values[np.minimum(places, len(values) - 1)] == hashes).any():
+                return False
+        return True
+
+    def learn(self, file: OpenFile, projection: Projection) -> None:
+        """Keep which values a small file's units have that were brought into memory."""
+        for asked in _asked(projection.predicate) if _is_small(file) else ():
+            if asked.column not in file.names or _hashes_of(asked) is None:
+                continue
+            for unit in file.units:
+                key = _key(file, unit, asked, projection)
+                if self._values.get(key) is None:
+                    batches = decoded(file, unit, [asked.column], projection)
+                    parts = [Keys([batch.column(0)]).hashes(_SEED) for batch in batches]
+                    values = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+                    self._values.put(key, values, max(len(values), 1))
+
+
+def _is_small(file: OpenFile) -> bool:
+    return file.piece.file.size <= _SMALL and file.piece.file.immutable
+
+
+def _key(file: OpenFile, unit: Unit, asked: Among, projection: Projection) -> tuple[object, ...]:
+    return file.piece.file.url, unit.number, asked.column, projection.data.field(asked.column).type
+
+
+def _asked(predicate: Predicate | None) -> list[Among]:
+    """The parts of a predicate that say which values a column must have."""
+    if isinstance(predicate, Among):
+        return [predicate]
+    parts = predicate.parts if isinstance(predicate, And) else ()
+    return [found for part in parts for found in _asked(part)]
+
+
+@functools.lru_cache(maxsize=8)
+def _hashes_of(asked: Among) -> Numbers | None:
+    """The hashes of the values; None for floats, of which equal ones have several forms, and for many."""
+    if len(asked.values) > _ASKED_AT_MOST or pa.types.is_floating(asked.values.type):
+        return None
+    return Keys([asked.values]).hashes(_SEED)
+
+
+def decoded(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
+    """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
+    url = file.piece.file.url
+    stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
+    for batch in _batches(file, unit, stored):
+        rows = batch.num_rows
+        arrays, fields = [], []
+        for name in columns:
+            if name in file.partition:
+                field = projection.partitions.field(name)
+                array = pa.repeat(pa.scalar(file.partition[name], field.type), rows)
+            else:
+                field = projection.data.field(name)
+                if name in file.names:
+                    array = cast_column(batch.column(file.names[name]), field.type, name, url)
+                else:
+                    array = pa.nulls(rows, field.type)
+            arrays.append(array)
+            fields.append(field)
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The named columns of a unit. What cannot be decoded is brought once more: it may have been damaged on its way here."""
+    given = 0
+    try:
+        for batch in file.index.batches(unit, stored, file.source(unit, stored)):
+            given += batch.num_rows
+            yield batch
+        return
+    except DamagedFileError as problem:
+        try:
+            file.bring_again()
+        except UfsError:
+            raise problem from None
+    for batch in file.index.batches(unit, stored, file.source(unit, stored)):
+        if given < batch.num_rows:
+            yield batch.slice(given)
+        given = max(given - batch.num_rows, 0)
+
+
+def spellings(planned: pa.Schema, found: pa.Schema) -> dict[str, str]:
+    """Planned column -> how a file spells it, for those it has."""
+    folded = {name.casefold(): name for name in found.names}
+    return {name: folded[name.casefold()] for name in planned.names if name.casefold() in folded}
+
+
+def to_read(part: Range, file: OpenFile) -> Range:
+    """The range to read for a missing one: what the index was read from, if that has it, is more likely to be here."""
+    offset, length = part
+    around = (r for r in file.read_from if r[0] <= offset and offset + length <= r[0] + r[1])
+    return next(around, part)
+
+
+def is_missing(part: Range, file: OpenFile) -> bool:
+    """Whether a range has to be read before its rows can be decoded."""
+    offset, length = part
+    held = part in file.data or any(start <= offset and offset + length <= start + size for start, size in file.head)
+    return length > 0 and not held

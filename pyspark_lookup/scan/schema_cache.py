@@ -1,0 +1,64 @@
+"""`HostSchemas`: the columns of a table's versions, which a process and its host keep by digest, for a version's never change."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.table.log import schema_of_text
+from pyspark_lookup.table.model import Table, TableVersion
+
+__all__ = ["HostSchemas"]
+
+_AT_MOST = 8  # in a process
+
+
+class HostSchemas:
+    """What `scan` says of the columns of versions. `keep`: whether a digest tells versions apart. `disk` None: no host's memory."""
+
+    def __init__(self, scan: TableScan, disk: Disk | None, metrics: CacheMetricGroup, keep: bool) -> None:
+        self._scan = scan
+        self._disk = disk
+        self._metrics = metrics
+        self._keep = keep
+        self._known: dict[str, tuple[pa.Schema, pa.Schema]] = {}
+
+    def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, columns in the directories) of a version. Those of a managed table are in its log."""
+        if table.managed:
+            return schema_of_text(version.valid_log(table).schema), pa.schema([])
+        if not self._keep or not all(file.cacheable for file in version.files):
+            return self._scan.schema(table, version.files)
+        key = key_of(version.digest, table.format)
+        found = self._known.pop(key, None) or self._kept(table, version, key)
+        self._known[key] = found  # the latest used last
+        if len(self._known) > _AT_MOST:
+            with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread did
+                del self._known[next(iter(self._known))]
+        return found
+
+    def _kept(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
+        record: tuple[pa.Schema, pa.Schema] | None = None
+        if self._disk:
+            record = self._disk.get_record("schema", key, _schemas_of)
+        if record is not None:
+            return record
+        found = self._scan.schema(table, version.files)
+        if self._disk:
+            try:
+                texts = [base64.b64encode(schema.serialize()).decode() for schema in found]
+                self._disk.replace_record("schema", key, texts)
+            except OSError:
+                self._metrics.inc("cacheFailureCount")
+        return found
+
+
+def _schemas_of(found: Any) -> tuple[pa.Schema, pa.Schema]:
+    data, partitions = map(schema_of_text, found)
+    return data, partitions

@@ -1,0 +1,416 @@
+"""Rows of a `TableVersion` as Arrow batches: prune, read through the block cache, filter.
+
+`Scan.prepare` does all I/O of a task before its first batch, so that a version which vanishes
+meanwhile is noticed while nothing has been handed out. The prepared task only decodes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import DamagedFileError, SchemaError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, joined_stats, may_match
+from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
+from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
+from pyspark_lookup.io.stores import HIDDEN
+from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.scan.batches import coalesced, mask_of, matching_rows
+from pyspark_lookup.scan.contract import slices_of
+from pyspark_lookup.scan.deletes import HiddenRows, counted
+from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, joined, open_format
+from pyspark_lookup.scan.open_file import (
+    KnownFiles,
+    OpenFile,
+    Projection,
+    Slice,
+    decoded,
+    is_missing,
+    spellings,
+    to_read,
+)
+from pyspark_lookup.table.model import Table
+from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values
+
+__all__ = ["Prepared", "Scan"]
+
+
+# A scan that looks into so few units decodes its predicate's columns first and fetches the others
+# only where rows match; above, a second round of requests costs more than it saves.
+_TWO_PHASE_UNITS = 8
+_TWO_PHASE_BYTES = 256 * 1024
+
+
+class Scan:
+    """Reads of one table through one block cache."""
+
+    def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int) -> None:
+        self._blocks = blocks
+        self._metrics = metrics
+        self._block_size = block_size
+        self._hidden = HiddenRows(blocks)
+        self._known = KnownFiles()
+
+    def splittable(self, table: Table) -> bool:
+        """Whether one file's rows may be read in parts."""
+        assert table.format is not None
+        return open_format(table.format, self._block_size).splittable  # whatever the columns
+
+    # --- schema -----------------------------------------------------------------------------------
+
+    def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, columns in the directories), typed as Spark takes them.
+
+        Reads what tells each file's schema (a footer; all of a CSV or JSON file), through the cache; nothing where somebody has
+        declared it. A column in both counts as the directory's. Raises SchemaError naming both files if they disagree.
+        """
+        partitions = partition_fields(table, files)
+        folded = {name.casefold() for name in partitions.names}
+        if table.declared is not None:
+            partitions = pa.schema([field for field in partitions if field.name in table.declared.names])
+            data = table.declared
+        else:
+            opened = self._open(table, slices_of(files), None)
+            data = merge_schemas((file.piece.file.url, schema) for file, schema in _inferred_together(opened))
+        return pa.schema([field for field in data if field.name.casefold() not in folded]), partitions
+
+    def bounds(
+        self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
+    ) -> list[list[ColumnStats | None]]:
+        """For each file and each of those columns between which values its rows lie; None: not known.
+
+        `names` are spelled as `schema` spells them. Reads what tells each file's statistics, through the cache.
+        """
+        found = []
+        for file in self._open(table, slices_of(files), None):
+            values = _partition_of(table, file.piece.file, partitions)
+            spelled = spellings(pa.schema([pa.field(name, pa.null()) for name in names]), file.index.schema)
+            row: list[ColumnStats | None] = []
+            for name in names:
+                if name in values:
+                    row.append(ColumnStats(values[name], values[name], int(values[name] is None), 1))
+                elif name not in spelled:
+                    # Null in every row; but what names rows of others has the keys of its time only.
+                    row.append(None if file.piece.file.identity == HIDDEN else ColumnStats(None, None, 1, 1))
+                else:
+                    row.append(joined_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
+            found.append(row)
+        return found
+
+    def unit_bounds(
+        self, table: Table, files: Sequence[FileVersion], projection: Projection
+    ) -> list[tuple[ColumnStats | None, int]]:
+        """(bounds of the projection's only column, bytes) of each unit of which rows may be in the projection."""
+        (name,) = projection.columns.names
+        found = []
+        for file in self._open(table, slices_of(files), projection):
+            for unit in file.index.units:
+                if self._may_match(file, unit, projection):
+                    size = sum(length for _, length in file.index.ranges(unit, file.index.schema.names))
+                    stats = file.index.stats(unit, file.names[name]) if name in file.names else None
+                    found.append((stats, size))
+        return found
+
+    def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
+        """How many rows the files have; None where only reading them would tell. Reads footers, through the cache."""
+        counts = [
+            file.index.rows(unit) for file in self._open(table, slices_of(files), None) for unit in file.index.units
+        ]
+        known = [count for count in counts if count is not None]
+        hidden = sum(map(len, self.hidden(table, files).values()))
+        return sum(known) - hidden if len(known) == len(counts) else None
+
+    def hidden(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+        """The places of rows that do not count, by the URL of their file. Reads what says so, through the cache."""
+        return self._hidden.of(table.url, files)
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        table: Table,
+        pieces: Sequence[Slice],
+        projection: Projection,
+        complete: bool,
+        whole: Callable[[], pa.Schema] | None = None,
+    ) -> Prepared:
+        """Everything a task needs, in memory: no store call follows.
+
+        `complete`: the pieces are all of the version, so a planned column that no file has is lost (a managed
+        table's log says which there are). Else `whole` is asked for the columns of the version's files, if some
+        column is missing here.
+        Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit
+        the projection.
+        """
+        kept = self._prune_files(table, pieces, projection)
+        opened = self._open(table, kept, projection)
+        complete = complete and len(kept) == len(pieces) and not table.managed
+        self._check_schema(opened, projection, complete, whole)
+        hidden = self.hidden(table, [piece.file for piece in kept])
+        for file in opened:
+            file.hidden = hidden.get(file.piece.file.url)
+            inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
+            file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
+            file.units = [unit for unit in file.units if self._known.may_have(file, unit, projection)]
+            self._metrics.inc("rowGroupsPrunedCount", len(inside) - len(file.units))
+        self._load(opened, projection)
+        for file in opened:
+            self._known.learn(file, projection)
+        return Prepared(opened, projection, self._blocks, self._metrics)
+
+    def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
+        if projection.predicate is None or not projection.partitions.names:
+            return list(pieces)
+        kept = []
+        for piece in pieces:
+            values = _partition_of(table, piece.file, projection.partitions)
+
+            def stats(name: str, values: Mapping[str, object] = values) -> ColumnStats | None:
+                if name not in values:
+                    return None
+                value = values[name]
+                return ColumnStats(value, value, int(value is None), 1)
+
+            if may_match(projection.predicate, stats):
+                kept.append(piece)
+        self._metrics.inc("filesPrunedCount", len(pieces) - len(kept))
+        return kept
+
+    def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
+        """Open every file's index, all files at once: one round of requests where a tail suffices."""
+        assert table.format is not None
+        form = open_format(table.format, self._block_size, table.csv, _declared(table, pieces))
+        columns = projection.data if projection else None
+        reopen = functools.partial(self._open_anew, form, columns)
+        planned = columns or pa.schema([])
+        partitions = projection.partitions if projection else pa.schema([])
+        found: list[OpenFile | None] = []
+        for piece in pieces:
+            known = self._known.index(piece.file)
+            if known is None:
+                found.append(None)
+                continue
+            index, read_from = known
+            values = _partition_of(table, piece.file, partitions)
+            names = spellings(planned, index.schema)
+            found.append(OpenFile(piece, self._blocks, index, {}, {}, names, values, reopen, read_from=read_from))
+        new = [number for number, file in enumerate(found) if file is None]
+        locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
+        data: dict[int, dict[Range, Data]] = {number: {} for number in new}
+        asked = {number: form.first_ranges(pieces[number].file) for number in new}
+        while asked:
+            answers = self._blocks.read([(locations[number], ranges) for number, ranges in asked.items()])
+            for (number, ranges), parts in zip(asked.items(), answers, strict=True):
+                data[number].update(zip(ranges, parts, strict=True))
+            following: dict[int, list[Range]] = {}
+            for number in asked:
+                piece = pieces[number]
+                try:
+                    result = form.open_index(piece.file, data[number], columns)
+                except DamagedFileError:  # on its way here, perhaps
+                    result, data[number] = reopen(piece.file, locations[number])
+                if isinstance(result, list):
+                    following[number] = result
+                    continue
+                self._known.keep(piece.file, result, data[number])
+                values = _partition_of(table, piece.file, partitions)
+                names = spellings(planned, result.schema)
+                found[number] = OpenFile(piece, self._blocks, result, data[number], {}, names, values, reopen)
+            asked = following
+        return [file for file in found if file is not None]
+
+    def _open_anew(
+        self, form: FileFormat, planned: pa.Schema | None, file: FileVersion, location: BlocksAndLocations
+    ) -> tuple[FileIndex, dict[Range, Data]]:
+        """A file's index, and what it was read from, of bytes that the store gives now. Raises DamagedFileError or UfsError."""
+        self._known.forget(file)
+        data: dict[Range, Data] = {}
+        asked = form.first_ranges(file)
+        while True:
+            data.update(zip(asked, self._blocks.read_anew(location, asked), strict=True))
+            result = form.open_index(file, data, planned)
+            if not isinstance(result, list):
+                self._known.keep(file, result, data)
+                return result, data
+            asked = result
+
+    def _check_schema(
+        self,
+        opened: list[OpenFile],
+        projection: Projection,
+        complete: bool,
+        whole: Callable[[], pa.Schema] | None,
+    ) -> None:
+        needed = _needed(projection)
+        for file in opened:
+            for name in needed & file.names.keys():
+                found = file.index.schema.field(file.names[name]).type
+                misfit = file.index.misfits.get(file.names[name])
+                check_readable(projection.data.field(name), found, file.piece.file.url, projection.declared, misfit)
+        lost = sorted(name for name in needed if not any(name in file.names for file in opened))
+        if projection.declared or not lost or not opened or (not complete and whole is None):
+            return  # as in Spark, a declared column that no file has is null
+        if not complete and whole is not None:  # files that are not read here may have it
+            elsewhere = {name.casefold() for name in whole().names}
+            lost = [name for name in lost if name.casefold() not in elsewhere]
+        if lost:
+            raise SchemaError(
+                f"column {lost[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
+                "changed; plan again (a new load() or SQL statement; a catalog table must be created again)"
+            )
+
+    def _may_match(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
+        if projection.predicate is None:
+            return True
+
+        def stats(name: str) -> ColumnStats | None:
+            if name in file.partition:
+                return ColumnStats(file.partition[name], file.partition[name], int(file.partition[name] is None), 1)
+            if name not in file.names:
+                return ColumnStats(None, None, 1, 1)  # the file lacks the column: null in every row
+            if not widens(file.index.schema.field(file.names[name]).type, projection.data.field(name).type):
+                return None  # of another type than is asked for
+            return file.index.stats(unit, file.names[name])
+
+        return may_match(projection.predicate, stats)
+
+    def _load(self, opened: list[OpenFile], projection: Projection) -> None:
+        """Bring the bytes of all units into memory, those that no matching row needs left out if it pays."""
+        tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
+        units = sum(len(file.units) for file in opened)
+        rest = sum(
+            length
+            for file in opened
+            for unit in file.units
+            for _, length in set(file.index.ranges(unit, file.spelled(_needed(projection))))
+            - set(file.index.ranges(unit, file.spelled(tested)))
+        )
+        if tested and units <= _TWO_PHASE_UNITS and rest > _TWO_PHASE_BYTES:
+            self._fetch(opened, tested)
+            for file in opened:
+                matching = []
+                for unit in file.units:
+                    batches = decoded(file, unit, sorted(tested), projection)
+                    if any(mask_of(projection.predicate, batch).true_count for batch in batches):
+                        matching.append(unit)
+                file.units = matching
+        self._fetch(opened, _needed(projection))
+
+    def _fetch(self, opened: list[OpenFile], columns: frozenset[str]) -> None:
+        wanted = []
+        for file in opened:
+            ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spelled(columns))]
+            missing = dict.fromkeys(to_read(part, file) for part in ranges if is_missing(part, file))
+            if missing:
+                wanted.append((file, list(missing)))
+        answers = self._blocks.read([(file.location, ranges) for file, ranges in wanted])
+        for (file, ranges), parts in zip(wanted, answers, strict=True):
+            for part, data in zip(ranges, parts, strict=True):
+                (file.head if part in file.read_from else file.data)[part] = data
+
+
+class Prepared:
+    """A task whose bytes are in memory."""
+
+    def __init__(
+        self, opened: list[OpenFile], projection: Projection, blocks: BlockCache, metrics: CacheMetricGroup
+    ) -> None:
+        self._opened = opened
+        self._projection = projection
+        self._blocks = blocks
+        self._metrics = metrics
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in file order, in batches of about 64k; the schema is the projection's exactly."""
+        yield from coalesced(self._filtered(), self._projection.columns, self._metrics)
+
+    def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
+        """(file, middle byte, its rows) of every unit in file order, whatever the predicate; those that do not count, too."""
+        names = self._projection.columns.names
+        for file in self._opened:
+            for unit in file.units:
+                self._metrics.inc("rowGroupsReadCount")
+                yield file.piece.file, unit.middle, decoded(file, unit, names, self._projection)
+            file.data.clear()
+
+    def placed(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
+        """(file, places in it, the rows that count) of all units that may hold rows of which the predicate is true."""
+        names = self._projection.columns.names
+        for file in self._opened:
+            for unit in file.units:
+                first = file.first_row(unit)
+                for batch in decoded(file, unit, names, self._projection):
+                    rows, places = counted(file.hidden, first, batch)
+                    first += batch.num_rows
+                    yield file.piece.file, places, rows
+            file.data.clear()
+
+    def _filtered(self) -> Iterator[pa.RecordBatch]:
+        predicate, names = self._projection.predicate, self._projection.columns.names
+        needed = list(dict.fromkeys([*names, *(sorted(columns_of(predicate)) if predicate is not None else ())]))
+        for file in self._opened:
+            for unit in file.units:
+                self._metrics.inc("rowGroupsReadCount")
+                first = 0 if file.hidden is None else file.first_row(unit)
+                for batch in decoded(file, unit, needed, self._projection):
+                    rows = batch if file.hidden is None else counted(file.hidden, first, batch)[0]
+                    first += batch.num_rows
+                    kept = matching_rows(rows, predicate)
+                    if kept is not None and kept.num_rows:
+                        yield kept.select(names)
+            file.data.clear()
+
+
+def _needed(projection: Projection) -> frozenset[str]:
+    """Columns of the files that the scan returns or tests."""
+    tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
+    return (frozenset(projection.columns.names) | tested) - frozenset(projection.partitions.names)
+
+
+def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
+    """The columns that a table's files are declared to have."""
+    if table.declared is None:
+        return None
+    in_directories = {name for piece in pieces[:1] for name, _ in partition_values(table.root, piece.file.url)}
+    return pa.schema([field for field in table.declared if field.name not in in_directories])
+
+
+def _inferred_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
+    """The columns of each file; those of text with the types of the values in all files."""
+    found: dict[str, Inferred] = {}
+    for file in opened:
+        for name, inferred in (file.index.inferred or {}).items():
+            folded = name.casefold()
+            found[folded] = joined(found[folded], inferred) if folded in found else inferred
+    types = {folded: inferred.type() for folded, inferred in found.items()}
+    for file in opened:
+        schema = file.index.schema
+        if file.index.inferred is not None:
+            schema = spark_schema(
+                pa.schema([f.with_type(types[f.name.casefold()]) for f in schema]), file.piece.file.url
+            )
+        yield file, schema
+
+
+def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
+    if not fields.names:
+        return {}
+    values = dict(partition_values(table.root, file.url))
+    typed: dict[str, object] = {}
+    for field in fields:
+        if field.name not in values:
+            raise SchemaError(
+                f"{file.url} lies in no {field.name}=… directory, which the table was planned with: plan again"
+            )
+        try:
+            typed[field.name] = partition_value(values[field.name], field.type)
+        except ValueError:
+            raise SchemaError(
+                f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
+                "not: plan again"
+            ) from None
+    return typed

@@ -1,0 +1,277 @@
+"""`readStream` on a managed table: its changes, by the log position of the last commit that was consumed.
+
+One process on the driver plans; a task has the files of its rows and asks nobody what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, shown, text_of
+from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NotSupportedError,
+    OptionError,
+    SourceChangedError,
+    VersionGoneError,
+)
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.managed.change_feed import (
+    CHANGE_TYPE,
+    LOG_POSITION,
+    ChangeTask,
+    changed_rows,
+    changes_between,
+    cost,
+    snapshot_of,
+)
+from pyspark_lookup.options.catalog import added_columns
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import StreamStart, View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.spark.planning import stream_options
+from pyspark_lookup.spark.reading import session_options
+from pyspark_lookup.spark.types import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema,
+    require,
+)
+from pyspark_lookup.table.log import TableState, schema_of_text
+from pyspark_lookup.table.model import Kind, Table
+
+__all__ = ["ChangePartition", "ChangeReader", "stream_reader"]
+
+_TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
+_TASK_FILES = 64
+_TAKING_TASKS = 6
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReader:
+    """The reader of a stream with these options. Raises OptionError or NotSupportedError for what cannot be one."""
+    parsed = stream_options(options, schema)
+    if parsed.pinned is not None:
+        raise OptionError("option lookup.version or lookup.valid-write-ids is for batch reads: use lookup.stream.start")
+    if parsed.view not in (View.DATA, View.CHANGES):
+        raise OptionError(f"option lookup.view = {parsed.view.value!r} is for batch reads: use data or changes")
+    for limit, name in zip(parsed.stream_limits, ("rows", "files", "bytes"), strict=True):
+        if limit is not None:
+            instead = "without it a micro-batch takes all commits that there are"
+            require((4, 2), f"option lookup.stream.max-{name}-per-trigger", instead)
+    return ChangeReader(parsed, arrow_schema(schema), added_columns(schema))
+
+
+class ChangePartition(InputPartition):
+    """Some changes, which one task reads. `added`: columns that the table may lack, as ALTER TABLE has added them."""
+
+    def __init__(
+        self, options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
+    ) -> None:
+        super().__init__(None)
+        self.options = options
+        self.columns = columns
+        self.added = added
+        self.tasks = tuple(tasks)
+
+
+class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark asks for offsets and partitions; lives on the driver as long as its query."""
+
+    def __init__(self, options: LookupOptions, columns: pa.Schema, added: Sequence[str] = ()) -> None:
+        self._options = options
+        self._columns = columns
+        self._added = added
+        self._table: Table | None = None
+        self._until: int | None = None
+        self._reached: dict[str, Any] | None = None  # where a micro-batch begins, if Spark does not say
+
+    # --- offsets ----------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The position before the first commit to consume; 0: before the rows that there are."""
+        state, start = self._state(), self._options.stream_start
+        position = 0 if start is StreamStart.SNAPSHOT else state.position if start is StreamStart.LATEST else start
+        assert isinstance(position, int)
+        if position > state.position:
+            raise OptionError(
+                f"option lookup.stream.start = '{position}': the log of the table ends at {state.position}"
+            )
+        self._reached = self._offset(state, position)
+        return self._reached
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """The position up to which the next micro-batch goes: within the limit, but one commit at least.
+
+        Spark 4.1 gives no arguments. The first micro-batch of a restarted query then goes to the end of the log, also if
+        nothing has changed.
+        """
+        start = self._reached if start is None else start
+        state = self._state(*(() if start is None else (start,)))
+        until = state.position if self._until is None else min(self._until, state.position)
+        self._reached = self._offset(state, until) if start is None else self._next(state, start, until, limit)
+        return self._reached
+
+    def _next(self, state: TableState, start: dict[str, Any], until: int, limit: ReadLimit | None) -> dict[str, Any]:
+        after = _position_of(start)[1]
+        if after == 0:
+            # The rows there are come at once: they are of one version.
+            has_rows = any(sum(cost(state, change)) for change in state.changes if change.position <= until)
+            return self._offset(state, until) if has_rows else start
+        rows = files = size = 0
+        end = after
+        for change in state.changes:
+            if not after < change.position <= until:
+                continue
+            more = cost(state, change)
+            rows, files, size = rows + more[0], files + more[1], size + more[2]
+            if end > after and _exceeds(limit, rows, files, size):
+                break
+            if any(more):
+                end = change.position
+        return self._offset(state, end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What lookup.stream.max-…-per-trigger says."""
+        rows, files, size = self._options.stream_limits
+        if rows is not None:
+            return ReadMaxRows(rows)
+        if files is not None:
+            return ReadMaxFiles(files)
+        return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is committed from now on is for another run."""
+        self._until = self._state().position
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of the log, for the query's progress."""
+        state = self._state()
+        return self._offset(state, state.position)
+
+    def _offset(self, state: TableState, position: int) -> dict[str, Any]:
+        return {"table": state.table_id, "position": position}
+
+    def _state(self, *offsets: Mapping[str, Any]) -> TableState:
+        """The log now, which must be the one that the offsets are of."""
+        engine = runtime().engine(self._options)
+        metadata = engine.reader.metadata
+        state = metadata.log_of(self._options)
+        if state is None:
+            raise NotSupportedError(
+                f"{redact('path', self._options.path)} is no managed table (any more): only those, written by "
+                "format('lookupcache'), have a log of their changes"
+            )
+        self._table = metadata.table_of(self._options, Kind.MANAGED)
+        for table_id, position in map(_position_of, offsets):
+            if table_id != state.table_id:
+                raise VersionGoneError(
+                    f"{redact('path', self._options.path)} was dropped and created anew since this stream began: begin anew with "
+                    "a new checkpoint"
+                )
+            if position > state.position:
+                raise VersionGoneError(
+                    f"{redact('path', self._options.path)}: the log ends at {state.position}, before what this stream has "
+                    f"consumed ({position}). Was it restored? Begin anew with a new checkpoint"
+                )
+        return state
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a micro-batch: the same ones whenever it is planned again."""
+        state = self._state(start, end)
+        assert self._table is not None
+        self._reached = end
+        after, until = _position_of(start)[1], _position_of(end)[1]
+        if after == 0:
+            # Spark asks for nothing, too: an aggregation ends what it knows in a micro-batch without rows.
+            tasks = snapshot_of(self._table, state, until) if until else []
+        else:
+            rows_only = self._options.view is View.DATA
+            between = changes_between(self._table, state, after, until, rows_only)
+            tasks = list(between)
+        return [ChangePartition(self._options, self._columns, self._added, some) for some in _shares(tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ChangePartition)
+        return _read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        pass
+
+    def stop(self) -> None:
+        runtime().engine(self._options).publish_metrics()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChangeReader, (self._options, self._columns)
+
+
+def _position_of(offset: Any) -> tuple[str, int]:
+    """(table id, log position) of an offset. Raises DamagedFileError for what is none of ours."""
+    try:
+        return text_of(offset["table"]), count_of(offset["position"])
+    except UNREADABLE:
+        raise DamagedFileError(
+            f"{shown(offset)} in this stream's checkpoint is no offset of a lookupcache table: begin anew with a new checkpoint"
+        ) from None
+
+
+def _exceeds(limit: ReadLimit | None, rows: int, files: int, size: int) -> bool:
+    match limit:
+        case ReadMaxRows():
+            return rows > limit.max_rows
+        case ReadMaxFiles():
+            return files > limit.max_files
+        case ReadMaxBytes():
+            return size > limit.max_bytes
+    return False
+
+
+def _shares(tasks: Sequence[ChangeTask]) -> Iterator[list[ChangeTask]]:
+    """The tasks in their order, some together: of rows that are taken away, which lie in the same files, and of others by bytes."""
+    taking = [task for task in tasks if task.marks and not task.added]
+    for start in range(0, len(taking), _TAKING_TASKS):
+        yield taking[start : start + _TAKING_TASKS]
+    share: list[ChangeTask] = []
+    for task in tasks:
+        if task.marks and not task.added:
+            continue
+        if share and (len(share) >= _TASK_FILES or sum(t.bytes for t in share) + task.bytes > _TASK_BYTES):
+            yield share
+            share = []
+        share.append(task)
+    if share:
+        yield share
+
+
+def _read(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
+    options = partition.options.on_host(session_options(TaskContext.get()))
+    engine = runtime().engine(options)
+    try:
+        schema = schema_of_text(partition.tasks[0].schema)
+        wanted = parse_where(options.where, schema) if options.where else None
+        # What changes add themselves comes last.
+        resolve_names(
+            [name for name in partition.columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *partition.added)],
+            schema,
+            "schema",
+        )
+        yield from changed_rows(engine.reader.files, partition.tasks, partition.columns, wanted)
+    except SourceChangedError as gone:
+        raise VersionGoneError(
+            f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"
+        ) from gone
+    finally:
+        engine.publish_metrics()

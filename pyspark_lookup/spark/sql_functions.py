@@ -1,0 +1,131 @@
+"""`register_lookup`: a lookup table as a function of SQL.
+
+Spark calls an Arrow UDF with the keys and, by a scalar subquery over a source, the version. The subquery is read
+once per reference; the execution's record makes the references of one query agree on a host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.options.enums import OnError, View
+from pyspark_lookup.spark.join import lookup_udf, row_type
+from pyspark_lookup.spark.table_argument import (
+    LookedUp,
+    TableArgument,
+    defaults_to_full,
+    looked_up,
+    quoted,
+    with_default_cache,
+)
+
+__all__ = ["register_lookup"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TRIED = "_lookup_tried_"  # before the name of functions that are created to see whether Spark takes them
+
+
+def register_lookup(
+    spark: SparkSession,
+    name: str,
+    table: TableArgument,
+    key: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    multi: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Make `SELECT f.*, airport(f.dest).name FROM flights f` work: temporary functions of this session.
+
+    `name(key…)`: a struct of the table's `columns` (default: all but the key), null where no row has the key; with
+    `multi` an array of structs, empty where none has. `name_rows(key…)`: a table function that returns the rows of one
+    constant key, key columns first. `key`: the table's key column, or several in the order of the arguments. `table`,
+    `options`: as for `lookup_join`.
+
+    Each execution answers from the newest version at its start. Raises OptionError and SchemaError for arguments that do
+    not fit; a query raises NonUniqueKeyError for a key with several rows, unless `multi`.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise OptionError(f"argument name = {name!r}: give a function's name, of letters, digits and _")
+    registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
+    _check_name(name, registered)
+    keys = [key] if isinstance(key, str) else list(key)
+    found = looked_up(spark, table, keys, columns, options or {})
+    if defaults_to_full(found):
+        found = with_default_cache(found, found.view(View.SUMMARY).collect()[0].bytes)
+    if not found.chosen:
+        raise OptionError("argument columns: give at least one column of the table")
+    # The rows of a key show the key as well: as it is in the table, if it was chosen there.
+    own = tuple(StructField(column, found.type_of(column)) for column in found.keys)
+    others = tuple(field for field in found.chosen if field.name not in found.keys)
+    whole = dataclasses.replace(found, chosen=(*own, *others))
+    try:
+        _create(found, whole, _TRIED + name.lower(), multi)
+    finally:  # those that are there stay whole until Spark has shown that it takes both
+        _drop(spark, _TRIED + name.lower())
+    _create(found, whole, name, multi)
+    registered.add(name.lower())
+
+
+def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
+    """Both functions, with what they stand on: the view of the version, and a UDF for each."""
+    base = f"_lookup_{name.lower()}"
+    found.view(View.TOLD).createOrReplaceTempView(f"{base}_version")
+    bodies = {name: _body(found, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
+    for function, body in bodies.items():
+        found.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")
+
+
+def _drop(spark: SparkSession, name: str) -> None:
+    """Remove what `_create` has made."""
+    for function in (name, f"{name}_rows", *_udfs(f"_lookup_{name}")):
+        spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {function}")
+    spark.catalog.dropTempView(f"_lookup_{name}_version")
+
+
+def _check_name(name: str, registered: set[str]) -> None:
+    """Raise OptionError for a name by which two lookups would have a function of one name."""
+    mine = name.lower()
+    clashes = {f"{mine}_rows": f"{mine}_rows", mine.removesuffix("_rows"): mine}
+    for other, function in clashes.items():
+        if other != mine and other in registered:
+            raise OptionError(
+                f"argument name = {name!r}: a lookup {other!r} is registered in this session, and both would have a function "
+                f"{function}(): give another name"
+            )
+
+
+def _udfs(base: str) -> tuple[str, str]:
+    """The names of the UDFs that a lookup's two functions call."""
+    return f"{base}_udf", f"{base}_rows_udf"
+
+
+def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
+    """What follows a function's name where it is created: on top of a UDF, and of the view of the version."""
+    names = [field.name for field in table.chosen]
+    udf = _udfs(base)[as_rows]
+    table.spark.udf.register(udf, lookup_udf(udf, table, names, many))
+    declared = ", ".join(f"{quoted(key)} {_ddl(table.type_of(key))}" for key in table.keys)
+    call = f"{udf}({', '.join(map(quoted, table.keys))}, (SELECT version FROM {base}_version))"
+    if not as_rows:
+        return f"({declared}) RETURN {call}"
+    row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)
+    returned = ", ".join(f"{quoted(field.name)} {_ddl(field.dataType)}" for field in row)
+    return f"({declared}) RETURNS TABLE ({returned}) RETURN SELECT r.* FROM (SELECT inline({call})) r"
+
+
+def _ddl(kind: DataType) -> str:
+    """A type as SQL takes it, whatever its fields are named."""
+    if isinstance(kind, StructType):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_ddl(field.dataType)}' for field in kind)}>"
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{_ddl(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
+    return kind.simpleString()

@@ -1,0 +1,249 @@
+"""What a lookup is given as its table: a path, a catalog table's name, or a `LookupTable`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import DataType, StructField, StructType
+
+from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.engine.lookup_table import LookupTable, option_text
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.options.catalog import named_options
+from pyspark_lookup.options.conf_file import conf_file_options, redact
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
+from pyspark_lookup.options.lookup_options import LookupOptions, merged_options
+from pyspark_lookup.options.parsing import parse_names
+from pyspark_lookup.spark.types import arrow_schema
+
+__all__ = [
+    "LookedUp",
+    "TableArgument",
+    "cache_given",
+    "defaults_to_full",
+    "looked_up",
+    "own_options",
+    "quoted",
+    "with_cache",
+    "with_default_cache",
+]
+
+TableArgument = str | os.PathLike[str] | LookupTable | None
+_FORMAT = "lookupcache"
+# What says which columns and rows a read shows; a lookup says that by its own arguments.
+_OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
+
+
+@dataclasses.dataclass(frozen=True)
+class LookedUp:
+    """A table as a lookup sees it: its options, all its columns, and those of them that are looked up by and for.
+
+    `chosen`: fields of the table in the order of the answer.
+    """
+
+    spark: SparkSession
+    options: Mapping[str, str]
+    parsed: LookupOptions
+    schema: StructType
+    keys: tuple[str, ...]
+    chosen: tuple[StructField, ...]
+
+    @property
+    def label(self) -> str:
+        """A name for plans, of the table and what it is looked up by."""
+        # What follows a URL's `?` may be a signature.
+        place = (self.parsed.path or self.parsed.provider or "").partition("?")[0].rpartition("@")[2]
+        last = re.sub(r"[^A-Za-z0-9]+", "_", place.rstrip("/").rsplit("/", 1)[-1])
+        return f"{last.strip('_')[:40] or 'table'}_{key_of(*sorted(self.options.items()))[:6]}"
+
+    @property
+    def url(self) -> str:
+        """The table's place, without secrets."""
+        return redact("path", self.parsed.path) if self.parsed.path else f"provider {self.parsed.provider}"
+
+    def read(self, columns: Sequence[str]) -> DataFrame:
+        """These columns of the table as a DataFrame, through the host's cache."""
+        shown = ",".join(map(quoted, columns))
+        return _load(self.spark, {**self.options, "lookup.columns": shown})
+
+    def view(self, view: View) -> DataFrame:
+        """A view of the table."""
+        options = {key: text for key, text in self.options.items() if key not in ("lookup.where", "lookup.columns")}
+        return _load(self.spark, {**options, "lookup.view": view.value})
+
+    def arrow(self, names: Sequence[str]) -> pa.Schema:
+        """Columns of the table in Arrow's types."""
+        return arrow_schema(StructType([self.schema[name] for name in names]))
+
+    def type_of(self, name: str) -> DataType:
+        """Spark's type of a column."""
+        return self.schema[name].dataType
+
+
+def _load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    return spark.read.format(_FORMAT).options(**options).load()
+
+
+def looked_up(
+    spark: SparkSession,
+    table: TableArgument,
+    keys: Sequence[str],
+    columns: Sequence[str] | None,
+    options: Mapping[str, Any],
+) -> LookedUp:
+    """The table that a lookup names, with its columns as Spark sees them now.
+
+    Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
+    """
+    given = {key: option_text(value) for key, value in options.items()}
+    for key in sorted(_OF_READS & {key.lower() for key in given}):
+        raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
+    stored, schema = _table(spark, table, given)
+    merged = _absolute(merged_options(stored, given))
+    own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
+    if own is not None and {key.casefold() for key in parse_names(own)} != {key.casefold() for key in keys}:
+        raise OptionError(
+            f"option lookup.keys = {own!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
+            "its keys; leave one of the two out"
+        )
+    merged["lookup.keys"] = ",".join(map(quoted, keys))
+    kept = merged.get("lookup.columns")
+    parsed = LookupOptions.parse(merged, conf=conf_file_options())
+    if schema is None:
+        schema = _load(spark, _without_cache(merged)).schema
+    spelled = tuple(_resolved(keys, schema, "on"))
+    merged["lookup.keys"] = ",".join(map(quoted, _ordered(spelled, {**stored, **given})))
+    if columns is None:
+        shown_names = (
+            schema.names if kept is None else resolve_names(parsed.columns or (), _names(schema), "lookup.columns")
+        )
+        columns = [name for name in shown_names if name not in spelled]
+    names = _resolved(columns, schema, "columns")
+    chosen = tuple(StructField(name, schema[name].dataType) for name in names)
+    wanted = LookupOptions.parse(merged, conf=conf_file_options())
+    floor = _own_floor(wanted)
+    if floor is not None:
+        merged.setdefault("lookup.floor", floor)
+    return LookedUp(spark, merged, wanted, schema, spelled, chosen)
+
+
+def _own_floor(options: LookupOptions) -> str | None:
+    """What this host has committed, for the hosts that answer the lookup from what they know."""
+    if options.provider is not None or options.metadata_source is MetadataSource.UFS:
+        return None
+    engine = runtime().engine(options)
+    floor = engine.reader.metadata.host.floor(engine.url_of(options.path))
+    return None if floor is None else f"{floor[0]}:{floor[1]}"
+
+
+def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
+    """What tells a table's columns."""
+    shown = {key: text for key, text in options.items() if key not in _OF_READS}
+    if "lookup.provider" in shown:
+        return shown
+    shown.pop("lookup.keys")
+    without = merged_options(shown, {"lookup.cache": CacheMode.NONE.value})
+    if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
+        # With a full cache no interval says when the store is asked: what is known will do.
+        without.setdefault("lookup.metadata.sync-interval", "-1")
+    return without
+
+
+def _names(schema: StructType) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.null()) for name in schema.names])
+
+
+def _resolved(columns: Sequence[str], schema: StructType, argument: str) -> list[str]:
+    if isinstance(columns, str):
+        raise SchemaError(f"argument {argument} = {columns!r}: give a list of names, e.g. [{columns!r}]")
+    try:
+        found = resolve_names(columns, _names(schema), argument)
+    except SchemaError as problem:
+        raise SchemaError(str(problem).replace("option", "argument", 1)) from None
+    twice = [name for name in found if found.count(name) > 1]
+    if twice:
+        raise SchemaError(f"argument {argument}: {twice[0]!r} is given twice")
+    return found
+
+
+def quoted(name: str) -> str:
+    """A column's name as SQL takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _ordered(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
+    """The keys in the order that the table's own option has them, if it has these: caches are per order."""
+    text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
+    if text is None:
+        return keys
+    own = LookupOptions.parse({"path": "x", "lookup.keys": text}).keys or ()
+    folded = {key.casefold(): key for key in keys}
+    if {name.casefold() for name in own} != set(folded):
+        return keys
+    return tuple(folded[name.casefold()] for name in own)
+
+
+def _table(
+    spark: SparkSession, table: TableArgument, given: Mapping[str, str]
+) -> tuple[dict[str, str], StructType | None]:
+    """(a table's own options, its columns if a catalog has them)."""
+    if isinstance(table, LookupTable):
+        return table.given, None
+    if table is None:
+        if "lookup.provider" in {key.lower() for key in given}:
+            return {}, None
+        raise OptionError("argument table is None: give a path, a catalog table's name or a LookupTable")
+    if isinstance(table, os.PathLike):
+        return {"path": os.fspath(table)}, None
+    if not isinstance(table, str):
+        raise OptionError(f"argument table = {table!r}: give a path, a catalog table's name or a LookupTable")
+    if "/" in table or "\\" in table:
+        return {"path": table}, None
+    if not spark.catalog.tableExists(table):
+        raise OptionError(f"argument table = {table!r}: there is no such table; a path has a '/', e.g. './{table}'")
+    return named_options(spark, table)
+
+
+def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of the table that an argument means, with those given besides. Raises OptionError if it means none."""
+    given = {key: option_text(value) for key, value in options.items()}
+    stored, _ = _table(spark, table, given)
+    return _absolute(merged_options(stored, given))
+
+
+def _absolute(options: dict[str, str]) -> dict[str, str]:
+    """With a path that other directories, as those of workers, understand."""
+    if "path" in options and "://" not in options["path"] and not options["path"].startswith("file:"):
+        options["path"] = os.path.abspath(options["path"])
+    return options
+
+
+def cache_given(options: Mapping[str, str]) -> bool:
+    """Whether `lookup.cache` is set, by the table, the lookup or the conf file."""
+    return "lookup.cache" in options or "lookup.cache" in conf_file_options()
+
+
+def defaults_to_full(table: LookedUp) -> bool:
+    """Whether a lookup gives the table a full cache if it is small: nobody said which, and none would need a trigger."""
+    by_query = table.parsed.metadata_source is MetadataSource.UFS and table.parsed.provider is None
+    return by_query and not cache_given(table.options)
+
+
+def with_default_cache(table: LookedUp, size: int) -> LookedUp:
+    """The table with the cache that a lookup gives it. `size`: of its files, in bytes."""
+    small = size <= table.parsed.split_size
+    return with_cache(table, CacheMode.FULL) if small and defaults_to_full(table) else table
+
+
+def with_cache(table: LookedUp, mode: CacheMode) -> LookedUp:
+    """The same with another cache mode."""
+    options = merged_options(table.options, {"lookup.cache": mode.value})
+    return dataclasses.replace(table, options=options, parsed=LookupOptions.parse(options, conf=conf_file_options()))

@@ -1,0 +1,100 @@
+"""`warm`: a table's current version on as many executors as can be reached, before somebody asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+from pyspark_lookup.base.errors import PysparkLookupError
+from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.metadata_tables import answers_for_host
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.options.conf_file import conf_file_options
+from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.spark.reading import count_for_application, session_options
+from pyspark_lookup.spark.table_argument import TableArgument, own_options
+
+__all__ = ["Warmed", "warm"]
+
+_COLUMNS = pa.schema(
+    [
+        ("host", pa.string()),
+        ("cache_dir", pa.string()),
+        ("version", pa.string()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("seconds", pa.float64()),
+        ("error", pa.string()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmed:
+    """An executor's cache directory that was reached: the version it has now, with its rows and bytes; else why not (`error`)."""
+
+    host: str
+    cache_dir: str
+    version: str | None
+    rows: int | None
+    bytes: int | None
+    seconds: float
+    error: str | None
+
+
+class _Warm:
+    """For `mapInArrow`: the first task of each cache directory loads the table there."""
+
+    def __init__(self, options: str, nonce: str) -> None:
+        self._options = options
+        self._nonce = nonce
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        context = TaskContext.get()
+        count_for_application(context)
+        given = {**json.loads(self._options), **session_options(context)}
+        options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
+        if answers_for_host(runtime().engine(options), self._nonce, numbers[0]):
+            with LookupTable(None, given) as table:
+                row = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory()), **_warmed(table)}
+            yield pa.RecordBatch.from_pylist([row], schema=_COLUMNS)
+
+
+def _warmed(table: LookupTable) -> dict[str, Any]:
+    clock = runtime().clock
+    started_s = clock.steady_s()
+    try:
+        version = table.warm()
+    except (PysparkLookupError, OSError) as problem:
+        return {"seconds": clock.steady_s() - started_s, "error": f"{type(problem).__name__}: {problem}"}
+    found = table.metrics()
+    seconds = clock.steady_s() - started_s
+    return {"version": version, "rows": found["numCachedRecords"], "bytes": found["numCachedBytes"], "seconds": seconds}
+
+
+def warm(
+    spark: SparkSession, table: TableArgument, tasks: int = 32, options: Mapping[str, Any] | None = None
+) -> list[Warmed]:
+    """Load a table's current version into the full cache of as many executors as can be reached; which they were.
+
+    `table`: a path, the name of a catalog table, or a `LookupTable`. `tasks`: of the Spark job that looks for executors; best
+    several times as many as there are. `options`: as {"lookup.keys": "id"}. An executor that fails is told of with its
+    `error`. Raises OptionError for options that mean no full cache, ValueError for fewer than one task.
+    """
+    if tasks < 1:
+        raise ValueError(f"tasks = {tasks}: give 1 or more")
+    found = {**own_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
+    LookupOptions.parse(found, conf=conf_file_options())  # what is wrong is said here, not by tasks
+    numbers = spark.range(0, tasks, 1, tasks)
+    columns = "host string, cache_dir string, version string, rows long, bytes long, seconds double, error string"
+    rows = numbers.mapInArrow(_Warm(json.dumps(found), runtime().nonce()), columns).collect()
+    return sorted((Warmed(**row.asDict()) for row in rows), key=lambda row: (row.host, row.cache_dir))

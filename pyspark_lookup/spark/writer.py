@@ -1,0 +1,173 @@
+"""Writing a managed table from Spark: the driver begins and commits, tasks put files, each in a process of its own.
+
+What travels is the options and the `Job`. A task that Spark runs twice puts files of its own twice, of which the commit
+names one set; a stream's micro-batch that is committed already is not committed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.engine.runtime import Engine, runtime
+from pyspark_lookup.managed import Job, batch_directory
+from pyspark_lookup.options.conf_file import conf_file_options
+from pyspark_lookup.options.enums import KeyedWrite, View
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.spark.planning import written_options
+from pyspark_lookup.spark.reading import session_options
+from pyspark_lookup.spark.types import arrow_schema
+from pyspark_lookup.table.log import Batch, DataFile, WriteMode
+
+__all__ = ["BatchWriter", "StreamWriter", "Written", "batch_writer", "stream_writer"]
+
+
+@dataclasses.dataclass
+class Written(WriterCommitMessage):
+    """What a task has put: its files, and of a stream the query and the directory they lie in."""
+
+    files: tuple[DataFile, ...]
+    query: str | None = None
+    job: Job | None = None
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """The writer of one batch write, which has begun: it has its write id. Raises what beginning raises."""
+    parsed = _parsed(options, schema)
+    batch = parsed.write_batch
+    name = None if batch is None else batch_directory(batch, runtime().nonce())
+    return BatchWriter(parsed, _begin(parsed, schema, overwrite, name))
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """The writer of a streaming query, whose micro-batches begin at their commit. Raises what beginning raises."""
+    if "path" not in {key.lower() for key in options}:
+        raise OptionError(
+            "option path is missing: a stream is written by df.writeStream.format('lookupcache').start(path); "
+            "toTable cannot say which place a table has"
+        )
+    # What Spark keeps for itself of the options of a stream.
+    parsed = _parsed({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
+    if parsed.write_batch is not None:
+        raise OptionError(
+            "option lookup.write.batch is for batch writes: a stream numbers its batches itself, remove it"
+        )
+    return StreamWriter(parsed, _begin(parsed, schema, overwrite, runtime().nonce()))
+
+
+def _parsed(options: Mapping[str, str], schema: StructType) -> LookupOptions:
+    parsed = LookupOptions.parse(written_options(options, schema), conf=conf_file_options())
+    wrong = [key for key, given in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if given]
+    wrong += ["lookup.columns"] if parsed.columns else []
+    wrong += ["lookup.view"] if parsed.view is not View.DATA else []
+    wrong += ["lookup.version or lookup.valid-write-ids"] if parsed.pinned is not None else []
+    if wrong:
+        raise OptionError(f"option {wrong[0]} is for reads: a write takes none, remove it")
+    return parsed
+
+
+def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: str | None) -> Job:
+    if overwrite and options.write_mode is not None:
+        raise OptionError(
+            "option lookup.write.mode = 'upsert' is for Spark's append mode: an overwrite replaces all rows"
+        )
+    engine = runtime().engine(options)
+    try:
+        by_key = WriteMode.UPSERT if options.write_mode is KeyedWrite.UPSERT else WriteMode.APPEND
+        mode = WriteMode.OVERWRITE if overwrite else by_key
+        return engine.writer(options).begin(arrow_schema(schema), mode, name)
+    finally:
+        engine.publish_metrics()
+
+
+def _put(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
+    """The files of one attempt of a task."""
+    context = TaskContext.get()
+    own = options.on_host(session_options(context))
+    engine = runtime().engine(own)
+    number = context.partitionId() if context is not None else 0
+    try:
+        return tuple(engine.writer(own).write(job, batches, f"part-{number:05d}"))
+    finally:
+        engine.publish_metrics()
+
+
+def _engine(options: LookupOptions) -> Engine:
+    return runtime().engine(options)
+
+
+def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
+    return [file for message in messages if isinstance(message, Written) for file in message.files]
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One batch write."""
+
+    def __init__(self, options: LookupOptions, job: Job) -> None:
+        self._options = options
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Written(_put(self._options, self._job, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        engine = _engine(self._options)
+        try:
+            batch = self._options.write_batch
+            engine.writer(self._options).commit(self._job, _files(messages), None if batch is None else Batch(*batch))
+            engine.compact_if_due(self._options)
+        finally:
+            engine.publish_metrics()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        engine = _engine(self._options)
+        try:
+            engine.writer(self._options).abort(self._job, _files(messages), "the job failed")
+        finally:
+            engine.publish_metrics()
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A streaming query's micro-batches. Spark makes another one for each commit: what that needs is in the messages."""
+
+    def __init__(self, options: LookupOptions, job: Job) -> None:
+        self._options = options
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+        if not query or not batch:
+            raise OptionError(
+                "Spark does not say which streaming query this task belongs to: its batches cannot be told apart"
+            )
+        job = dataclasses.replace(self._job, directory=batch_directory((query, int(batch)), self._job.directory))
+        return Written(_put(self._options, job, iterator), query, job)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
+        told = next((message for message in messages if isinstance(message, Written)), None)
+        if told is None or told.job is None or told.query is None:
+            return
+        engine = _engine(self._options)
+        try:
+            engine.writer(self._options).commit(told.job, _files(messages), Batch(told.query, batchId))
+            engine.compact_if_due(self._options)
+        finally:
+            engine.publish_metrics()
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
+        told = next((message for message in messages if isinstance(message, Written)), None)
+        if told is None or told.job is None or told.query is None:
+            return
+        engine = _engine(self._options)
+        try:
+            engine.writer(self._options).abort(told.job, _files(messages), batch=Batch(told.query, batchId))
+        finally:
+            engine.publish_metrics()

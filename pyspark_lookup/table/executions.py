@@ -1,0 +1,111 @@
+"""Which version an execution reads: on record in the host's cache directory, for all its tasks and processes here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.decoding import name_of, number_of
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.table.host_versions import HostVersions
+from pyspark_lookup.table.model import Table, TableVersion
+
+__all__ = ["Execution", "Executions", "Resolution"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """What must see one version: a Spark execution, or a stream's micro-batch, of one application.
+
+    A function that `foreachBatch` calls may write a table, and read it back by something that it has built after that, at
+    `built_at_s` (Unix time): that takes a version which was resolved later than it was built. None: any will do.
+    """
+
+    application: str
+    id: str
+    built_at_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolution:
+    """A version, and whether this call decided it (False: an earlier resolver's record did)."""
+
+    version: TableVersion
+    decided_here: bool
+
+
+class _Decided(NamedTuple):
+    """What is on record of an execution: its version's digest, and when it began to be resolved (Unix time)."""
+
+    digest: str
+    at_s: float
+
+
+class Executions:
+    """The versions of executions on this host. The first of an execution to resolve one decides, by exclusive create."""
+
+    def __init__(self, host: HostVersions, disk: Disk, metrics: CacheMetricGroup, clock: HostClock) -> None:
+        self._host = host
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+
+    def resolve(self, table: Table, execution: Execution, current: Callable[[], TableVersion]) -> Resolution:
+        """The version on record of an execution; else the `current` one, which is put there."""
+        key = self._key(table, execution)
+        recorded = self._recorded(table, key)
+        if recorded is None:
+            with self._host.locked("resolve", key):
+                key = self._key(table, execution)
+                recorded = self._recorded(table, key)
+                if recorded is None:
+                    at_s = self._clock.wall_s()
+                    return self._record(table, key, current(), at_s)
+        self._metrics.inc("resolutionReuseCount")
+        return Resolution(recorded, False)
+
+    def replace(self, table: Table, execution: Execution, gone: str, newer: Callable[[], TableVersion]) -> TableVersion:
+        """The version that is on record in place of that of digest `gone`; else a `newer` one, which is put there."""
+        key = self._key(table, execution)
+        recorded = self._recorded(table, key)
+        if recorded is not None and recorded.digest != gone:
+            return recorded  # another task noticed first
+        first = self._disk.get_record("execution", key, _decided_of)
+        at_s = self._clock.wall_s() if first is None else first.at_s  # who has used it goes on doing so
+        version = newer()
+        self._host.remember(table, version)
+        self._host.attempt(lambda disk: disk.replace_record("execution", key, [version.digest, at_s]))
+        return version
+
+    def _key(self, table: Table, execution: Execution) -> str:
+        """What an execution's version is on record under: the first of its versions that is not older than what asks."""
+        for number in itertools.count():
+            key = key_of(execution.application, execution.id, table.id, number)
+            decided = self._disk.get_record("execution", key, _decided_of) if execution.built_at_s is not None else None
+            if decided is None or execution.built_at_s is None or execution.built_at_s <= decided.at_s:
+                return key
+        raise AssertionError("there is no end to it")
+
+    def _record(self, table: Table, key: str, version: TableVersion, at_s: float) -> Resolution:
+        """Make `version` the execution's, unless the lock was not had in time and another was first."""
+        try:
+            self._host.remember(table, version)  # before its digest: who sees the digest finds the files
+            winner = self._disk.create_record("execution", key, [version.digest, at_s], _decided_of).digest
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+            return Resolution(version, True)
+        taken = self._host.files(table, winner) if winner != version.digest else None
+        return Resolution(taken or version, taken is None)
+
+    def _recorded(self, table: Table, key: str) -> TableVersion | None:
+        decided = self._disk.get_record("execution", key, _decided_of)
+        return None if decided is None else self._host.files(table, decided.digest)
+
+
+def _decided_of(found: Any) -> _Decided:
+    digest, at_s = found
+    return _Decided(name_of(digest), number_of(at_s))

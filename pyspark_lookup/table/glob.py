@@ -1,0 +1,48 @@
+"""Paths with wildcards, as Spark takes them: which files they match, and which directories lead there."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Sequence
+
+__all__ = ["glob_matches", "glob_reaches", "glob_root", "is_glob"]
+
+_GLOB = re.compile(r"[*?\[{]")
+
+
+def is_glob(path: str) -> bool:
+    """Whether a path has wildcards (`*`, `?`, `[…]`, `{a,b}`). A web URL's `?` starts its query."""
+    return not path.startswith(("http://", "https://")) and _GLOB.search(path) is not None
+
+
+def glob_root(url: str) -> str:
+    """The directory above the first component with a wildcard."""
+    return re.split(_GLOB, url, maxsplit=1)[0].rpartition("/")[0]
+
+
+def glob_matches(url: str, pattern: str) -> bool:
+    """Whether a file, or a directory above it, matches the pattern component by component."""
+    found = url.split("/")
+    return any(len(found) >= len(wanted) and _components_match(found, wanted) for wanted in _alternatives(pattern))
+
+
+def glob_reaches(directory: str, pattern: str) -> bool:
+    """Whether files below this directory, or directories below it, may match the pattern."""
+    return any(_components_match(directory.split("/"), wanted) for wanted in _alternatives(pattern))
+
+
+def _components_match(found: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether the components that both have match."""
+    return all(fnmatch.fnmatchcase(name, part) for name, part in zip(found, wanted, strict=False))
+
+
+@functools.lru_cache(maxsize=128)
+def _alternatives(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """The components of each pattern without braces that one with braces stands for."""
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if braces is None:
+        return (tuple(pattern.replace("[^", "[!").split("/")),)
+    choices = (pattern[: braces.start()] + choice + pattern[braces.end() :] for choice in braces[1].split(","))
+    return tuple(parts for choice in choices for parts in _alternatives(choice))

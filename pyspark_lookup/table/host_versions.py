@@ -1,0 +1,308 @@
+"""`HostVersions`: what a host remembers of a table's versions, for all its processes.
+
+Which version it learned last and when, which files a digest stands for, which commits were made here. All of it is
+records in the host's cache directory; one that is lost costs a call to the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.decoding import count_of, name_of, number_of, text_of
+from pyspark_lookup.base.errors import VersionGoneError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.stores import SETTLED_AFTER_S
+from pyspark_lookup.io.ufs import FileVersion, Ufs
+from pyspark_lookup.options.enums import MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.log import LogVersion, NotificationLog
+from pyspark_lookup.table.model import Table, TableVersion, managed_version
+
+__all__ = ["HostVersions"]
+
+_LOCK_WAIT_S = 30.0
+_RACES = 1000  # that one resolution may lose: others record theirs faster
+
+
+class HostVersions:
+    """A host's memory of one table reference. `disk` None: there is none. `log`: the log of a managed table's URL."""
+
+    def __init__(
+        self,
+        ufs: Ufs,
+        disk: Disk | None,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        log: Callable[[str], NotificationLog],
+    ) -> None:
+        self._ufs = ufs
+        self._disk = disk
+        self._metrics = metrics
+        self._clock = clock
+        self._log = log
+
+    # --- the last version -------------------------------------------------------------------------
+
+    def last(self, table: Table) -> dict[str, Any] | None:
+        """What was learned last: `digest`, `log` (table id, position), `started_s` on the clock of `boot`, `wall_s`."""
+        return self._newest(table)[1]
+
+    def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
+        return self._disk.newest_record("table", table.id, _last_of) if self._disk else (0, None)
+
+    def forget(self, table: Table) -> None:
+        """Know no last version any more."""
+        self.attempt(lambda disk: disk.remove_records("table", table.id))
+
+    def learned(
+        self, table: Table, version: TableVersion, started_s: float, again: bool = False
+    ) -> TableVersion | None:
+        """Record a resolution that began at `started_s`. What is known already and newer is returned in its place.
+
+        So a slow listing cannot take the host back to an older state (monotonic reads). None if there is something newer
+        whose files nobody here knows: then ask the store `again`, which is believed.
+        """
+        if self._disk is None:
+            return version
+        try:
+            for _ in range(_RACES):  # a directory that does not list what lies in it has no newest record
+                number, record = self._newest(table)
+                if record and self._is_newer(record, version, started_s):
+                    newer = self.files(table, record["digest"])
+                    if newer is not None or not again:
+                        return newer
+                if self._succeeds(self._disk, table, version, started_s, number):
+                    self._note(self._disk, table, version, started_s, record)
+                    return version
+        except OSError:
+            pass
+        self._metrics.inc("cacheFailureCount")  # which costs a later call, not this one
+        return version
+
+    def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
+        """Whether what is on record replaces `version`, whose resolution began at `started_s`: by log position, if it has one."""
+        log, known = version.log, record.get("log")
+        if log is not None and known is not None and log.table_id == known[0]:
+            return int(known[1]) > log.position
+        return bool(record["boot"] == self._clock.boot and record["started_s"] > started_s)
+
+    def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
+        """Record a version as the one after record `number`; False if another has taken its place."""
+        self._remember_files(table, version)
+        value = {
+            "digest": version.digest,
+            "log": None if version.log is None else [version.log.table_id, version.log.position],
+            "started_s": started_s,
+            "boot": self._clock.boot,
+            "wall_s": self._clock.wall_s(),
+        }
+        return disk.succeed_record("table", table.id, number, value)
+
+    def _note(
+        self, disk: Disk, table: Table, version: TableVersion, started_s: float, before: Mapping[str, Any] | None
+    ) -> None:
+        """What follows from a version that was learned after `before`."""
+        floor = self._raised(table.url) if version.log is not None else None
+        if floor is not None and self._is_obsolete(table.url, floor, started_s):
+            disk.remove_record("floor", self._floor_key(table.url))
+        if before is None or before["digest"] != version.digest:
+            row = {
+                "digest": version.digest,
+                "resolved_at": self._clock.wall_s(),
+                "files": len(version.files),
+                "bytes": version.bytes,
+                "position": None if version.log is None else version.log.position,
+            }
+            disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
+
+    # --- floors: what this host has committed, it reads ----------------------------------------
+
+    def raise_floor(self, url: str, table_id: str, position: int) -> None:
+        """Answer, on this host, from no version of the table at `url` before this commit: read your own writes."""
+        if self._disk is None:
+            return
+        with self.locked("floor", url):
+            known = self.floor(url)
+            if known is None or known[0] != table_id or known[1] < position:
+                value = {"commit": [table_id, position], "raised_s": self._clock.steady_s(), "boot": self._clock.boot}
+                self.attempt(lambda disk: disk.replace_record("floor", self._floor_key(url), value))
+
+    def floor(self, url: str) -> tuple[str, int] | None:
+        """(table id, log position) of the newest commit that this host has made to the table at `url`."""
+        raised = self._raised(url)
+        return raised["commit"] if raised is not None else None
+
+    def _raised(self, url: str) -> dict[str, Any] | None:
+        return self._disk.get_record("floor", self._floor_key(url), _floor_of) if self._disk is not None else None
+
+    def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
+        """Whether the log lacks a commit of this host's: its table was dropped, or restored from a copy.
+
+        Who began to ask before the commit cannot tell.
+        """
+        if floor["boot"] == self._clock.boot and started_s <= floor["raised_s"]:
+            return False
+        table_id, position = floor["commit"]
+        state = self._log(url).known(position)
+        return state is None or state.table_id != table_id or state.position < position
+
+    def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
+        """The options of a read that is planned here, for hosts that do not know what this one has committed."""
+        floor = self.floor(table.url) if table.managed and options.metadata_source is MetadataSource.CACHE else None
+        return options if floor is None else dataclasses.replace(options, floor=f"{floor[0]}:{floor[1]}")
+
+    def _floor_key(self, url: str) -> str:
+        return key_of(self._ufs.scope, url)
+
+    def floors(self, url: str, options: LookupOptions) -> list[tuple[str, int]]:
+        own = self.floor(url)
+        found = [own] if own is not None else []
+        if options.floor is not None:
+            table_id, _, position = options.floor.rpartition(":")
+            found.append((table_id, int(position)))
+        return found
+
+    def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
+        """Whether a version known before has what this host, and the planning one, have committed."""
+        log = None if version.log is None else (version.log.table_id, version.log.position)
+        return not table.managed or self.reaches(log, self.floors(table.url, options))
+
+    @staticmethod
+    def reaches(log: Sequence[Any] | None, floors: Sequence[tuple[str, int]]) -> bool:
+        return log is None or all(log[0] == table_id and log[1] >= position for table_id, position in floors)
+
+    def remember(self, table: Table, version: TableVersion) -> None:
+        """Put a version's files on record, for whoever is told of its digest."""
+        self.attempt(lambda disk: self._remember_files(table, version))
+
+    def count_announcement(self, table: Table, version: TableVersion) -> None:
+        """Remember when a version was last announced to the tasks of a query, for `known_versions`."""
+        place = f"{key_of(table.scope, table.url)}-{version.digest}"
+        self.attempt(lambda disk: disk.replace_record("announced", place, {"announced_at": self._clock.wall_s()}))
+
+    def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
+        """The versions of the table at `options.path` that this host has resolved, oldest first.
+
+        Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, `position` in the log (None: there is
+        none), and `announced_at` (when the tasks of a query were last told of it; None if none were).
+        """
+        if self._disk is None:
+            return []
+        prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
+        told = dict(self._disk.records("announced", prefix, lambda row: number_of(row["announced_at"])))
+        found = self._disk.records("version", prefix, _row_of)
+        rows = [{**row, "announced_at": told.get(key)} for key, row in found]
+        return sorted(rows, key=lambda row: row["resolved_at"])
+
+    def _remember_files(self, table: Table, version: TableVersion) -> None:
+        if self._disk is None or self._disk.has_record("files", version.digest):
+            return
+        if version.log is not None:  # its files follow from the log, which is on record
+            self._disk.replace_record("files", version.digest, version.log.plain())
+            return
+        rows = [file.plain() for file in version.files]
+        if all(file.settled for file in version.files):
+            self._disk.replace_record("files", version.digest, rows)
+        else:  # too new to be told from the next state, until the clock has moved on
+            seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "files": rows}
+            self._disk.replace_record("unsettled", version.digest, seen)
+
+    def files(self, table: Table, digest: str) -> TableVersion | None:
+        """The version of that digest, if this host has its files on record."""
+        if self._disk is None:
+            return None
+        if table.managed:
+            return self._from_log(table, digest, self._disk.get_record("files", digest, LogVersion.of_plain))
+        files, settled = self._disk.get_record("files", digest, _files_of), True
+        if files is None:
+            seen = self._disk.get_record("unsettled", digest, _seen_of)
+            if seen is None:
+                return None
+            seen_s, boot, files = seen
+            settled = boot == self._clock.boot and self._clock.steady_s() - seen_s > SETTLED_AFTER_S
+        version = TableVersion(table.id, files)
+        if settled:
+            version = version.settled()
+        return version if version.digest == digest else None
+
+    def _from_log(self, table: Table, digest: str, log: LogVersion | None) -> TableVersion | None:
+        """The version that a record names, if what this host knows of the log has it."""
+        if log is None:
+            return None
+        state = self._log(table.url).known(log.position)
+        if state is None or log.table_id != state.table_id or log.position > state.position:
+            return None
+        with contextlib.suppress(VersionGoneError):
+            version = managed_version(table, state, None if isinstance(table.pinned, str) else log.position)
+            return version if version.digest == digest else None
+        return None
+
+    def attempt(self, write: Callable[[Disk], None]) -> None:
+        """Write to the host's cache directory; a failure costs a later call, not this one."""
+        if self._disk is None:
+            return
+        try:
+            write(self._disk)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+
+    @contextlib.contextmanager
+    def locked(self, kind: str, name: str) -> Iterator[None]:
+        """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
+        lock = None
+        try:
+            if self._disk is not None:
+                lock = self._disk.acquire(kind, name, _LOCK_WAIT_S)
+        except OSError:
+            self._metrics.inc("cacheFailureCount")
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.release()
+
+
+# --- what records have to be ------------------------------------------------------------------------
+
+
+def _last_of(found: Any) -> dict[str, Any]:
+    return {
+        "digest": name_of(found["digest"]),
+        "log": None if found["log"] is None else _commit_of(found["log"]),
+        "started_s": number_of(found["started_s"]),
+        "boot": text_of(found["boot"]),
+        "wall_s": number_of(found["wall_s"]),
+    }
+
+
+def _commit_of(found: Any) -> tuple[str, int]:
+    table_id, position = found
+    return text_of(table_id), count_of(position)
+
+
+def _floor_of(found: Any) -> dict[str, Any]:
+    commit, raised_s, boot = _commit_of(found["commit"]), number_of(found["raised_s"]), text_of(found["boot"])
+    return {"commit": commit, "raised_s": raised_s, "boot": boot}
+
+
+def _row_of(found: Any) -> dict[str, Any]:
+    return {
+        "digest": name_of(found["digest"]),
+        "resolved_at": number_of(found["resolved_at"]),
+        "files": count_of(found["files"]),
+        "bytes": count_of(found["bytes"]),
+        "position": None if found["position"] is None else count_of(found["position"]),
+    }
+
+
+def _files_of(found: Any) -> tuple[FileVersion, ...]:
+    return tuple(map(FileVersion.of_plain, found))
+
+
+def _seen_of(found: Any) -> tuple[float, str, tuple[FileVersion, ...]]:
+    return number_of(found["seen_s"]), text_of(found["boot"]), _files_of(found["files"])

@@ -1,0 +1,97 @@
+"""Which of a listing's files are a table's data, and whether it is a table at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark_lookup.base.errors import (
+    TableBusyError,
+    TableEmptyError,
+    TableFormatError,
+    UfsNotFoundError,
+)
+from pyspark_lookup.io.stores import LOG_DIRECTORY
+from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.table.glob import glob_matches, glob_reaches
+from pyspark_lookup.table.model import Kind
+
+__all__ = ["data_files", "job_directories"]
+
+
+def job_directories(table_url: str, kind: Kind, listing: Listing) -> list[str]:
+    """The directories of jobs that write the table, or died doing so; relative to the listing's."""
+    found = _reached(listing, table_url if kind is Kind.GLOB else "")
+    return sorted(d for d in found if _is_job_directory(d.rsplit("/", 1)[-1]))
+
+
+def data_files(
+    table_url: str, kind: Kind, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
+) -> tuple[FileVersion, ...]:
+    """The data files of a listing, by URL: no empty ones, none in or named `_…` or `.…`. `dead`: directories of dead jobs.
+
+    Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
+    """
+    if LOG_DIRECTORY in listing.directories and kind is Kind.DIRECTORY:
+        raise UfsNotFoundError(f"{listing.url} became a managed table since this query was planned: plan it again")
+    pattern = table_url if kind is Kind.GLOB else ""
+    _refuse_table_formats(listing, pattern)
+    busy = [directory for directory in job_directories(table_url, kind, listing) if directory not in dead]
+    if busy:
+        raise TableBusyError(
+            f"{listing.url} holds {busy[0]}: a job is writing it, or died less than lookup.busy-timeout ago. Wait for the job, or "
+            "remove the directory if you know that no job runs"
+        )
+    names = {file.url: file.url[len(listing.url) :].lstrip("/") for file in listing.files}
+    if success_file and "_SUCCESS" not in names.values():
+        raise TableBusyError(f"{listing.url} has no _SUCCESS file, which lookup.success-file=true requires")
+    files = tuple(
+        file
+        for file in listing.files
+        if file.size > 0
+        and not any(_skipped(part) for part in names[file.url].split("/"))
+        and (not pattern or glob_matches(file.url, pattern))
+    )
+    if not files:
+        what = (
+            "no file matches the glob" if kind is Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
+        )
+        raise TableEmptyError(f"{table_url} is no table now: {what}")
+    return files
+
+
+def _skipped(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _is_job_directory(name: str) -> bool:
+    return name in ("_temporary", "__magic") or name.startswith((".spark-staging-", ".hive-staging", "_spark_staging"))
+
+
+def _reached(listing: Listing, pattern: str) -> list[str]:
+    """The directories that lie where a glob's files may be; other tables beside them are none of its business."""
+    if not pattern:
+        return list(listing.directories)
+    return [d for d in listing.directories if glob_reaches(f"{listing.url}/{d}".rpartition("/")[0], pattern)]
+
+
+def _refuse_table_formats(listing: Listing, pattern: str) -> None:
+    found = {d.rsplit("/", 1)[-1]: d for d in _reached(listing, pattern)}
+    for marker, name, provider in (
+        ("_delta_log", "Delta", "as docs/recipes.md shows"),
+        (".hoodie", "Hudi", "of yours"),
+    ):
+        if marker in found:
+            raise TableFormatError(
+                f"{listing.url} holds {found[marker]}, so it is a {name} table: its files alone are not a version of it. "
+                f"Read it through a lookup.provider {provider}, with format('{name.lower()}'), or export the current version "
+                "as plain files"
+            )
+    for file in listing.files:
+        directory, _, name = file.url.rpartition("/")
+        table, _, parent = directory.rpartition("/")
+        if parent == "metadata" and name.endswith(".metadata.json") and (not pattern or glob_reaches(table, pattern)):
+            raise TableFormatError(
+                f"{listing.url} holds {file.url[len(listing.url) + 1 :]}, so it is an Iceberg table: its files alone are not "
+                "a version of it. Read it through a lookup.provider as docs/recipes.md shows, through its catalog, or export "
+                "the current version as plain files"
+            )

@@ -1,0 +1,45 @@
+"""The notification log of a managed table (Hive's): events, the state they add up to, and the log in the store."""
+
+from pyspark_lookup.table.log.events import (
+    Abort,
+    Allocate,
+    Alter,
+    Batch,
+    Commit,
+    Create,
+    DataFile,
+    Definition,
+    Event,
+    Vacuum,
+    Write,
+    WriteMode,
+    event_bytes,
+    schema_of_text,
+    text_of_schema,
+)
+from pyspark_lookup.table.log.log import NotificationLog
+from pyspark_lookup.table.log.state import TableState
+from pyspark_lookup.table.log.writes import Change, LogVersion, TableWrite
+
+__all__ = [
+    "Abort",
+    "Allocate",
+    "Alter",
+    "Batch",
+    "Change",
+    "Commit",
+    "Create",
+    "DataFile",
+    "Definition",
+    "Event",
+    "LogVersion",
+    "NotificationLog",
+    "TableState",
+    "TableWrite",
+    "Vacuum",
+    "Write",
+    "WriteMode",
+    "event_bytes",
+    "schema_of_text",
+    "text_of_schema",
+]

@@ -1,0 +1,338 @@
+"""What a managed table's log says: one immutable event per file, in one total order (Hive's notification log).
+
+An event is JSON with its position, its table's id, the nonce of whoever put it, and a format version. What
+does not parse, or is of another table, is an error that names the file: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from pyspark_lookup.base.decoding import (
+    UNREADABLE,
+    count_of,
+    counts_of,
+    is_encodable,
+    number_of,
+    shown,
+    text_of,
+    texts_of,
+)
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError
+from pyspark_lookup.columnar.types import spark_schema
+
+__all__ = [
+    "FORMAT",
+    "Abort",
+    "Allocate",
+    "Alter",
+    "Batch",
+    "Commit",
+    "Create",
+    "DataFile",
+    "Definition",
+    "Event",
+    "Vacuum",
+    "Write",
+    "WriteMode",
+    "definition_of",
+    "event_bytes",
+    "event_of",
+    "files_of",
+    "id_of",
+    "parsed",
+    "plain_definition",
+    "schema_of_text",
+    "sealed",
+    "text_of_schema",
+]
+
+FORMAT = 1
+"""The format version of events and checkpoints; a later one is refused by name."""
+_SEAL_BYTES = len(',"crc":"01234567"}')
+
+
+class WriteMode(enum.Enum):
+    """What a committed write does to the rows there are: leaves them, replaces all of lower write ids or those of its keys, is
+    the same rows as some writes in other files, or changes the table's definition only (as in HIVE-21637 that takes a write id,
+    so that a list of write ids says which definition it goes with)."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+    UPSERT = "upsert"
+    DELETE = "delete"
+    COMPACT = "compact"
+    ALTER = "alter"
+
+    @property
+    def by_key(self) -> bool:
+        """Whether it takes the place of the rows that have its keys when it is committed."""
+        return self in (WriteMode.UPSERT, WriteMode.DELETE)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """A file of a write: its path below the table, its size in bytes and its rows. It is never changed."""
+
+    path: str
+    size: int
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """Its name, which no other file has."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """What a table is beside its rows: columns (Arrow), key columns, and properties."""
+
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A stream's micro-batch: it is committed once."""
+
+    query: str
+    id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One event. `at_s` is Unix time on the clock of its writer, for people to read only."""
+
+    kind: ClassVar[str] = ""
+    position: int
+    table_id: str
+    nonce: str
+    at_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Create(Event):
+    """The first event: the table is there, without rows."""
+
+    kind = "create"
+    definition: Definition
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocate(Event):
+    """A write has begun and got its write id."""
+
+    kind = "allocate"
+    write_id: int
+    mode: WriteMode
+
+
+@dataclasses.dataclass(frozen=True)
+class Write(Event):
+    """Files of a write. Nobody uses them before its commit. `hidden`: files that say which rows of others no longer count.
+    `replaces`: of a compaction, the writes whose rows these are."""
+
+    kind = "write"
+    write_id: int
+    files: tuple[DataFile, ...]
+    hidden: tuple[DataFile, ...] = ()
+    replaces: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Commit(Event):
+    """The write's rows are the table's; `definition`, if given, is the table's from here on."""
+
+    kind = "commit"
+    write_id: int
+    definition: Definition | None = None
+    batch: Batch | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Abort(Event):
+    """The write's rows will never be seen."""
+
+    kind = "abort"
+    write_id: int
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Alter(Event):
+    """The table's definition is another one from here on: how tables were altered before that took a write id."""
+
+    kind = "alter"
+    definition: Definition
+
+
+@dataclasses.dataclass(frozen=True)
+class Vacuum(Event):
+    """The files of these writes, which no version from the position `oldest` on needs, are being removed."""
+
+    kind = "vacuum"
+    write_ids: tuple[int, ...]
+    oldest: int
+
+
+_KINDS: dict[str, type[Event]] = {
+    event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Alter, Vacuum)
+}
+
+
+def event_bytes(event: Event) -> bytes:
+    """The event as its file holds it."""
+    body = {
+        field.name: _plain(getattr(event, field.name))
+        for field in dataclasses.fields(event)
+        if field.name not in ("position", "table_id", "nonce", "at_s")
+    }
+    head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
+    given = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
+    said = {**head, "nonce": event.nonce, "at": event.at_s, **given}
+    return sealed(said)
+
+
+def event_of(data: bytes, position: int, origin: str) -> Event:
+    """The event that a file holds. `origin` names it in errors.
+
+    Raises NotSupportedError for one of a later format, DamagedFileError for anything that is no event of this position.
+    """
+    found = parsed(data, origin)
+    try:
+        kind = _KINDS[text_of(found["kind"])]
+        head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), number_of(found["at"]))
+        if head[0] != position:
+            raise ValueError(f"it says position {head[0]}")
+        return kind(*head, **{name: read(found[name]) for name, read in _BODIES[kind].items() if name in found})
+    except UNREADABLE as problem:
+        raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
+
+
+def sealed(found: Mapping[str, Any]) -> bytes:
+    """An object as a file of the log holds it: JSON, and last the CRC-32 of all before it."""
+    text = json.dumps(found, separators=(",", ":")).encode()[:-1]
+    return text + _seal(text)
+
+
+def _seal(text: bytes | memoryview) -> bytes:
+    return b',"crc":"%08x"}' % zlib.crc32(text)
+
+
+def parsed(data: bytes, origin: str) -> dict[str, Any]:
+    """The JSON object of one of the log's files. Raises as `event_of`."""
+    try:
+        found = json.loads(data)
+        if not isinstance(found, dict) or not isinstance(found.get("format"), int):
+            raise ValueError("an object with a format version was expected")
+    except (ValueError, RecursionError) as problem:
+        raise DamagedFileError(f"{origin} is no file of a table's log: {problem}") from None
+    if found["format"] <= FORMAT and not data.endswith(_seal(memoryview(data)[:-_SEAL_BYTES])):
+        raise DamagedFileError(f"{origin} is no file of a table's log as it was written: its checksum is another")
+    if found["format"] > FORMAT:
+        raise NotSupportedError(
+            f"{origin} has format version {found['format']}, this library knows {FORMAT}: use a newer pyspark_lookup"
+        )
+    return found
+
+
+def text_of_schema(schema: pa.Schema) -> str:
+    """A schema as JSON can hold it."""
+    return base64.b64encode(schema.remove_metadata().serialize()).decode()
+
+
+def schema_of_text(text: str) -> pa.Schema:
+    """The schema that `text_of_schema` wrote. Raises ValueError for anything else."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (TypeError, OSError, pa.ArrowException) as problem:
+        raise ValueError(f"no schema: {problem}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Definition):
+        return plain_definition(value)
+    if isinstance(value, Batch):
+        return [value.query, value.id]
+    if isinstance(value, tuple):
+        return [[one.path, one.size, one.rows] if isinstance(one, DataFile) else one for one in value]
+    return value
+
+
+def plain_definition(definition: Definition) -> dict[str, Any]:
+    """A definition as JSON can hold it."""
+    keys, properties = list(definition.keys), dict(definition.properties)
+    return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
+
+
+def definition_of(found: Any) -> Definition:
+    """The definition that `plain_definition` wrote. Raises one of `UNREADABLE` for anything else."""
+    keys, schema = texts_of(found["keys"]), schema_of_text(text_of(found["schema"]))
+    properties = {text_of(key): text_of(value) for key, value in found["properties"].items()}
+    folded = {name.casefold() for name in schema.names}
+    if len(folded) < len(schema.names) or not set(keys) <= set(schema.names):
+        raise ValueError("columns have names of their own, and keys are among them")
+    spark_schema(schema, "")
+    return Definition(schema, keys, properties)
+
+
+def files_of(found: Any) -> tuple[DataFile, ...]:
+    """The files that an event or a checkpoint lists. Raises TypeError or ValueError."""
+    return tuple(DataFile(_path_of(path), count_of(size), count_of(rows)) for path, size, rows in found)
+
+
+def _path_of(value: Any) -> str:
+    """A path below the table: one that leaves its directory would read what its writer could not."""
+    path = text_of(value)
+    # Some stores decode a URL, and then see other parts in it.
+    for spelled in (path, unquote(path)):
+        leaves = any(part in ("", ".", "..") for part in spelled.split("/"))
+        if leaves or "\\" in spelled or any(ord(char) < 32 for char in spelled) or not is_encodable(spelled):
+            raise ValueError(f"{shown(path)} is no path below the table")
+    return path
+
+
+def id_of(value: Any) -> str:
+    """A table's id. Raises TypeError or ValueError for anything else."""
+    if not text_of(value):
+        raise ValueError("a table has an id")
+    return str(value)
+
+
+def _write_id(value: Any) -> int:
+    if count_of(value) < 1:
+        raise ValueError("write ids begin at 1")
+    return int(value)
+
+
+def _write_ids(value: Any) -> tuple[int, ...]:
+    return tuple(map(_write_id, counts_of(value)))
+
+
+def _batch(value: Any) -> Batch:
+    query, number = value
+    return Batch(text_of(query), count_of(number))
+
+
+_BODIES: dict[type[Event], dict[str, Any]] = {
+    Create: {"definition": definition_of},
+    Allocate: {"write_id": _write_id, "mode": WriteMode},
+    Write: {"write_id": _write_id, "files": files_of, "hidden": files_of, "replaces": _write_ids},
+    Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
+    Abort: {"write_id": _write_id, "reason": text_of},
+    Alter: {"definition": definition_of},
+    Vacuum: {"write_ids": _write_ids, "oldest": count_of},
+}

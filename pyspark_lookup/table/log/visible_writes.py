@@ -1,0 +1,97 @@
+"""`Standing`: which writes count in a version, of all that a list of write ids lets through.
+
+Rows are seen of the highest valid overwrite and of what is above it; a compaction stands for the writes that it has
+folded. Rows are hidden by writes by key that were committed after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.table.log.events import WriteMode
+from pyspark_lookup.table.log.writes import TableWrite
+
+__all__ = ["Standing"]
+
+_FOLDS_AT_MOST = 8
+
+
+class Standing:
+    """The writes that count where `write_ids` says which are valid, in a log of which `position` is the last event's.
+
+    `valid`: the valid ones, without compactions that do not count; `seen`: those of which rows are seen; `hiding`: those
+    that may hide some of them. All are in the order of their ids.
+    """
+
+    def __init__(self, writes: Mapping[int, TableWrite], write_ids: ValidWriteIdList, position: int) -> None:
+        self._writes = writes
+        self._position = position
+        self.valid, replaced = self._usable(write_ids)
+        self.seen = self._found_seen(replaced)
+        self.hiding = self._found_hiding(replaced)
+
+    def _usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
+        """The valid writes, and which of them are replaced by compactions among them.
+
+        A compaction stands for the writes in it as they were at its commit. It is left out where a list lets through
+        only some of them, or not all of what had been committed by then and could have hidden or replaced their rows.
+        """
+        # Of a long log this is asked once per commit: one question per write is too many.
+        invalid = {
+            *write_ids.open_ids,
+            *write_ids.aborted_ids,
+            *range(write_ids.high_watermark + 1, len(self._writes) + 1),
+        }
+        valid = [write for id_, write in self._writes.items() if id_ not in invalid]
+        unseen = (self._writes[id_] for id_ in invalid if id_ in self._writes)
+        adding = (WriteMode.APPEND, WriteMode.ALTER)
+        changing = (write for write in unseen if write.committed and (write.hidden or write.mode not in adding))
+        limit = min((self.end(write) for write in changing), default=self._position + 1)
+        folding = [write for write in valid if write.replaces]
+        replaced, usable = set[int](), set[int]()
+        for write in sorted(folding, key=self.end):
+            kept = (id_ not in invalid and (id_ in usable or not self._writes[id_].replaces) for id_ in write.replaces)
+            if self.end(write) < limit and all(kept):
+                usable.add(write.id)
+                replaced.update(write.replaces)
+        if len(usable) < len(folding):
+            valid = [write for write in valid if not write.replaces or write.id in usable]
+        return valid, replaced
+
+    def _found_seen(self, replaced: set[int]) -> list[TableWrite]:
+        base = max((write.id for write in self.valid if write.mode is WriteMode.OVERWRITE), default=0)
+        return [
+            write
+            for write in self.valid
+            if write.rank >= base
+            and write.id not in replaced
+            and (write.files or write.hidden or write.vacuumed or write.id == base)
+        ]
+
+    def _found_hiding(self, replaced: set[int]) -> list[TableWrite]:
+        """What was committed after the first of the writes seen. That may be one that an overwrite has replaced, if rows of
+        a higher write id were committed before it.
+        """
+        first = min((self.end(write) for write in self.seen if write.files), default=self._position + 1)
+        keyed = (write for write in self.valid if (write.hidden or write.vacuumed) and write.id not in replaced)
+        return [write for write in keyed if self.end(write) >= first]
+
+    @property
+    def needed(self) -> list[TableWrite]:
+        """Those that are seen or hide something, each once."""
+        return list({write.id: write for write in (*self.seen, *self.hiding)}.values())
+
+    def folds(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Of the latest compactions, also those that were folded again, the names of their files and of those they replaced."""
+        folding = sorted((write for write in self.valid if write.replaces), key=self.end)
+        for write in folding[-_FOLDS_AT_MOST:]:
+            others = [self._writes[id_] for id_ in write.replaces]
+            if not any(other.vacuumed for other in others):
+                # What it hides may be the doing of writes that are in no version any more, so that counts as new.
+                own = tuple(file.name for file in write.files)
+                yield own, tuple(name for other in others for name in other.names)
+
+    def end(self, write: TableWrite) -> int:
+        """The position of its end; of an open one, whose own rows its transaction sees, that of the event to come."""
+        return self._position + 1 if write.ended_at is None else write.ended_at

@@ -1,0 +1,172 @@
+"""Hive-style partition directories: their values, types and the choice among them."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import (
+    NotATableError,
+    OptionError,
+    SchemaError,
+)
+from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.model import Kind, Table
+
+__all__ = ["PartitionValue", "partition_fields", "partition_value", "partition_values", "select_partitions"]
+
+PartitionValue = str | None
+
+
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+_INTEGER = re.compile(r"[+-]?\d{1,38}")
+
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def partition_values(root: str, url: str) -> tuple[tuple[str, PartitionValue], ...]:
+    """(column, raw value) of the `k=v` directories between the root and a file."""
+    parts = url[len(root) :].strip("/").split("/")[:-1]
+    pairs = (part.partition("=") for part in parts if "=" in part)
+    return tuple((unquote(k), None if v == _NULL_PARTITION else unquote(v)) for k, _, v in pairs if k)
+
+
+def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
+    """The partition columns of a version and their types, inferred from all values as Spark does.
+
+    Integers become int32, int64 or a decimal, ISO dates date32, other numbers float64, the rest string
+    (also times, and a mixture that float64 would round).
+    Raises NotATableError naming two files whose directories do not agree on the columns.
+    """
+    if table.kind is Kind.FILE or table.managed:
+        return pa.schema([])
+    columns: dict[str, list[PartitionValue]] = {}
+    first: tuple[str, ...] | None = None
+    for file in files:
+        pairs = partition_values(table.root, file.url)
+        names = tuple(name for name, _ in pairs)
+        if len({name.casefold() for name in names}) < len(names):
+            raise NotATableError(
+                f"{redact('path', file.url)} lies in two directories of one partition column: {list(names)}"
+            )
+        if first is None:
+            first = names
+        if names != first:
+            raise NotATableError(
+                f"{file.url} has partition columns {list(names)} but {files[0].url} has {list(first)}: "
+                "give the directory or glob of one table"
+            )
+        for name, value in pairs:
+            columns.setdefault(name, []).append(value)
+    declared = {field.name.casefold(): field for field in table.declared or ()}
+    fields = []
+    for name, values in columns.items():
+        field = declared.get(name.casefold())
+        if field is not None and field.name != name:
+            raise SchemaError(
+                f"column {field.name!r} of lookup.schema is spelled {name!r} in the directories: spell it so"
+            )
+        fields.append(pa.field(name, _partition_type(values) if field is None else field.type))
+    return pa.schema(fields)
+
+
+def _partition_type(values: list[PartitionValue]) -> pa.DataType:
+    known = {value for value in values if value is not None}
+    integers = [int(value) for value in known if _INTEGER.fullmatch(value)]
+    bits = max(((n if n >= 0 else ~n).bit_length() + 1 for n in integers), default=0)
+    if known and len(integers) == len(known):
+        digits = max(len(str(abs(n))) for n in integers)
+        return pa.int32() if bits <= 32 else pa.int64() if bits <= 64 else pa.decimal128(digits, 0)
+    if known and all(_is_date(value) for value in known):
+        return pa.date32()
+    numbers = all(_NUMBER.fullmatch(value) for value in known)
+    return pa.float64() if known and numbers and bits <= 32 else pa.string()
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return re.fullmatch(r"\d{4}-\d\d-\d\d", value) is not None and bool(datetime.date.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def partition_value(value: PartitionValue, kind: pa.DataType) -> object:
+    """A raw partition value as a Python value of its column's type. Raises ValueError if it is none."""
+    if value is None:
+        return None
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        # Python reads more spellings (1_000) than inference takes for a number; so for the others.
+        number = int(value) if _INTEGER.fullmatch(value) else None
+        bound = 10**kind.precision - 1 if pa.types.is_decimal(kind) else (1 << (kind.bit_width - 1)) - 1
+        low = -bound if pa.types.is_decimal(kind) else -bound - 1
+        if number is None or not low <= number <= bound:
+            raise ValueError(value)
+        return decimal.Decimal(number) if pa.types.is_decimal(kind) else number
+    if pa.types.is_date(kind):
+        if not _is_date(value):
+            raise ValueError(value)
+        return datetime.date.fromisoformat(value)
+    if pa.types.is_floating(kind):
+        if not _NUMBER.fullmatch(value):
+            raise ValueError(value)
+        return float(value)
+    if not pa.types.is_string(kind):  # of a schema that somebody has declared
+        try:
+            return pa.array([value]).cast(kind)[0].as_py()
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ValueError(value) from None
+    return value
+
+
+def select_partitions(table: Table, files: Sequence[FileVersion], options: LookupOptions) -> tuple[FileVersion, ...]:
+    """The files that `lookup.partition` leaves: those of the latest partition, or of given values.
+
+    `max_pt()` is the largest value of the first partition column, then of the second among those, …;
+    a null value is the smallest. Raises OptionError for a table or column without partitions.
+    """
+    if options.partition is None:
+        return tuple(files)
+    fields = partition_fields(table, files)
+    if not fields.names:
+        raise OptionError(f"option lookup.partition = {options.partition!r}: {table.url} has no k=v directories")
+    typed = {
+        file: {
+            name: partition_value(value, fields.field(name).type)
+            for name, value in partition_values(table.root, file.url)
+        }
+        for file in files
+    }
+    if options.partition.replace(" ", "").lower() == "max_pt()":
+        chosen = list(files)
+        for name in fields.names:
+            known = [value for file in chosen if (value := typed[file][name]) is not None]
+            latest = max(known) if known else None  # type: ignore[type-var]
+            chosen = [file for file in chosen if typed[file][name] == latest]
+        return tuple(chosen)
+    wanted: dict[str, object] = {}
+    spelled = {name.casefold(): name for name in fields.names}
+    for pair in options.partition.split(","):
+        given, separator, value = (part.strip() for part in pair.partition("="))
+        name = spelled.get(given.casefold(), "")
+        if not separator or not name:
+            raise OptionError(
+                f"option lookup.partition = {options.partition!r}: expected max_pt() or k=v,… over {', '.join(fields.names)}"
+            )
+        try:
+            raw = None if value == _NULL_PARTITION else unquote(value)
+            wanted[name] = partition_value(raw, fields.field(name).type)
+        except ValueError:
+            raise OptionError(
+                f"option lookup.partition = {options.partition!r}: {value!r} is no {fields.field(name).type} for column {name}"
+            ) from None
+    return tuple(file for file in files if all(typed[file][name] == value for name, value in wanted.items()))

@@ -1,0 +1,44 @@
+"""Which files of a directory a streaming file sink has committed, by its log (`_spark_metadata`)."""
+
+from __future__ import annotations
+
+import json
+
+from pyspark_lookup.base.decoding import UNREADABLE, text_of
+from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.io.block_cache import BlockCache
+from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.options.conf_file import redact
+
+__all__ = ["committed_by_sink"]
+
+
+def committed_by_sink(blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:
+    """The files that a streaming file sink's log (`_spark_metadata`) has committed.
+
+    Log files are `<batch>` or `<batch>.compact`, a version line and one JSON object per file; the
+    last compact one holds all before it. Raises DamagedFileError for one that is not so.
+    """
+    prefix = f"{listing.url}/_spark_metadata/"
+    logs: dict[int, tuple[bool, FileVersion]] = {}
+    for file in listing.files:
+        name = file.url.removeprefix(prefix)
+        batch = name.removesuffix(".compact")
+        if file.url.startswith(prefix) and batch.isdecimal() and file.size > 0:
+            logs[int(batch)] = max(
+                (name.endswith(".compact"), file), logs.get(int(batch), (False, file)), key=lambda e: e[0]
+            )
+    start = max((batch for batch, (compact, _) in logs.items() if compact), default=0)
+    wanted = [logs[batch][1] for batch in sorted(logs) if batch >= start]
+    locations = [blocks.get_blocks_and_locations(file.url, file) for file in wanted]
+    texts = blocks.read([(location, [(0, location.file.size)]) for location in locations])
+    committed: set[str] = set()
+    for file, (data,) in zip(wanted, texts, strict=True):
+        try:
+            for line in bytes(data).decode().splitlines()[1:]:
+                entry = json.loads(line)
+                name = text_of(entry["path"]).rsplit("/", 1)[-1]
+                (committed.discard if entry.get("action") == "delete" else committed.add)(name)
+        except UNREADABLE as problem:
+            raise DamagedFileError(f"{redact('path', file.url)} is no log of a streaming sink: {problem!r}") from None
+    return tuple(file for file in files if file.url.rsplit("/", 1)[-1] in committed)

@@ -1,0 +1,91 @@
+"""Jobs that write a table's files: what a host goes on with meanwhile, and which of them are dead."""
+
+from __future__ import annotations
+
+import logging
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import TableBusyError, UfsError
+from pyspark_lookup.base.log_events import log_event
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.ufs import Listing, Ufs
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.host_versions import HostVersions
+from pyspark_lookup.table.listing import job_directories
+from pyspark_lookup.table.model import Table, TableVersion
+
+__all__ = ["WritingJobs"]
+
+_log = logging.getLogger("pyspark_lookup.metadata")
+
+
+class WritingJobs:
+    """Jobs of others at one table reference, as this host sees them. What it says of one is logged once in a process."""
+
+    def __init__(self, ufs: Ufs, host: HostVersions, metrics: CacheMetricGroup, clock: HostClock) -> None:
+        self._ufs = ufs
+        self._host = host
+        self._metrics = metrics
+        self._clock = clock
+        self._told: set[str] = set()
+        self._lacking: str | None = None
+        self._seen_s: dict[str, float] = {}  # when a version of a table was kept, by its id
+        self._alive_until_s: dict[str, float] = {}  # a job's directory cannot be that of a dead one before, by URL
+
+    def kept(self, table: Table, problem: Exception, gone: str | None) -> TableVersion | None:
+        """While a job writes, the last version that this host knows: what the job has written is nobody's yet.
+
+        None if there is no job, or no such version. Its files may be gone; what reads them finds that out.
+        """
+        if not isinstance(problem, TableBusyError) or not table.busy.keep:
+            return None
+        record = self._host.last(table)
+        kept = self._host.files(table, record["digest"]) if record is not None else None
+        if kept is None or kept.digest == gone:
+            return None
+        self._seen_s[table.id] = self._clock.steady_s()
+        lacks = problem.listing is not None and set(kept.files).difference(problem.listing.files)
+        self._lacking = kept.digest if lacks else None
+        self._metrics.inc("busyServedCount")
+        self._tell_once(table, str(problem), f"going on with version {kept.digest}")
+        return kept
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return version.digest == self._lacking
+
+    def was_here_lately(self, table: Table) -> bool:
+        """Whether this host has seen the table within `lookup.busy-timeout`."""
+        record, now_s = self._host.last(table), self._clock.steady_s()
+        if record is None or record["boot"] != self._clock.boot:
+            return False
+        return bool(now_s - max(record["started_s"], self._seen_s.get(table.id, 0.0)) <= table.busy.timeout_s)
+
+    def dead(self, table: Table, listing: Listing) -> list[str]:
+        """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""
+        dead = []
+        for directory in job_directories(table.url, table.kind, listing):
+            url, steady_s = f"{listing.url}/{directory}", self._clock.steady_s()
+            if steady_s < self._alive_until_s.get(url, 0.0):
+                continue
+            try:
+                changed_s, now_s = self._ufs.last_change_s(url)
+            except UfsError:
+                continue  # its job has just ended, or nobody may look into it: not known to be dead
+            if changed_s is not None and not url.startswith("file://"):
+                # An object store's directories have no time: a commit that copies files out of one shows in the files.
+                changed_s = max([changed_s, *(file.modified_at_s or 0.0 for file in listing.files)])
+            if changed_s is None or now_s - changed_s < table.busy.timeout_s:
+                if changed_s is not None:
+                    self._alive_until_s[url] = steady_s + table.busy.timeout_s - (now_s - changed_s)
+                continue
+            dead.append(directory)
+            reason = f"{url} is of a job that died {now_s - changed_s:.0f} s ago or more"
+            self._tell_once(table, reason, "reading the files as if it were not there; remove it")
+        return dead
+
+    def _tell_once(self, table: Table, reason: str, instead: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            shown = redact("path", table.url)
+            log_event(_log, logging.WARNING, "busy", table=shown, reason=redact("path", reason), instead=instead)
