@@ -264,3 +264,20 @@ def test_help_names_every_command() -> None:
         shown = CliRunner().invoke(command, ["--help"])
         assert shown.exit_code == 0
         assert (command.help or "").split(".")[0][:30] in " ".join(shown.output.split())
+
+
+def test_a_report_takes_the_place_of_reports_only(run: Run, dim: Path, tmp_path: Path) -> None:
+    """A file that is no page is never overwritten; a page is."""
+    before = (dim / "a.parquet").read_bytes()
+    found = run("report", str(dim / "a.parquet"))
+    assert (found.code, (dim / "a.parquet").read_bytes()) == (2, before)
+    assert "is no HTML page" in found.err
+    run("files", str(dim))  # a host that has a cache directory
+    assert [run("report", str(tmp_path / "page.html")).code for _ in range(2)] == [0, 0]
+
+
+def test_get_takes_negative_keys(run: Run, dim: Path) -> None:
+    """A key that begins with a hyphen is a key; what looks like an option of get still is one."""
+    found = run("get", str(dim), "-1", "3", "-o", "lookup.keys=id", "--json")
+    assert (found.code, found.json) == (3, [{"id": 3, "name": "n3"}])
+    assert "no row for -1" in found.err

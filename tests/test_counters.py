@@ -274,7 +274,7 @@ def test_another_release_counts_beside(host: Host) -> None:
 
 
 def test_gauges_are_the_latest(host: Host) -> None:
-    """Of a gauge the value counts that a process has set last; the lag is from now."""
+    """Of a gauge the value counts that a process has set last; the lag is from now, and of what this host says is current only."""
     first, second = host.publisher(), host.publisher()
     first.metrics.set_gauge("versionAsOf", int(host.now_s * 1000) - 500)
     first.publish()
@@ -282,6 +282,9 @@ def test_gauges_are_the_latest(host: Host) -> None:
     second.metrics.set_gauge("versionAsOf", int(host.now_s * 1000))
     second.publish()
     host.now_s += 2
+    assert first.host_total()["reloadLag"] == UNSET  # every query asks the store
+    second.metrics.inc("metadataCacheCount")
+    second.publish()
     assert first.host_total()["reloadLag"] == 2000
     assert host.publisher("new").host_total()["reloadLag"] == UNSET
     space = first.host_total()

@@ -139,6 +139,7 @@ def test_sql_examples_run(tmp_path: Path) -> None:
         *("EWR 0020", "JFK 0010"),
         *("1 Kennedy", "2 Newark", "3 NULL"),
         "JFK Kennedy",
+        "2 2",
         *("BOS NULL", "EWR Newark Liberty", "JFK Kennedy", "LGA LaGuardia"),
         *("EWR Newark NULL", "JFK Kennedy NULL"),
         *("2026-03-01 2.50", "2026-06-01 2.75"),
@@ -221,7 +222,9 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+    "path",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))],
+    ids=lambda path: path.name,
 )
 def test_links_lead_somewhere(path: Path) -> None:
     """Every link to a file of the project, or to a heading in one, has its target."""

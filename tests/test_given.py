@@ -18,7 +18,13 @@ import pytest
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NonUniqueKeyError,
+    OptionError,
+    SchemaError,
+    TableFormatError,
+)
 from tests.test_writing import Site, site
 
 __all__ = ["site"]
@@ -264,3 +270,103 @@ def test_categories_of_polars(site: Site) -> None:
     assert table.get("b") == [{"id": "b", "v": "y"}]
     table.delete(pl.DataFrame({"id": ["a"]}, schema={"id": pl.Categorical}))
     assert table.scan().num_rows == 1
+
+
+# --- what a new user met ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.table({"amount": [1]}),
+        pa.table({"b": [1], "a": [2]}),
+        pd.DataFrame({"amount": [1]}),
+        pl.DataFrame({"amount": [1]}),
+        [{"amount": 1}],
+    ],
+    ids=["another column", "others", "pandas", "polars", "dictionaries"],
+)
+def test_columns_of_keys_count_by_their_names(tmp_path: Path, keys: Any) -> None:
+    """A table of keys without the key columns is refused, and deletes nothing."""
+    with LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}) as table:
+        table.write(ROWS)
+        for ask in (table.delete, table.get_many):
+            with pytest.raises(SchemaError, match=r"keys have the columns .*; lookup.keys are id"):
+                ask(keys)
+        assert table.scan().num_rows == 2
+
+
+def test_an_index_with_a_name_is_a_column(tmp_path: Path) -> None:
+    """Rows of pandas whose key became the index, as after a groupby, keep it; rows without their key are refused."""
+    with LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}) as table:
+        frame = pd.DataFrame(ROWS)
+        table.write(frame.set_index("id"))
+        table.upsert(frame.assign(name="b").groupby("id").agg({"name": "max"}))
+        assert table.get(1) == [{"id": 1, "name": "b"}]
+        assert table.get_many(frame[["id", "name"]].set_index("id")).num_rows == 2
+        with pytest.raises(SchemaError, match="no key column 'id'"):
+            table.write([{"name": "q"}])
+        assert table.scan().num_rows == 2
+
+
+def test_odd_arguments_are_named(tmp_path: Path) -> None:
+    """What is of another kind than an argument wants is an error that says what to give; NaN is a key."""
+    with LookupTable(str(tmp_path / "t"), {"lookup.keys": "d", "lookup.cache.dir": str(tmp_path / "c")}) as table:
+        table.write([{"d": 1.5, "Name": "a"}, {"d": float("nan"), "Name": "n"}])
+        assert table.get_many([float("nan"), 1.5]).num_rows == 2
+        assert table.get({"D": 1.5}) == [{"d": 1.5, "Name": "a"}]
+        with pytest.raises(SchemaError, match="no key column can hold"):
+            table.get(2**70)
+        with pytest.raises(SchemaError, match=r"argument columns = 'Name': give a list of names, such as \['Name'\]"):
+            table.scan("Name")
+        with pytest.raises(SchemaError, match="give a list of names"):
+            table.scan([])
+        with pytest.raises(TypeError, match=r"columns are a pyarrow\.Schema"):
+            table.alter({"w": "INT"})  # type: ignore[arg-type]
+        with pytest.raises(SchemaError, match="argument columns = 'w': expected columns"):
+            table.alter("w")
+        table.alter("w INT")
+        assert table.get(1.5) == [{"d": 1.5, "Name": "a", "w": None}]
+        assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
+    with pytest.raises(OptionError, match=r"lookup.key = 'id'.*did you mean lookup.keys"):
+        LookupTable(str(tmp_path / "t"), {"lookup.key": "id"})
+    with (
+        LookupTable(str(tmp_path / "two"), {"lookup.keys": "a,b", "lookup.cache.dir": str(tmp_path / "c")}) as table,
+        pytest.raises((TypeError, SchemaError), match=r"lookup\.keys has 2 columns"),
+    ):
+        table.write([{"a": 1, "b": 2}])
+        table.get(1)
+
+
+def test_files_of_a_managed_table_are_no_table(tmp_path: Path) -> None:
+    """Whoever names what is above, inside or across a managed table is refused: its log alone says which rows are valid."""
+    options = {"lookup.cache.dir": str(tmp_path / "c")}
+    with LookupTable(str(tmp_path / "lake" / "a"), {"lookup.keys": "id", **options}) as table:
+        table.write(ROWS)
+        table.upsert([{"id": 1, "name": "new"}])
+        table.delete([2])
+    (file, *_) = (tmp_path / "lake" / "a").glob("write-*/*.parquet")
+    places = ["", "/*", "/a/*", "/a/*/*.parquet", f"/a/{file.parent.name}", f"/a/{file.parent.name}/{file.name}"]
+    for place in places:
+        with pytest.raises(TableFormatError, match=r"managed table.*read it|managed table.*read .*/lake/a"):
+            LookupTable(f"{tmp_path}/lake{place}", options).scan()
+
+
+def test_a_failed_first_write_says_that_it_made_the_table(tmp_path: Path) -> None:
+    """Columns that no commit has used are named as such, with the way to say them anew."""
+    options = {"lookup.keys": "id", "lookup.write.unique-keys": "true", "lookup.cache.dir": str(tmp_path / "c")}
+    with LookupTable(str(tmp_path / "t"), options) as table:
+        with pytest.raises(NonUniqueKeyError):
+            table.write([{"id": 1, "v": 1}, {"id": 1, "v": 2}])
+        with pytest.raises(SchemaError, match=r"Nothing was ever committed to the table.*remove its directory"):
+            table.write(pa.table({"id": ["1"], "v": [1]}))
+
+
+def test_a_broken_source_file_is_no_damage_of_the_cache(tmp_path: Path) -> None:
+    """A file that the store itself has broken is an error, and no word about the cache."""
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.csv").write_bytes("id,name\n1,Köln\n".encode("latin-1"))
+    table = LookupTable(str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "c")})
+    with pytest.raises(DamagedFileError):
+        table.scan()
+    assert table.metrics()["blockDamagedCount"] == 0

@@ -184,7 +184,7 @@ def test_get_takes_a_value_a_tuple_or_a_dictionary(tmp_path: Path) -> None:
         assert source.get({"b": "y", "a": 2}) == [{"a": 2, "b": "y", "v": 30}]
         assert source.get((1, "y")) == []
         assert source.get((None, "x")) == []
-        with pytest.raises(ValueError, match="2 columns"):
+        with pytest.raises(TypeError, match="2 columns"):
             source.get((1, "x", 3))
 
 

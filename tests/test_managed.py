@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
+from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
@@ -114,12 +117,53 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, tmp_path: Path) -
     assert old.log is not None
     versions, began_s = host.metadata.host, host.clock.steady_s
     host.clock.tick(1)
-    versions.raise_floor(table.url, old.log.table_id, old.log.position + 3)
+    versions.raise_floor(table, old.log.table_id, old.log.position + 3)
     assert versions.learned(table, old, began_s) == old
     assert versions.floor(table.url) == (old.log.table_id, old.log.position + 3)
     host.clock.tick(1)
     assert versions.learned(table, old, host.clock.steady_s) == old
     assert versions.floor(table.url) is None  # the log was asked later, and has no such commit
+
+
+def test_a_floor_that_is_raised_while_it_is_judged(dim: Dim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds the floor of a table that is gone does not take away the one that a commit raises meanwhile."""
+    host = make_host(str(dim.path), tmp_path / "host")
+    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    assert version.log is not None
+    versions, log = host.metadata.host, version.log
+    versions.raise_floor(table, "0" * 32, 7)
+    judge, raised = versions._is_obsolete, []
+
+    def judged(url: str, floor: Any, started_s: float) -> bool:
+        found = judge(url, floor, started_s)
+        if not raised:
+            raised.append(True)
+            versions.raise_floor(table, log.table_id, log.position)
+        return found
+
+    monkeypatch.setattr(versions, "_is_obsolete", judged)
+    host.clock.tick(1)
+    versions.learned(table, version, host.clock.steady_s)
+    assert versions.floor(table.url) == (log.table_id, log.position)
+
+
+def test_a_floor_that_the_disk_does_not_take(dim: Dim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk the host forgets what it knew, and this process knows its commit: both ask the store."""
+    host = make_host(str(dim.path), tmp_path / "host")
+    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    assert version.log is not None
+    versions = host.metadata.host
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "replace_record", full)
+        versions.raise_floor(table, version.log.table_id, version.log.position + 3)
+    assert versions.last(table) is None
+    assert versions.floor(table.url) == (version.log.table_id, version.log.position + 3)
+    versions.raise_floor(table, version.log.table_id, version.log.position + 6)
+    assert versions.floor(table.url) == (version.log.table_id, version.log.position + 6)
 
 
 def test_a_row_of_records_that_has_no_end(dim: Dim, tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def exposed(disk: Disk) -> dict[tuple[str, str], float]:
 
 def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
     """Counters and times add up over processes, gauges are the latest, in seconds and bytes; a second table stands beside."""
-    one = counted(disk, "/t", hitCount=5, ufsGetBytes=100, versionAsOf=999_000_000, latestLoadTime=1500)
+    one = counted(
+        disk, "/t", hitCount=5, ufsGetBytes=100, metadataCacheCount=1, versionAsOf=999_000_000, latestLoadTime=1500
+    )
     two = counted(disk, "/t", hitCount=7)
     other = counted(disk, "/u", hitCount=1)
     one.metrics.time("lookupTime", 0.002)
@@ -98,7 +100,7 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
 
 def test_every_metric_has_its_series(disk: Disk) -> None:
     """What is counted is exposed, under the names that `series_names` says; times are histograms, so their counters are not."""
-    publisher = counted(disk, "/t", **dict.fromkeys(GAUGES, 1))
+    publisher = counted(disk, "/t", metadataCacheCount=1, **dict.fromkeys(GAUGES, 1))
     names = {name for name, _ in exposed(disk)}
     assert names == series_names()
     assert len(names) > len([*GAUGES, *HOST_GAUGES]) + 30

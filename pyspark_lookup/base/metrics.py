@@ -124,7 +124,7 @@ GAUGES: Mapping[str, str] = {
 }
 
 HOST_GAUGES: Mapping[str, str] = {
-    "reloadLag": "ms since the version that is answered from was last known to be the current one",
+    "reloadLag": "ms since the version that is answered from was last known to be the current one (lookup.metadata.source=CACHE)",
     "diskBlockBytes": "bytes of blocks in the cache directory, of all tables",
     "diskBlockBudget": "... and how many there may be (lookup.cache.max-bytes)",
     "diskSegmentBytes": "bytes of snapshots and shared loads in the cache directory, of all tables",

@@ -61,7 +61,7 @@ def files(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: b
     show_rows(rows, as_json, ("url", "size", "modified_at", "write_id", "rows"))
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})  # a key may be -1
 @click.argument("path")
 @click.argument("keys", nargs=-1, required=True)
 @OPTION

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NotSupportedError,
+    OptionError,
+    SchemaError,
+    UfsError,
+    UfsNotFoundError,
+)
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.planner import Found
@@ -98,7 +107,7 @@ class LookupTable:
     def get_many(self, keys: Keys, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
-        `keys`: a table with columns named as `lookup.keys`, or as many in that order; or a list of values, of tuples or of
+        `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
         dictionaries (see `given.Keys`). The answer has one row per match,
         by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
@@ -210,7 +219,7 @@ class LookupTable:
         finally:
             engine.publish_metrics()
 
-    def vacuum(self, older_than: str = "7 d", force: bool = False) -> dict[str, int | None]:
+    def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
         """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.
 
         `oldest`: the first log position of which all can be read still; None: of any. Versions before it are
@@ -219,7 +228,11 @@ class LookupTable:
         """
         self._check_open()
         try:
-            older_than_s = parse_duration_s(older_than)
+            older_than_s = (
+                older_than.total_seconds()
+                if isinstance(older_than, datetime.timedelta)
+                else parse_duration_s(older_than)
+            )
         except ValueError as problem:
             raise OptionError(f"argument older_than = {older_than!r}: expected {problem}") from None
         engine = runtime().engine(self._options)
@@ -230,19 +243,25 @@ class LookupTable:
 
     def alter(
         self,
-        columns: pa.Schema | None = None,
+        columns: pa.Schema | str | None = None,
         keys: Sequence[str] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> int:
         """Change this managed table's definition by one event of its log; the log position after it.
 
-        `columns`: to add, null in the rows there are. `keys`: its key columns from now on. `properties`: texts to set, which
+        `columns`: to add, null in the rows there are; a schema, or as in CREATE TABLE, `country STRING`. `keys`: its key columns from now on. `properties`: texts to set, which
         `describe` shows. Raises SchemaError for what does not fit, and as `write`.
         """
         self._check_open()
+        try:
+            added = parse_columns(columns) if isinstance(columns, str) else columns
+        except ValueError as problem:
+            raise SchemaError(f"argument columns = {columns!r}: expected {problem}") from None
+        if not isinstance(added, pa.Schema | None):
+            raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
         engine = runtime().engine(self._options)
         try:
-            return engine.writer(self._options).alter(columns, keys, properties)
+            return engine.writer(self._options).alter(added, keys, properties)
         finally:
             engine.publish_metrics()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
@@ -16,6 +16,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many, read_rows
 from pyspark_lookup.engine.plan import ReadTask
 from pyspark_lookup.engine.planner import Found
+from pyspark_lookup.engine.rows import keys_given
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
@@ -33,6 +34,8 @@ def scanned(
 ) -> pa.Table:
     """The rows of a version of which `predicate` (as `lookup.where`) is true, with these columns (None: all)."""
     overrides: dict[str, str] = {}
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise SchemaError(f"argument columns = {columns!r}: give a list of names, such as {[columns or 'name']!r}")
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
     shown = planner.table_columns(found, options.overridden(overrides))
@@ -47,10 +50,7 @@ def scanned(
 def rows_with(engine: Engine, found: Found, options: LookupOptions, key: Any, clock: HostClock) -> list[dict[str, Any]]:
     """The rows of a version with one key: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names."""
     names = key_names(options)
-    values = [key[name] for name in names] if isinstance(key, Mapping) else list(key) if len(names) > 1 else [key]
-    if len(values) != len(names):
-        raise ValueError(f"key {key!r}: lookup.keys has {len(names)} columns: {', '.join(names)}")
-    keys = pa.table({name: [value] for name, value in zip(names, values, strict=True)})
+    keys = keys_given([key], names)
     rows: list[dict[str, Any]] = rows_of_keys(engine, found, options, keys, clock).drop_columns([KEY_INDEX]).to_pylist()
     return rows
 

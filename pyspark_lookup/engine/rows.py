@@ -44,7 +44,8 @@ def rows_given(
         return pa.Table.from_batches([rows])
     if _is_of_pandas(rows, "DataFrame"):
         try:
-            return pa.Table.from_pandas(rows, preserve_index=False)
+            # What has a name is a column, as after a groupby or set_index; a mere numbering is not.
+            return pa.Table.from_pandas(rows, preserve_index=all(name is not None for name in rows.index.names))
         except pa.ArrowException as problem:
             raise SchemaError(f"the rows: {problem}") from problem
     if isinstance(rows, ArrowStream):
@@ -58,35 +59,42 @@ def rows_given(
 
 
 def keys_given(keys: Any, names: Sequence[str]) -> pa.Table:
-    """Keys as a table with the columns `names`, or with those that it has itself. Raises TypeError for what are none."""
-    if isinstance(keys, pa.Table):
-        return keys
-    if isinstance(keys, (pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
+    """Keys as a table that has the columns `names` (none: it has no key columns). Columns count by their names, values and tuples
+    by their places.
+
+    Raises TypeError for what are no keys, SchemaError for a table without these columns.
+    """
+    if isinstance(keys, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)) or _is_of_pandas(keys, "DataFrame"):
         found = rows_given(keys, lambda: None)
-        return found.read_all() if isinstance(found, pa.RecordBatchReader) else found
+        return _named(found.read_all() if isinstance(found, pa.RecordBatchReader) else found, names)
     if isinstance(keys, (str, bytes, Mapping)):
         raise TypeError(f"{type(keys).__name__}: {_KEYS}; of one key the rows are given by get()")
     if isinstance(keys, Sequence) and keys and all(isinstance(key, Mapping) for key in keys):
-        found = _of_dictionaries(keys, None, True)
-        lacking = [name for name in names if name.casefold() not in {own.casefold() for own in found.column_names}]
-        if lacking:
-            raise SchemaError(
-                f"keys have the columns {', '.join(found.column_names)}; lookup.keys are {', '.join(names)}"
-            )
-        return found
+        return _named(_of_dictionaries(keys, None, True), names)
     if isinstance(keys, Sequence) and len(names) > 1:
         return _of_tuples(keys, names)
     try:
-        column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=True)
+        # NaN is a key; to pandas it stands for null.
+        of_pandas = _is_of_pandas(keys, "Series")
+        column = pa.chunked_array(keys) if isinstance(keys, ArrowStream) else pa.array(keys, from_pandas=of_pandas)
+    except OverflowError as problem:
+        raise SchemaError(f"keys: {problem}: no key column can hold such a number") from problem
     except (TypeError, ValueError, pa.ArrowException) as problem:
         raise TypeError(f"{type(keys).__name__}: {_KEYS}") from problem
     if pa.types.is_struct(column.type):
-        return pa.Table.from_struct_array(column)
-    return pa.table({names[0]: column}) if len(names) == 1 else _of_tuples(column.to_pylist(), names)
+        return _named(pa.Table.from_struct_array(column), names)
+    return pa.table({(names or ("key",))[0]: column}) if len(names) <= 1 else _of_tuples(column.to_pylist(), names)
 
 
 def _is_of_pandas(given: Any, name: str) -> bool:
     return type(given).__module__.partition(".")[0] == "pandas" and type(given).__name__ == name
+
+
+def _named(keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    spelled = {name.casefold() for name in keys.column_names}
+    if not spelled >= {name.casefold() for name in names}:
+        raise SchemaError(f"keys have the columns {', '.join(keys.column_names)}; lookup.keys are {', '.join(names)}")
+    return keys
 
 
 def _of_tuples(keys: Sequence[Any], names: Sequence[str]) -> pa.Table:

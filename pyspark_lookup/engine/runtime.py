@@ -87,7 +87,7 @@ class Engine:
                 "option lookup.version or lookup.valid-write-ids is for reads: a write takes none, remove it"
             )
         log, table, rows = self._managed(options, url)
-        raise_floor = functools.partial(self.reader.metadata.host.raise_floor, log.url)
+        raise_floor = functools.partial(self.reader.metadata.host.raise_floor, table)
         parts = (self._ufs, log, self.disk, self._clock, self._rng, options, table, rows)
         return TableWriter(*parts, raise_floor, self.sizes, self.reader.metrics)
 
@@ -116,7 +116,7 @@ class Engine:
     def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
         """The key columns of the managed table at `options.path`; those of the options if there is none."""
         state = self.reader.metadata.log(self._ufs.url_of(options.path)).known() or self.reader.metadata.log_of(options)
-        return state.definition.keys if state is not None and state.definition.keys else options.keys or ("key",)
+        return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
         """Remove what the managed table at `options.path` has not needed for so long. Raises as `writing.vacuum` does."""

@@ -113,15 +113,18 @@ class BlockCache:
     def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
         """The bytes of blocks as the store gives them now, which are not kept; what is held of the file's version is forgotten.
 
-        For bytes that make no sense: they may have been damaged on their way here, and nobody may find them here again.
-        Raises as `read`.
+        For bytes that make no sense: they may have been damaged on their way here, and nobody may find them here again. If these
+        make sense, they were: say so by `count_damaged`. Raises as `read`.
         """
-        self._metrics.inc("blockDamagedCount")
         if self._disk is not None:
             self._disk.forget_blocks(location.path_key, location.version_key)
         found: dict[tuple[int, Range], Data] = {}
         self.read_only()._fetch([location], [(0, block) for block in blocks], found)
         return [found[0, block] for block in blocks]
+
+    def count_damaged(self) -> None:
+        """Count a block that was damaged, for the store has its file whole."""
+        self._metrics.inc("blockDamagedCount")
 
     def _cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
         if self._disk is None or not location.file.cacheable or block not in location.held:

@@ -131,7 +131,8 @@ def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[
 
 def _lag(total: Mapping[str, int], clock: HostClock) -> int:
     as_of = total["versionAsOf"]
-    return UNSET if as_of == UNSET else max(int(clock.wall_s() * 1000) - as_of, 0)
+    # Without CACHE mode every query asks the store, however long ago the last one was.
+    return UNSET if as_of == UNSET or not total["metadataCacheCount"] else max(int(clock.wall_s() * 1000) - as_of, 0)
 
 
 def _added(parts: Sequence[Counts]) -> dict[str, int]:

@@ -66,7 +66,8 @@ def matched(definition: Definition, schema: pa.Schema, merge: bool, origin: str)
         elif not widens(field.type, known.type):
             raise SchemaError(
                 f"{origin}: column {known.name!r} is {type_ddl(known.type)} in the table and {type_ddl(field.type)} in the rows: cast "
-                "them, or if the type was changed in the catalog (ALTER TABLE … ALTER COLUMN … TYPE), change it back there"
+                "them. If ALTER TABLE … ALTER COLUMN … TYPE has changed it in the catalog, DROP TABLE there (its files stay) and CREATE "
+                "TABLE it anew"
             )
     if not added:
         return definition

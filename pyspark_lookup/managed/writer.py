@@ -134,7 +134,7 @@ class TableWriter:
         if own.schema != wanted.schema or own.keys != wanted.keys:
             raise SchemaError(
                 f"{self._url} is a table with the columns {columns_ddl(own.schema)} and the keys {', '.join(own.keys) or '(none)'}; "
-                f"not {columns_ddl(wanted.schema)} and {', '.join(wanted.keys) or '(none)'}: leave lookup.schema and lookup.keys out"
+                f"not {columns_ddl(wanted.schema)} and {', '.join(wanted.keys) or '(none)'}: leave lookup.schema, lookup.keys and lookup.create-if-not-exists out"
             )
 
     def _create(self, schema: pa.Schema) -> TableState:
@@ -159,10 +159,24 @@ class TableWriter:
                 f"option lookup.keys = {','.join(keys)!r}: {self._url} was created with {','.join(own.keys) or 'none'!r}; "
                 "leave it out"
             )
+        given = {name.casefold() for name in schema.names}
+        lacking = [key for key in own.keys if key.casefold() not in given]
+        if lacking:
+            raise SchemaError(
+                f"{self._url}: the rows have no key column {lacking[0]!r}: nobody would find them; give it"
+            )
         if (self._options.write_unique_keys or by_key) and not own.keys:
             what = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
             raise OptionError(f"{what}: {self._url} has no key columns (lookup.keys)")
-        return matched(own, schema, self._options.write_merge_schema, self._url)
+        try:
+            return matched(own, schema, self._options.write_merge_schema, self._url)
+        except SchemaError as problem:
+            if any(write.committed for write in state.writes.values()):
+                raise
+            raise SchemaError(
+                f"{problem}. (Nothing was ever committed to the table: who made it, or a first write that failed, has said its "
+                "columns. To say them anew, remove its directory)"
+            ) from None
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
         """What a write of those files does to the rows of others, as its mode and the options say."""

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
 
-__all__ = ["MARK_METADATA", "OPTIONS_METADATA", "added_columns", "mark_of", "named_options", "table_options"]
+__all__ = [
+    "MARK_METADATA",
+    "OPTIONS_METADATA",
+    "added_columns",
+    "mark_of",
+    "named_options",
+    "plain_path",
+    "table_options",
+]
 
 OPTIONS_METADATA = "lookupcache.options"
 MARK_METADATA = "lookupcache.mark"
@@ -80,7 +88,10 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
             f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
         )
     place = _location(spark, name) if "path" in stored else None
-    if place is not None and _plain_path(place) != _plain_path(stored["path"]):
+    warehouse = plain_path(spark.conf.get("spark.sql.warehouse.dir", "") or "/")
+    if place is not None and plain_path(place).startswith(f"{warehouse}/"):
+        place = None  # where Spark says that a relative path lies, which is not where it was created for
+    if place is not None and plain_path(place) != plain_path(stored["path"]):
         raise OptionError(
             f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
             f"{redact('path', place)}: Spark tells neither reads nor writes of that, which stay where they were. DROP TABLE {name} "
@@ -95,10 +106,12 @@ def _location(spark: SparkSession, name: str) -> str | None:
     within = f" IN {database}" if database else ""
     pattern = table.strip("`").replace("'", "\\'")
     shown = spark.sql(f"SHOW TABLE EXTENDED{within} LIKE '{pattern}'").collect()
-    lines = [line for row in shown if not row["isTemporary"] for line in str(row["information"]).splitlines()]
+    if not database and any(row["isTemporary"] for row in shown):
+        return None  # a view of that name is what is meant
+    lines = [line for row in shown for line in str(row["information"]).splitlines()]
     return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
 
 
-def _plain_path(path: str) -> str:
+def plain_path(path: str) -> str:
     """A path as one can compare it: `file:/x`, `file:///x` and `/x` are one."""
     return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")

@@ -31,7 +31,7 @@ _SECRET = re.compile(
 
 def looks_secret(key: str) -> bool:
     """Whether an option's name says that its value is a credential."""
-    return key != "lookup.keys" and _SECRET.search(key.lower()) is not None
+    return key not in ("lookup.keys", "lookup.key") and _SECRET.search(key.lower()) is not None
 
 
 def redact(key: str, value: object) -> str:

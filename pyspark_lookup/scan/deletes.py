@@ -129,6 +129,7 @@ class HiddenRows:
                 found[mark.url] = places_of(mark.url, data)
             except DamagedFileError:  # on its way here, perhaps
                 found[mark.url] = places_of(mark.url, self._blocks.read_anew(location, [(0, mark.size)])[0])
+                self._blocks.count_damaged()
         with self._lock:
             for url, places in found.items():
                 self._known.pop(url, None)

@@ -234,6 +234,7 @@ class Scan:
             data.update(zip(asked, self._blocks.read_anew(location, asked), strict=True))
             result = form.open_index(file, data, planned)
             if not isinstance(result, list):
+                self._blocks.count_damaged()
                 self._known.keep(file, result, data)
                 return result, data
             asked = result

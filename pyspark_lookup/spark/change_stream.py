@@ -18,6 +18,7 @@ from pyspark_lookup.base.errors import (
     DamagedFileError,
     NotSupportedError,
     OptionError,
+    SchemaError,
     SourceChangedError,
     VersionGoneError,
 )
@@ -262,12 +263,13 @@ def _read(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
     try:
         schema = schema_of_text(partition.tasks[0].schema)
         wanted = parse_where(options.where, schema) if options.where else None
-        # What changes add themselves comes last.
-        resolve_names(
-            [name for name in partition.columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *partition.added)],
-            schema,
-            "schema",
-        )
+        # What changes add themselves comes last; what ALTER TABLE has added may be there by now.
+        known = {name.casefold() for name in schema.names}
+        absent = {name for name in partition.added if name.casefold() not in known}
+        own = [name for name in partition.columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *absent)]
+        for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
+            if name != spelled:
+                raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
         yield from changed_rows(engine.reader.files, partition.tasks, partition.columns, wanted)
     except SourceChangedError as gone:
         raise VersionGoneError(

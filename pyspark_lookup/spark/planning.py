@@ -28,10 +28,17 @@ from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.runtime import Engine, runtime
 from pyspark_lookup.managed.change_feed import change_columns
-from pyspark_lookup.options.catalog import MARK_METADATA, OPTIONS_METADATA, added_columns, mark_of, table_options
+from pyspark_lookup.options.catalog import (
+    MARK_METADATA,
+    OPTIONS_METADATA,
+    added_columns,
+    mark_of,
+    plain_path,
+    table_options,
+)
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
 from pyspark_lookup.options.enums import FilterPushdown, View
-from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.lookup_options import LookupOptions, is_local
 from pyspark_lookup.options.parsing import parse_boolean
 from pyspark_lookup.spark.filter_pushdown import predicate_of
 from pyspark_lookup.spark.types import arrow_schema, scopes_pushed_filters, struct_type
@@ -154,14 +161,25 @@ def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> Stru
 def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, str]:
     """The options of a write, which say where it goes. Raises OptionError where that would be a guess."""
     own = _single_path(write)
-    if "path" in own:
-        return own
     carrier = next((field for field in schema if OPTIONS_METADATA in (field.metadata or {})), None)
     marks = {mark_of(field)[0] for field in schema} - {""}  # a column without one was added by ALTER TABLE
     # Not one of its subclasses: those are of columns that nobody has aliased.
     text = carrier is not None and type(carrier.dataType) is StringType and len(marks) == 1
-    stale = any(_VARCHAR in (field.metadata or {}) for field in schema)
-    if not text or stale:
+    named = text and not any(_VARCHAR in (field.metadata or {}) for field in schema)
+    stored = {} if carrier is None else table_options(schema)
+    if "path" in own:
+        if stored and not named and _differ(stored.get("path", ""), own["path"]):
+            raise OptionError(
+                f"option path = {redact('path', own['path'])!r}: the rows carry the options of the catalog table at "
+                f"{redact('path', stored.get('path', ''))}, which a catalog table that is made of them would take for its own. Read "
+                "them with spark.read.format('lookupcache').load(path), or select their columns by expressions"
+            )
+        # An INSERT … WITH (path …) that names its table's own place, or rows of it.
+        options = own if _differ(stored.get("path", ""), own["path"]) else {**stored, **own}
+    elif named:
+        added = {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
+        options = {**stored, **added, **own}
+    else:
         raise OptionError(
             "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
             + ("what came with the rows may be another table's. " if carrier else "nothing came in their place. ")
@@ -169,14 +187,18 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
             ".save('s3://bucket/dim'). In place of CREATE TABLE dim … AS SELECT: CREATE TABLE dim USING lookupcache OPTIONS "
             f"(path '…', 'lookup.schema' 'id INT, …', '{_CREATE}' 'true'), then INSERT INTO dim SELECT …"
         )
-    if any(key.lower() == "lookup.write.missing-columns" for key in own):
+    if named and any(key.lower() == "lookup.write.missing-columns" for key in options):
         raise OptionError(
             "option lookup.write.missing-columns says nothing about rows that are inserted into a catalog table: Spark fills the "
             "columns that an INSERT does not name, with null. Select the values that are to stay, or write the rows with "
             "df.write.format('lookupcache').save('s3://bucket/dim')"
         )
-    added = {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
-    return {**table_options(schema), **added, **own}
+    return options
+
+
+def _differ(one: str, other: str) -> bool:
+    absolute = os.path.abspath(other) if is_local(other) and not other.startswith("file:") else other
+    return plain_path(one) != plain_path(absolute)
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:

@@ -42,7 +42,7 @@ def read(
         # Now: a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
         for batch in batches:
-            yield batch if batch.num_columns == len(columns) else _widened(batch, columns)
+            yield batch if batch.schema.names == columns.names else _widened(batch, columns)
     finally:
         engine.publish_metrics()
 

@@ -42,6 +42,7 @@ class HostVersions:
     ) -> None:
         self._ufs = ufs
         self._disk = disk
+        self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
         self._metrics = metrics
         self._clock = clock
         self._log = log
@@ -109,7 +110,11 @@ class HostVersions:
         """What follows from a version that was learned after `before`."""
         floor = self._raised(table.url) if version.log is not None else None
         if floor is not None and self._is_obsolete(table.url, floor, started_s):
-            disk.remove_record("floor", self._floor_key(table.url))
+            with self.locked("floor", table.url):
+                floor = self._raised(table.url)  # another commit may have raised it since
+                if floor is not None and self._is_obsolete(table.url, floor, started_s):
+                    self._unwritten.pop(table.url, None)
+                    disk.remove_record("floor", self._floor_key(table.url))
         if before is None or before["digest"] != version.digest:
             row = {
                 "digest": version.digest,
@@ -122,15 +127,25 @@ class HostVersions:
 
     # --- floors: what this host has committed, it reads ----------------------------------------
 
-    def raise_floor(self, url: str, table_id: str, position: int) -> None:
-        """Answer, on this host, from no version of the table at `url` before this commit: read your own writes."""
+    def raise_floor(self, table: Table, table_id: str, position: int) -> None:
+        """Answer, on this host, from no version of the table before this commit: read your own writes.
+
+        Where that cannot be put on record, the host forgets what it knew, which is asked from the store then.
+        """
         if self._disk is None:
             return
+        url = table.url
         with self.locked("floor", url):
             known = self.floor(url)
             if known is None or known[0] != table_id or known[1] < position:
                 value = {"commit": [table_id, position], "raised_s": self._clock.steady_s(), "boot": self._clock.boot}
-                self.attempt(lambda disk: disk.replace_record("floor", self._floor_key(url), value))
+                try:
+                    self._disk.replace_record("floor", self._floor_key(url), value)
+                    self._unwritten.pop(url, None)
+                except OSError:
+                    self._metrics.inc("cacheFailureCount")
+                    self._unwritten[url] = {**value, "commit": (table_id, position)}
+                    self.forget(table)
 
     def floor(self, url: str) -> tuple[str, int] | None:
         """(table id, log position) of the newest commit that this host has made to the table at `url`."""
@@ -138,7 +153,9 @@ class HostVersions:
         return raised["commit"] if raised is not None else None
 
     def _raised(self, url: str) -> dict[str, Any] | None:
-        return self._disk.get_record("floor", self._floor_key(url), _floor_of) if self._disk is not None else None
+        if self._disk is None:
+            return None
+        return self._unwritten.get(url) or self._disk.get_record("floor", self._floor_key(url), _floor_of)
 
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
         """Whether the log lacks a commit of this host's: its table was dropped, or restored from a copy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pyspark_lookup.base.errors import (
@@ -12,10 +13,11 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.glob import glob_matches, glob_reaches
 from pyspark_lookup.table.model import Kind
 
-__all__ = ["data_files", "job_directories"]
+__all__ = ["data_files", "job_directories", "refuse_inside"]
 
 
 def job_directories(table_url: str, kind: Kind, listing: Listing) -> list[str]:
@@ -51,12 +53,27 @@ def data_files(
         and not any(_skipped(part) for part in names[file.url].split("/"))
         and (not pattern or glob_matches(file.url, pattern))
     )
+    for file in files:
+        refuse_inside(file.url)
     if not files:
         what = (
             "no file matches the glob" if kind is Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
         )
         raise TableEmptyError(f"{table_url} is no table now: {what}")
     return files
+
+
+_WRITTEN = re.compile(r"^(.*?)/(?:write-\d{20}|stream-[^/]+/\d{12}-[0-9a-f]{16})/")
+
+
+def refuse_inside(url: str) -> None:
+    """Raise TableFormatError for a file of a managed table: only the table's log says which rows of it are valid."""
+    found = _WRITTEN.match(url)
+    if found is not None:
+        raise TableFormatError(
+            f"{redact('path', url)} is a file of a managed table, whose log alone says which of its rows are valid: read "
+            f"{redact('path', found[1])}"
+        )
 
 
 def _skipped(name: str) -> bool:
@@ -76,6 +93,12 @@ def _reached(listing: Listing, pattern: str) -> list[str]:
 
 def _refuse_table_formats(listing: Listing, pattern: str) -> None:
     found = {d.rsplit("/", 1)[-1]: d for d in _reached(listing, pattern)}
+    if LOG_DIRECTORY in found:
+        table = f"{listing.url}/{found[LOG_DIRECTORY]}".rpartition("/")[0]
+        raise TableFormatError(
+            f"{redact('path', listing.url)} holds the managed table {redact('path', table)}, whose log alone says which of its rows "
+            "are valid: read it by its own path"
+        )
     for marker, name, provider in (
         ("_delta_log", "Delta", "as docs/recipes.md shows"),
         (".hoodie", "Hudi", "of yours"),

@@ -36,7 +36,7 @@ from pyspark_lookup.table.executions import Execution, Executions, Resolution
 from pyspark_lookup.table.file_names import format_of
 from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.host_versions import HostVersions
-from pyspark_lookup.table.listing import data_files, job_directories
+from pyspark_lookup.table.listing import data_files, job_directories, refuse_inside
 from pyspark_lookup.table.log import NotificationLog, TableState
 from pyspark_lookup.table.model import Busy, Kind, Table, TableVersion, kind_of, managed_version
 from pyspark_lookup.table.sink_log import committed_by_sink
@@ -483,6 +483,7 @@ class Metadata:
     def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
         """What the store's answer is a version of. `past_jobs`: whatever jobs are at it. Raises what says that it is none."""
         if isinstance(status, FileVersion):
+            refuse_inside(status.url)
             return TableVersion(table.id, (status,))
         ignored = job_directories(table.url, table.kind, status) if past_jobs else self._jobs.dead(table, status)
         try:
