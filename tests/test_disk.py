@@ -722,8 +722,15 @@ def test_a_row_of_records_that_is_damaged_old_or_forgotten(opened: Opened) -> No
     assert opened.disk.newest_record("table", "t") == (2, None)
     assert opened.disk.succeed_record("table", "t", 2, "third")
     assert opened.disk.newest_record("table", "t") == (3, "third")
-    opened.disk.remove_records("table", "t")
-    assert (os.listdir(row), opened.disk.newest_record("table", "t")) == (["ffff"], (0, None))
+    opened.disk.forget_records("table", "t")
+    assert (len(os.listdir(row)), opened.disk.newest_record("table", "t")) == (2, (4, None))
+    # Who has read the third one before, and was stopped, does not put what it knows after what is learned since.
+    assert opened.disk.succeed_record("table", "t", 4, "again")
+    assert not opened.disk.succeed_record("table", "t", 3, "old")
+    assert opened.disk.newest_record("table", "t") == (5, "again")
+    (row / ("f" * 16)).write_bytes(b"noise")
+    opened.disk.forget_records("table", "t")  # nothing can follow that
+    assert opened.disk.newest_record("table", "t") == (0, None)
     assert opened.disk.succeed_record("table", "t", 0, "again")
     for path in row.iterdir():
         os.utime(path, (opened.clock.wall_s - 31 * 86400,) * 2)

@@ -58,7 +58,7 @@ class HostVersions:
 
     def forget(self, table: Table) -> None:
         """Know no last version any more."""
-        self.attempt(lambda disk: disk.remove_records("table", table.id))
+        self.attempt(lambda disk: disk.forget_records("table", table.id))
 
     def learned(
         self, table: Table, version: TableVersion, started_s: float, again: bool = False

@@ -414,10 +414,17 @@ class Metadata:
         return self.host.learned(table, version, started_s)
 
     def _learned_again(self, table: Table, ask: Callable[[Table], TableVersion]) -> TableVersion:
-        """What the store says once more, where this host had learned of something newer that it does not know the files of."""
-        started_s = self._clock.steady_s()
-        version = ask(table)
-        return self.host.learned(table, version, started_s, again=True) or version
+        """What the store says once more, where this host had learned of something newer that it does not know the files of.
+
+        Of what others learn meanwhile the same may be true: then it is asked again, and believed in the end.
+        """
+        for last in (False, False, True):
+            started_s = self._clock.steady_s()
+            version = ask(table)
+            learned = self.host.learned(table, version, started_s, again=last)
+            if learned is not None:
+                return learned
+        return version
 
     def log_of(self, options: LookupOptions) -> TableState | None:
         """What the log of the table at `options.path` says now; None if it has none."""

@@ -41,6 +41,7 @@ _RECORDS_KEPT_S = {
 _ROW = "~"  # between kind and key in the name of a directory with a row of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
 _NEWEST_TRIES = 8
+_FORGOTTEN = "forgotten"  # the value of a record after which nothing is known
 
 
 def _numbered(number: int) -> str:
@@ -93,16 +94,20 @@ class Records(Directory):
         raise OSError(f"record {path} cannot be created")
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
-        """(number, value) of the newest in a row of records; (0, None) if there is none, no value if it is damaged."""
+        """(number, value) of the newest in a row of records; (0, None) if there is none, no value if it is damaged or forgotten."""
         row = f"{kind}{_ROW}{key}"
         number = 0
+
+        def read(value: Any) -> Any:
+            return _FORGOTTEN if value == _FORGOTTEN else parse(value)
+
         for _ in range(_NEWEST_TRIES):
             numbers = self._numbers(row)
             if numbers:
                 number = max(numbers)
-                value = self._load_record(row, _numbered(number), parse)
+                value = self._load_record(row, _numbered(number), read)
                 if value is not None or number in self._numbers(row):
-                    return number, value
+                    return number, None if value == _FORGOTTEN else value
         return number, None  # others put and remove them faster than one can be read here
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
@@ -129,10 +134,18 @@ class Records(Directory):
                 self.remove_record(row, _numbered(older))
         return True
 
-    def remove_records(self, kind: str, key: str) -> None:
-        """Forget a row of records."""
+    def forget_records(self, kind: str, key: str) -> None:
+        """Forget a row of records, whose numbers go on: who was stopped before this puts nothing after it."""
         row = f"{kind}{_ROW}{key}"
-        for number in self._numbers(row):
+        with contextlib.suppress(OSError):
+            for _ in range(_NEWEST_TRIES):
+                number = max(self._numbers(row), default=0)
+                if not number:
+                    return
+                if self.succeed_record(kind, key, number, _FORGOTTEN):
+                    self.remove_record(row, _numbered(number))
+                    return
+        for number in self._numbers(row):  # on a full disk nothing can be put, and all be removed
             self.remove_record(row, _numbered(number))
 
     def _numbers(self, row: str) -> set[int]:
