@@ -27,6 +27,7 @@ from pyspark_lookup.cache.partial.read_through import PartialCache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.table.host_versions import HostVersions
 from tests.fakes import FaultyStore
 from tests.processes.test_fill import in_fresh_process, must_end
 from tests.processes.test_snapshots import EACH, FILES, publish
@@ -67,15 +68,22 @@ def with_faults(rng: random.Random) -> None:
 
 
 def with_log(path: Path) -> None:
-    """From now on `path` tells when this process first answers from a version, each key it loaded and shared, and failures."""
+    """From now on `path` tells when this process first knew of a version, each key it loaded and shared, and failures."""
     log = path.open("a", buffering=1)
     seen: set[str] = set()
-    lookup, put = PartialCache.lookup, SharedCache.put
+    lookup, put, learned = PartialCache.lookup, SharedCache.put, HostVersions.learned
+
+    def note(version: str) -> None:
+        if version not in seen:
+            seen.add(version)
+            log.write(json.dumps(["seen", time.monotonic(), version, []]) + "\n")
+
+    def noted_learned(self: HostVersions, table: Any, version: Any, *more: Any, **named: Any) -> Any:
+        note(version.digest)  # before anybody else on the host can know of it
+        return learned(self, table, version, *more, **named)
 
     def noted_lookup(self: PartialCache, keys: Sequence[pa.Array], fresh: Freshness, load: Any) -> pa.Table:
-        if fresh.version not in seen:
-            seen.add(fresh.version)
-            log.write(json.dumps(["seen", time.monotonic(), fresh.version, []]) + "\n")
+        note(fresh.version)
         try:
             return lookup(self, keys, fresh, load)
         except UfsUnavailableError:
@@ -86,6 +94,7 @@ def with_log(path: Path) -> None:
         put(self, keys, hashes, rows, fresh, loaded_s)
         log.write(json.dumps(["load", time.monotonic(), fresh.version, keys[0].to_pylist()]) + "\n")
 
+    HostVersions.learned = noted_learned  # type: ignore[method-assign]
     PartialCache.lookup = noted_lookup  # type: ignore[method-assign]
     SharedCache.put = noted_put  # type: ignore[method-assign]
 
