@@ -37,27 +37,12 @@ if TYPE_CHECKING:
         VersionGoneError,
         WriteConflictError,
     )
-    from pyspark_lookup.base.write_ids import (
-        RangeResponse,
-        ValidWriteIdList,
-    )
-    from pyspark_lookup.cache.lookup_cache import (
-        CachedRows,
-        LookupCache,
-    )
-    from pyspark_lookup.cache.memory.default_cache import (
-        DefaultLookupCache,
-        DefaultLookupCacheBuilder,
-    )
-    from pyspark_lookup.columnar.key_rows import (
-        KEY_INDEX,
-    )
-    from pyspark_lookup.engine.lookup_table import (
-        LookupTable,
-    )
-    from pyspark_lookup.options.lookup_options import (
-        LookupOptions,
-    )
+    from pyspark_lookup.base.write_ids import RangeResponse, ValidWriteIdList
+    from pyspark_lookup.cache.lookup_cache import CachedRows, LookupCache
+    from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache, DefaultLookupCacheBuilder
+    from pyspark_lookup.columnar.key_rows import KEY_INDEX
+    from pyspark_lookup.engine.lookup_table import LookupTable
+    from pyspark_lookup.options.lookup_options import LookupOptions
     from pyspark_lookup.options.reload_trigger import (
         CacheReloadTrigger,
         DueTrigger,
@@ -79,22 +64,11 @@ if TYPE_CHECKING:
         PartialCachingAsyncLookupProvider,
         PartialCachingLookupProvider,
     )
-    from pyspark_lookup.spark.join import (
-        explain_lookup,
-        lookup_join,
-    )
-    from pyspark_lookup.spark.session import (
-        configure,
-    )
-    from pyspark_lookup.spark.source import (
-        LookupCacheDataSource as DefaultSource,
-    )
-    from pyspark_lookup.spark.sql_functions import (
-        register_lookup,
-    )
-    from pyspark_lookup.spark.warm import (
-        warm,
-    )
+    from pyspark_lookup.spark.join import explain_lookup, lookup_join
+    from pyspark_lookup.spark.session import configure
+    from pyspark_lookup.spark.source import LookupCacheDataSource as DefaultSource
+    from pyspark_lookup.spark.sql_functions import register_lookup
+    from pyspark_lookup.spark.warm import warm
 
 __all__ = [
     "KEY_INDEX",

@@ -18,13 +18,7 @@ import pytest
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import (
-    DamagedFileError,
-    NonUniqueKeyError,
-    OptionError,
-    SchemaError,
-    TableFormatError,
-)
+from pyspark_lookup.base.errors import DamagedFileError, NonUniqueKeyError, OptionError, SchemaError, TableFormatError
 from tests.test_writing import Site, site
 
 __all__ = ["site"]

@@ -292,7 +292,7 @@ def test_bad_column_lists(text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "shown", "near"),
     [
-        ("lookup.key", "", "did you mean lookup.keys?"),
+        ("lookup.key", "'5'", "did you mean lookup.keys?"),
         ("lookup.max-retry", "'5'", "did you mean lookup.max-retries?"),
         ("lookup.metadata.sync_interval", "'5'", "did you mean lookup.metadata.sync-interval?"),
         ("Lookup.Formats", "'5'", "did you mean lookup.format?"),

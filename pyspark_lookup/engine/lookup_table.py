@@ -70,7 +70,7 @@ class LookupTable:
     def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
         """The catalog table `name` of a session, with the options it was created with.
 
-        Raises OptionError if it is no lookupcache table, or one that lost its options.
+        Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
         """
         options, _ = named_options(spark, name)
         return cls(options.pop("path", None), options)
@@ -108,7 +108,7 @@ class LookupTable:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
-        dictionaries (see `given.Keys`). The answer has one row per match,
+        dictionaries (see `rows.Keys`). The answer has one row per match,
         by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.

@@ -3,7 +3,7 @@
 `files`: the files of the current version (one metadata call). `versions`: the versions this host has
 resolved, or all that a managed table's log has. `metrics`: the counters of the hosts that could be reached. `summary`: one row about the current version. `told`: the version
 that the asking execution reads, as the tasks of a lookup are told of it. No rows of the table are read but for
-`told`, which secures them (see `announcing`).
+`told`, which secures them (see `version_token`).
 """
 
 from __future__ import annotations

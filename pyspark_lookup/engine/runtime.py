@@ -119,7 +119,7 @@ class Engine:
         return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
-        """Remove what the managed table at `options.path` has not needed for so long. Raises as `writing.vacuum` does."""
+        """Remove what the managed table at `options.path` has not needed for so long. Raises as `managed.vacuum` does."""
         log, _, _ = self._managed(options, self._ufs.url_of(options.path))
         return vacuum(self._ufs, log, f"{self._rng.getrandbits(64):016x}", older_than_s, force)
 

@@ -22,7 +22,7 @@ __all__ = ["Both", "ByKey", "Effect", "Folding", "Keeping", "NewKeys", "Plain", 
 
 
 class RowsByKey(Protocol):
-    """What there is to know of a table's rows by their keys: see `bykey.KeyedRows`."""
+    """What there is to know of a table's rows by their keys: see `rows_by_key.KeyedRows`."""
 
     def keys_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def check_different(self, keys: pa.Table) -> None: ...

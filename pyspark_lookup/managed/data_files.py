@@ -180,7 +180,7 @@ class DataFiles:
             yield pa.Table.from_batches(held, schema)
 
     def hide(self, rows: pa.Table) -> DataFile:
-        """A file that names rows of others which do not count any more (see `hidden`)."""
+        """A file that names rows of others which do not count any more (see `scan.deletes`)."""
         places = distinct_places(rows)
         return self._put_bytes(hidden_bytes(places), f"{self._directory}/hidden", places.num_rows)
 

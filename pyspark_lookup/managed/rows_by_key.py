@@ -68,7 +68,7 @@ class KeyedRows:
             raise self._twice(keys, int(at), "the table has it")
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
-        """The rows that count in those files and have one of the keys: these, `hidden.PATH` and `hidden.ROW`.
+        """The rows that count in those files and have one of the keys: these, `deletes.PATH` and `deletes.ROW`.
 
         Of the files what can hold such keys is read, and its key columns only.
         """
@@ -133,7 +133,7 @@ class KeyedRows:
         return rows.take(pa.array(np.unique(matches.keys)))
 
     def hidden_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
-        """The rows that such files name: key columns (null where they were others then), `hidden.PATH` and `hidden.ROW`."""
+        """The rows that such files name: key columns (null where they were others then), `deletes.PATH` and `deletes.ROW`."""
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
         versions = self._versions(files)

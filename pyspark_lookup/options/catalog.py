@@ -6,6 +6,7 @@ Nothing here needs Spark to be installed: a session and its types come as argume
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, text_of
@@ -88,10 +89,8 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
             f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
         )
     place = _location(spark, name) if "path" in stored else None
-    warehouse = plain_path(spark.conf.get("spark.sql.warehouse.dir", "") or "/")
-    if place is not None and plain_path(place).startswith(f"{warehouse}/"):
-        place = None  # where Spark says that a relative path lies, which is not where it was created for
-    if place is not None and plain_path(place) != plain_path(stored["path"]):
+    warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
+    if place is not None and not _is_at(plain_path(place), plain_path(stored["path"]), plain_path(warehouse)):
         raise OptionError(
             f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
             f"{redact('path', place)}: Spark tells neither reads nor writes of that, which stay where they were. DROP TABLE {name} "
@@ -110,6 +109,13 @@ def _location(spark: SparkSession, name: str) -> str | None:
         return None  # a view of that name is what is meant
     lines = [line for row in shown for line in str(row["information"]).splitlines()]
     return next((line.removeprefix("Location: ") for line in lines if line.startswith("Location: ")), None)
+
+
+def _is_at(place: str, path: str, warehouse: str) -> bool:
+    """Whether a table of `path` lies at `place` for Spark, which takes a relative path from its warehouse, not from here."""
+    if place == path or place.startswith(f"{warehouse}/"):
+        return True
+    return is_local(path) and place == os.path.normpath(os.path.join(warehouse, os.path.relpath(path)))
 
 
 def plain_path(path: str) -> str:

@@ -1,4 +1,4 @@
-"""A table of files: where it is, how its files are read, and who writes them."""
+"""Options of a table of files: where it is, how its files are read, and who writes them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,23 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from pyspark_lookup.columnar.ddl import parse_columns
-from pyspark_lookup.options.declaring import (
-    BOOLEAN,
-    DURATION,
-    NAMES,
-    Kind,
-    choice,
-    option,
-)
-from pyspark_lookup.options.enums import (
-    CsvOptions,
-    FileFormatName,
-    OnBusy,
-)
-from pyspark_lookup.options.parsing import (
-    parse_character,
-    parse_encoding,
-    parse_quote,
-    parse_text,
-)
+from pyspark_lookup.options.declaring import BOOLEAN, DURATION, NAMES, Kind, choice, option
+from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnBusy
+from pyspark_lookup.options.parsing import parse_character, parse_encoding, parse_quote, parse_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
 
 __all__ = ["FileOptions"]
 
 
 @dataclasses.dataclass(frozen=True)
 class FileOptions:
-    """A table of files: where it is, how its files are read, and who writes them."""
+    """See `LookupOptions`, of which these are a part."""
 
     # fmt: off
     path: str = option(
-        "path", Kind('string', parse_text), "",
+        "path", Kind("string", parse_text), "",
         doc="File, directory (read recursively) or glob; any fsspec URL. `s3a://` means `s3://`. Where an object and "
             "a directory have one name, `s3://bucket/name/` is the directory.",
     )
@@ -48,49 +31,49 @@ class FileOptions:
         doc="Key columns of the table.",
     )
     format: FileFormatName | None = option(
-        "lookup.format", choice(FileFormatName), None, shown='from the file names',
+        "lookup.format", choice(FileFormatName), None, shown="from the file names",
         doc="File format.",
     )
     schema: pa.Schema | None = option(
-        "lookup.schema", Kind('DDL', parse_columns), None, shown='from the files',
+        "lookup.schema", Kind("DDL", parse_columns), None, shown="from the files",
         doc="The columns and their types, as in CREATE TABLE: `id INT, name STRING`. Text (CSV, JSON) is parsed to "
             "them; other files are cast where no value changes; a column that no file has is null.",
     )
     csv_header: bool = option(
-        "lookup.csv.header", BOOLEAN, True, shown='true',
+        "lookup.csv.header", BOOLEAN, True,
         doc="Of CSV files: the first line names the columns; else they are `_c0`, `_c1`, …, or those of lookup.schema"
             " in their order.",
     )
     csv_sep: str = option(
-        "lookup.csv.sep", Kind('character', parse_character), ",",
+        "lookup.csv.sep", Kind("character", parse_character), ",",
         doc="Of CSV files: what separates values; `\\t` is a tab.",
     )
     csv_quote: str = option(
-        "lookup.csv.quote", Kind('character or nothing', parse_quote), '"',
+        "lookup.csv.quote", Kind("character or nothing", parse_quote), '"',
         doc="Of CSV files: what surrounds text that may hold anything.",
     )
     csv_escape: str | None = option(
-        "lookup.csv.escape", Kind('character', parse_character), None, shown='the quote itself',
+        "lookup.csv.escape", Kind("character", parse_character), None, shown="the quote itself",
         doc="Of CSV files: what stands before a quote inside of quoted text: `\\` in files that Spark wrote.",
     )
     csv_null_value: str = option(
-        "lookup.csv.null-value", Kind('text', str), "",
+        "lookup.csv.null-value", Kind("text", str), "",
         doc="Of CSV files: text that is null, as an empty value without quotes always is.",
     )
     csv_encoding: str = option(
-        "lookup.csv.encoding", Kind('name', parse_encoding), "utf-8",
+        "lookup.csv.encoding", Kind("name", parse_encoding), "utf-8",
         doc="Of CSV files: their encoding.",
     )
     csv_infer_schema: bool = option(
-        "lookup.csv.infer-schema", BOOLEAN, True, shown='true',
+        "lookup.csv.infer-schema", BOOLEAN, True,
         doc="Of CSV files: find out types from all values; false: every column is text.",
     )
     partition: str | None = option(
-        "lookup.partition", Kind('`max_pt()` or `k=v,…`', parse_text), None, shown='all',
+        "lookup.partition", Kind("`max_pt()` or `k=v,…`", parse_text), None, shown="all",
         doc="Partition directories to read; `max_pt()` is the latest.",
     )
     success_file: bool = option(
-        "lookup.success-file", BOOLEAN, False, shown='false',
+        "lookup.success-file", BOOLEAN, False,
         doc="Refuse a directory without `_SUCCESS`.",
     )
     settle_s: float | None = option(
@@ -102,12 +85,12 @@ class FileOptions:
         doc="While a job writes the files (`_temporary`): go on with the last version this host knows, or fail.",
     )
     busy_wait_s: float = option(
-        "lookup.busy-wait", DURATION, 30.0, shown='30 s',
+        "lookup.busy-wait", DURATION, 30.0, shown="30 s",
         doc="How long a query waits for such a job where this host knows no version, or lacks bytes of it that the "
             "job has removed.",
     )
     busy_timeout_s: float = option(
-        "lookup.busy-timeout", DURATION, 600.0, shown='10 min',
+        "lookup.busy-timeout", DURATION, 600.0, shown="10 min",
         doc="A job in whose directory nothing has changed for so long is dead: its directory is ignored, and a "
             "warning names it.",
     )

@@ -1,4 +1,4 @@
-"""The full cache (FLIP-221)."""
+"""Options of the full cache (FLIP-221)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,9 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.options.declaring import (
-    DURATION,
-    POSITIVE_DURATION,
-    Kind,
-    choice,
-    option,
-)
-from pyspark_lookup.options.enums import (
-    CacheMode,
-    MetadataSource,
-    OnReloadFailure,
-    ReloadStrategy,
-)
-from pyspark_lookup.options.parsing import (
-    parse_days,
-    parse_reload_strategy,
-)
+from pyspark_lookup.options.declaring import DURATION, POSITIVE_DURATION, Kind, choice, option
+from pyspark_lookup.options.enums import CacheMode, MetadataSource, OnReloadFailure, ReloadStrategy
+from pyspark_lookup.options.parsing import parse_days, parse_reload_strategy
 from pyspark_lookup.options.reload_trigger import Blackout, ScheduleMode, parse_blackout, parse_iso_time
 
 if TYPE_CHECKING:
@@ -37,11 +23,11 @@ FULL = "lookup.full-cache."
 
 @dataclasses.dataclass(frozen=True)
 class FullCacheOptions:
-    """The full cache (FLIP-221)."""
+    """See `LookupOptions`, of which these are a part."""
 
     # fmt: off
     reload_strategy: ReloadStrategy | str = option(
-        "lookup.full-cache.reload-strategy", Kind('PERIODIC, TIMED or `module:factory`', parse_reload_strategy), ReloadStrategy.PERIODIC,
+        "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
         doc="With FULL: what reloads. Required with lookup.metadata.source=CACHE. A factory takes the `LookupOptions`"
             " and returns a `CacheReloadTrigger`.",
     )
@@ -54,25 +40,25 @@ class FullCacheOptions:
         doc="PERIODIC: counted from the end of the last reload, or on a grid.",
     )
     reload_iso_time: datetime.time | None = option(
-        "lookup.full-cache.timed-reload.iso-time", Kind('ISO time', parse_iso_time), None,
+        "lookup.full-cache.timed-reload.iso-time", Kind("ISO time", parse_iso_time), None,
         doc="TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.",
     )
     reload_interval_days: int = option(
-        "lookup.full-cache.timed-reload.interval-in-days", Kind('integer', parse_days), 1,
+        "lookup.full-cache.timed-reload.interval-in-days", Kind("integer", parse_days), 1,
         doc="TIMED: days between reloads.",
     )
     blackout: Blackout | None = option(
-        "lookup.full-cache.blackout", Kind('times of day', parse_blackout), None,
+        "lookup.full-cache.blackout", Kind("times of day", parse_blackout), None,
         doc="With a reload strategy: no reload begins in these, e.g. `22:00-06:00, 12:00-13:00`; one that comes due "
             "waits for the end.",
     )
     build_wait_s: float = option(
-        "lookup.full-cache.build-wait", DURATION, 30.0, shown='30 s',
+        "lookup.full-cache.build-wait", DURATION, 30.0, shown="30 s",
         doc="With UFS: how long a query waits for the snapshot of a new version; after it, the query reads the files "
             "themselves.",
     )
     retain_s: float | None = option(
-        "lookup.full-cache.retain", DURATION, None, shown='10 min, or two intervals if that is longer',
+        "lookup.full-cache.retain", DURATION, None, shown="10 min, or two intervals if that is longer",
         doc="How long a superseded snapshot stays on disk.",
     )
     on_reload_failure: OnReloadFailure = option(
@@ -80,7 +66,7 @@ class FullCacheOptions:
         doc="With CACHE, after a failed reload: serve the last snapshot, or fail until a reload succeeds.",
     )
     max_staleness_s: float | None = option(
-        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, shown='any age',
+        "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, shown="any age",
         doc="With CACHE: never serve a snapshot older than this; a query then waits for a reload, or fails.",
     )
     # fmt: on

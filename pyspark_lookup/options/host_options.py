@@ -1,4 +1,4 @@
-"""What a host keeps, and how it speaks with stores."""
+"""Options of a host: what it keeps, and how it speaks with stores."""
 
 from __future__ import annotations
 
@@ -6,34 +6,18 @@ import dataclasses
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark_lookup.options.declaring import (
-    COUNT,
-    GIB,
-    MIB,
-    MOST,
-    Kind,
-    choice,
-    option,
-    size,
-)
-from pyspark_lookup.options.enums import (
-    CacheMode,
-)
-from pyspark_lookup.options.parsing import (
-    parse_text,
-)
-
-if TYPE_CHECKING:
-    pass
+from pyspark_lookup.options.declaring import COUNT, GIB, MIB, MOST, Kind, choice, option, size
+from pyspark_lookup.options.enums import CacheMode
+from pyspark_lookup.options.parsing import parse_text
 
 __all__ = ["HostOptions"]
 
 
 @dataclasses.dataclass(frozen=True)
 class HostOptions:
-    """What a host keeps, and how it speaks with stores."""
+    """See `LookupOptions`, of which these are a part."""
 
     # fmt: off
     cache: CacheMode = option(
@@ -42,15 +26,15 @@ class HostOptions:
             " for, on top; FULL all rows, decoded and indexed, on local disk.",
     )
     cache_dir: str | None = option(
-        "lookup.cache.dir", Kind('path', parse_text), None, shown="`lookupcache-<uid>` in the system's temporary directory",
+        "lookup.cache.dir", Kind("path", parse_text), None, shown="`lookupcache-<uid>` in the system's temporary directory",
         doc="Directory of this host's cache, mode 0700, on a local disk.",
     )
     cache_max_bytes: int = option(
-        "lookup.cache.max-bytes", size(MIB, MOST), 10 * GIB, shown='10 GiB',
+        "lookup.cache.max-bytes", size(MIB, MOST), 10 * GIB, shown="10 GiB",
         doc="Disk budget of this host's blocks; snapshots come on top.",
     )
     block_size: int = option(
-        "lookup.block.size", size(64 * 1024, GIB), 4 * MIB, shown='4 MiB',
+        "lookup.block.size", size(64 * 1024, GIB), 4 * MIB, shown="4 MiB",
         doc="Block of a format without natural blocks (CSV, JSON, ORC).",
     )
     max_retries: int = option(
@@ -58,7 +42,7 @@ class HostOptions:
         doc="Further attempts after a transient store error (n + 1 in all), with backoff (FLIP-221).",
     )
     storage: tuple[tuple[str, Any], ...] = option(
-        "lookup.storage.*", Kind('any', str), (), hashed=False,
+        "lookup.storage.*", Kind("any", str), (), hashed=False,
         doc="Passed to the fsspec filesystem, e.g. `lookup.storage.endpoint_url`, `lookup.storage.anon`; never "
             "credentials.",
     )

@@ -1,4 +1,4 @@
-"""The partial cache (FLIP-221)."""
+"""Options of the partial cache (FLIP-221)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.options.declaring import (
-    BOOLEAN,
-    DURATION,
-    LONG,
-    MOST,
-    option,
-    size,
-)
-from pyspark_lookup.options.enums import (
-    CacheMode,
-)
+from pyspark_lookup.options.declaring import BOOLEAN, DURATION, LONG, MOST, option, size
+from pyspark_lookup.options.enums import CacheMode
 
 if TYPE_CHECKING:
     from pyspark_lookup.options.lookup_options import LookupOptions
@@ -28,7 +19,7 @@ PARTIAL = "lookup.partial-cache."
 
 @dataclasses.dataclass(frozen=True)
 class PartialCacheOptions:
-    """The partial cache (FLIP-221)."""
+    """See `LookupOptions`, of which these are a part."""
 
     # fmt: off
     partial_expire_after_access_s: float | None = option(
@@ -49,7 +40,7 @@ class PartialCacheOptions:
         doc="With PARTIAL: bytes to hold at most, in each process and in what the processes of a host share.",
     )
     partial_cache_missing_key: bool = option(
-        "lookup.partial-cache.cache-missing-key", BOOLEAN, True, shown='true',
+        "lookup.partial-cache.cache-missing-key", BOOLEAN, True,
         doc="With PARTIAL: remember that a key has no rows.",
     )
     # fmt: on

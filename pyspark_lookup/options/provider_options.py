@@ -1,4 +1,4 @@
-"""A table of another system."""
+"""Options of a table of another system."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.options.conf_file import STORAGE
-from pyspark_lookup.options.declaring import (
-    POSITIVE_COUNT,
-    POSITIVE_DURATION,
-    Kind,
-    choice,
-    option,
-)
-from pyspark_lookup.options.enums import (
-    RetryPredicate,
-)
-from pyspark_lookup.options.parsing import (
-    parse_factory,
-)
+from pyspark_lookup.options.declaring import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, option
+from pyspark_lookup.options.enums import RetryPredicate
+from pyspark_lookup.options.parsing import parse_factory
 
 if TYPE_CHECKING:
     from pyspark_lookup.options.lookup_options import LookupOptions
@@ -31,16 +21,16 @@ PROVIDER = "lookup.provider."
 
 @dataclasses.dataclass(frozen=True)
 class ProviderOptions:
-    """A table of another system."""
+    """See `LookupOptions`, of which these are a part."""
 
     # fmt: off
     provider: str | None = option(
-        "lookup.provider", Kind('`module:factory`', parse_factory), None,
+        "lookup.provider", Kind("`module:factory`", parse_factory), None,
         doc="In place of files: a table of any other system. The factory takes a `LookupContext` and returns a "
             "`LookupProvider`.",
     )
     provider_options: tuple[tuple[str, str], ...] = option(
-        "lookup.provider.*", Kind('any', str), (),
+        "lookup.provider.*", Kind("any", str), (),
         doc="Passed to the provider, e.g. `lookup.provider.table`; never credentials.",
     )
     async_capacity: int = option(
@@ -48,7 +38,7 @@ class ProviderOptions:
         doc="Of an asynchronous provider: calls that run at once.",
     )
     async_timeout_s: float = option(
-        "lookup.async.timeout", POSITIVE_DURATION, 180.0, shown='3 min',
+        "lookup.async.timeout", POSITIVE_DURATION, 180.0, shown="3 min",
         doc="Of a provider: how long a call may take, with what is tried again; of its scan(), each batch.",
     )
     retry_predicate: RetryPredicate | None = option(

@@ -1,21 +1,10 @@
-"""What a read shows of a table, and of which version."""
+"""Options of a read: what it shows of a table, and of which version."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from pyspark_lookup.options.declaring import (
-    MIB,
-    MOST,
-    NAME,
-    NAMES,
-    POSITIVE_COUNT,
-    Kind,
-    choice,
-    option,
-    size,
-)
+from pyspark_lookup.options.declaring import MIB, MOST, NAME, NAMES, POSITIVE_COUNT, Kind, choice, option, size
 from pyspark_lookup.options.enums import (
     FilterPushdown,
     MetadataSource,
@@ -35,23 +24,20 @@ from pyspark_lookup.options.parsing import (
     parse_write_ids,
 )
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["ReadOptions"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """What a read shows of a table, and of which version."""
+    """See `LookupOptions`, of which these are a part."""
 
     # fmt: off
     columns: tuple[str, ...] | None = option(
-        "lookup.columns", NAMES, None, shown='all',
+        "lookup.columns", NAMES, None, shown="all",
         doc="Columns to read, in this order.",
     )
     where: str | None = option(
-        "lookup.where", Kind('SQL predicate', parse_text), None, shown='all rows',
+        "lookup.where", Kind("SQL predicate", parse_text), None, shown="all rows",
         doc="Rows to read: `=`, `<>`, `<`, `<=`, `>`, `>=`, `<=>`, `IN`, `BETWEEN`, `LIKE 'prefix%'`, `IS [NOT] "
             "NULL`, `AND`, `OR`, `NOT` over this table's columns; prunes files and row groups.",
     )
@@ -74,7 +60,7 @@ class ReadOptions:
             "table, what its commits have changed (`readStream`).",
     )
     metrics_tasks: int = option(
-        "lookup.metrics.tasks", POSITIVE_COUNT, 32, shown='32',
+        "lookup.metrics.tasks", POSITIVE_COUNT, 32,
         doc="With lookup.view=metrics: tasks that look for hosts to answer; best several times as many as executors.",
     )
     metadata_source: MetadataSource = option(
@@ -82,20 +68,20 @@ class ReadOptions:
         doc="Who says which version is current: the store, once per query, or this host.",
     )
     sync_interval_s: float | None = option(
-        "lookup.metadata.sync-interval", Kind('-1, 0 or duration', parse_sync_interval_s), None, shown='required with CACHE, but for FULL',
+        "lookup.metadata.sync-interval", Kind("-1, 0 or duration", parse_sync_interval_s), None, shown="required with CACHE, but for FULL",
         doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
     )
     version: int | None = option(
-        "lookup.version", Kind('log position', parse_position), None, shown='the current version',
+        "lookup.version", Kind("log position", parse_position), None, shown="the current version",
         doc="Of a managed table: read the version after this event of its log (time travel).",
     )
     valid_write_ids: str | None = option(
-        "lookup.valid-write-ids", Kind('`table:5:2:2:4`', parse_write_ids), None,
+        "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
         doc="Of a managed table: read what this list lets through, in Hive's form: table id, high watermark, least "
             "open id, open ids, aborted ids.",
     )
     floor: str | None = option(
-        "lookup.floor", Kind('`table id:log position`', parse_commit), None,
+        "lookup.floor", Kind("`table id:log position`", parse_commit), None,
         doc="Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). "
             "Commits of the own host are included without it.",
     )
@@ -104,7 +90,7 @@ class ReadOptions:
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
     on_version_gone: OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(OnVersionGone), None, shown='NEWER; of a managed table FAIL',
+        "lookup.on-version-gone", choice(OnVersionGone), None, shown="NEWER; of a managed table FAIL",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
     on_error: OnError = option(
@@ -117,11 +103,11 @@ class ReadOptions:
         doc="Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).",
     )
     split_size: int = option(
-        "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, shown='128 MiB',
+        "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, shown="128 MiB",
         doc="A scan above this many file bytes is split into several tasks.",
     )
     stream_start: StreamStart | int = option(
-        "lookup.stream.start", Kind('SNAPSHOT, LATEST or log position', parse_stream_start), StreamStart.SNAPSHOT,
+        "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), StreamStart.SNAPSHOT,
         doc="Of a stream of changes: begin with the rows there are; with what is committed from now on; or with what "
             "was after this position.",
     )

@@ -54,6 +54,7 @@ __all__ = [
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
 _CREATE = "lookup.create-if-not-exists"
+_OF_WRITES = ("lookup.write.", "lookup.storage.")
 
 
 def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
@@ -174,11 +175,12 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
                 f"{redact('path', stored.get('path', ''))}, which a catalog table that is made of them would take for its own. Read "
                 "them with spark.read.format('lookupcache').load(path), or select their columns by expressions"
             )
-        # An INSERT … WITH (path …) that names its table's own place, or rows of it.
-        options = own if _differ(stored.get("path", ""), own["path"]) else {**stored, **own}
+        same = bool(stored) and not _differ(stored.get("path", ""), own["path"])
+        # An INSERT … WITH (path …) that names its table's own place, or rows of it: what is for writes counts.
+        of_table = {key: text for key, text in stored.items() if same and key.startswith(_OF_WRITES)}
+        options = {**of_table, **(_for_added(schema) if same and named else {}), **own}
     elif named:
-        added = {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
-        options = {**stored, **added, **own}
+        options = {**stored, **_for_added(schema), **own}
     else:
         raise OptionError(
             "which table is written cannot be told: Spark does not pass a catalog table's options to its writer, and "
@@ -194,6 +196,10 @@ def written_options(write: Mapping[str, str], schema: StructType) -> dict[str, s
             "df.write.format('lookupcache').save('s3://bucket/dim')"
         )
     return options
+
+
+def _for_added(schema: StructType) -> dict[str, str]:
+    return {"lookup.write.merge-schema": "true"} if added_columns(schema) else {}
 
 
 def _differ(one: str, other: str) -> bool:

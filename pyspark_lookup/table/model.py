@@ -14,9 +14,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import (
-    VersionGoneError,
-)
+from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import HIDDEN, IMMUTABLE, LOG_DIRECTORY

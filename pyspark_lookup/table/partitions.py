@@ -10,11 +10,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import (
-    NotATableError,
-    OptionError,
-    SchemaError,
-)
+from pyspark_lookup.base.errors import NotATableError, OptionError, SchemaError
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions

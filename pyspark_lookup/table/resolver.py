@@ -92,7 +92,8 @@ class Metadata:
         started_s = self._clock.steady_s()
         if kind is not None and kind is not Kind.GLOB:
             probe = self._table(options, kind, None)  # whose options may not fit what is there no more
-            with contextlib.suppress(UfsNotFoundError):  # it may be of another kind by now, or nothing
+            # It may be of another kind by now, or nothing: only the store can say that options do not fit.
+            with contextlib.suppress(UfsNotFoundError, OptionError):
                 version = self._cached(probe, options) or self._ask(probe, started_s)
                 return self.table_of(options, kind, version), version
             kind = None

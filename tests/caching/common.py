@@ -11,14 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-    CachedRows,
-    DefaultLookupCache,
-    access_log,
-    default_cache,
-    growing,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, access_log, default_cache, growing
 from tests.fakes import FakeClock
 
 UNBOUNDED = 2**63 - 1

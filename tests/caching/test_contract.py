@@ -14,9 +14,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import (
     ROWS,

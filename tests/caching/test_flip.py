@@ -15,11 +15,7 @@ import pytest
 
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-    DefaultLookupCache,
-    DefaultLookupCacheBuilder,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, DefaultLookupCacheBuilder
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.caching.common import UNBOUNDED, Row, cache_of, counts, opened
 from tests.fakes import FakeClock

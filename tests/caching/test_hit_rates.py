@@ -8,9 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import cache_of, counts, opened
 

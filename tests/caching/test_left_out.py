@@ -6,9 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX
 from tests.caching.common import cache_of, counts, found_in, held, keys_of, opened, rows_of
 from tests.fakes import FakeClock
 

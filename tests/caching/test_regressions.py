@@ -11,11 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-    default_cache,
-    growing,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
 from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import cache_of, found_in, held, keys_of, opened, rows_of, small
 from tests.fakes import FakeClock

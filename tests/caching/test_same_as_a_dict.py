@@ -17,11 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-    CachedRows,
-    DefaultLookupCache,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache
 from pyspark_lookup.columnar.keys import Keys, Seed
 from tests.caching.common import (
     ROWS,

@@ -12,10 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache.memory import (
-    KEY_INDEX,
-    growing,
-)
+from pyspark_lookup.cache.memory import KEY_INDEX, growing
 from tests.caching.common import cache_of, keys_of, small
 from tests.test_columns import kinds, pieces_of
 from tests.test_keys import US, examples

@@ -97,12 +97,15 @@ def test_a_partition_without_files(tmp_path: Path, nursery: Nursery, cache: str)
 
 
 @pytest.mark.parametrize("process", ["here", "new", "other"])
+@pytest.mark.parametrize("source", ["UFS", "CACHE"])
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_managed_table_becomes_partitions(tmp_path: Path, nursery: Nursery, cache: str, process: str) -> None:
+def test_a_managed_table_becomes_partitions(
+    tmp_path: Path, nursery: Nursery, cache: str, source: str, process: str
+) -> None:
     """`lookup.partition`, which a managed table cannot have, is taken by a host that knew the path as one, once it is none."""
     setup = Setup(partitions=REGIONS, partition="r=01")
     steps = (become("managed", file(0), 1), become("directory", file(0, (0,)), 2))
-    check(History(setup, steps), tmp_path, nursery, Reader(cache, "UFS", process, "partition"))
+    check(History(setup, steps), tmp_path, nursery, Reader(cache, source, process, "partition"))
 
 
 def test_empty_json_lists_become_structs(tmp_path: Path, nursery: Nursery) -> None:

@@ -21,9 +21,7 @@ import pytest
 
 import pyspark_lookup.engine.runtime
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import (
-    PysparkLookupError,
-)
+from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.cache.memory import KEY_INDEX, LookupCache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import Runtime, runtime

@@ -12,10 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 from tests.providers.common import (
     BOUND_S,
     CACHES,

@@ -9,16 +9,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    PredicateError,
-    SchemaError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, PredicateError, SchemaError
 from pyspark_lookup.base.metrics import UNSET
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 from tests.providers.common import (
     BOUND_S,
     CACHES,

@@ -11,14 +11,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupTimeoutError,
-)
-from pyspark_lookup.providers.functions import (
-    FullCachingLookupProvider,
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.base.errors import LookupTimeoutError
+from pyspark_lookup.providers.functions import FullCachingLookupProvider, LookupContext, LookupProvider
 from tests.providers.common import (
     BOUND_S,
     CACHES,

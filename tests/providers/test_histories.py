@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError
 from tests.providers.common import FLIP, ONCE, PARTIAL, SCHEMA, Desk, made, pairs, rows_of
 
 IDS = st.integers(0, 12) | st.none()

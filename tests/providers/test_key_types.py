@@ -9,10 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    SchemaError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, SchemaError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from tests.providers.common import (
     CACHES,

@@ -10,15 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    OptionError,
-    SchemaError,
-)
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupFunctionProvider,
-    LookupProvider,
-)
+from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.providers.functions import LookupContext, LookupFunctionProvider, LookupProvider
 from tests.providers.common import CACHES, SCHEMA, USERS, Desk, Options, SyncFunction, names, provider, rows_of
 
 

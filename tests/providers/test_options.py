@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_lookup.base.errors import (
-    OptionError,
-)
+from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-)
+from pyspark_lookup.providers.functions import LookupContext
 from tests.providers.common import (
     KINDS,
     PARTIAL,

@@ -10,16 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    OptionError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, LookupCache
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 from tests.providers.common import (
     KINDS,
     ONCE,

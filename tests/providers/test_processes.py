@@ -12,15 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    OptionError,
-)
+from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupFunction,
-    LookupProvider,
-)
+from pyspark_lookup.providers.functions import LookupContext, LookupFunction, LookupProvider
 from tests.providers.common import (
     BOUND_S,
     CACHES,

@@ -9,12 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    LookupTimeoutError,
-    OptionError,
-    PysparkLookupError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError, OptionError, PysparkLookupError
 from pyspark_lookup.base.metrics import UNSET
 from tests.providers.common import (
     CACHES,

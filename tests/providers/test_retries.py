@@ -8,19 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    OptionError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers import ProvidedTable
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 from tests.fakes import FakeClock
 from tests.providers.common import (
     CACHES,

@@ -5,14 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    OptionError,
-)
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 from tests.providers.common import (
     CACHES,
     KINDS,

@@ -10,14 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError
 from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.providers.functions import (
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 from tests.providers.common import (
     BOUND_S,
     CACHES,

@@ -9,10 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    LookupTimeoutError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError
 from tests.fakes import FakeClock
 from tests.providers.common import (
     BOUND_S,

@@ -9,19 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import (
-    LookupFunctionError,
-    OptionError,
-    ReloadFailedError,
-)
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError, ReloadFailedError
 from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.providers.functions import (
-    FullCachingLookupProvider,
-    LookupContext,
-    LookupProvider,
-)
+from pyspark_lookup.providers.functions import FullCachingLookupProvider, LookupContext, LookupProvider
 from tests.providers.common import BOUND_S, PARTIAL, SCHEMA, Desk, Options, counted, in_order, names, pairs
 
 PEOPLE = {1: ["Julian"], 3: ["Jark", "Jackson"], 4: ["Fabian"]}

@@ -82,7 +82,7 @@ class _GrowingBits:
 
 
 class GrowingColumn:
-    """One column of a type that `columns` can store."""
+    """One column of a type that `buffers` can store."""
 
     def __init__(self, kind: pa.DataType, name: str = "c", room: int = 0) -> None:
         self.kind = kind

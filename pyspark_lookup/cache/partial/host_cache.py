@@ -1,6 +1,6 @@
 """`SharedCache`: what one process of a host loaded, for all of them: rows by key in mapped files.
 
-Every load is published as one segment (`disk.segments`), complete or not there; from time to time
+Every load is published as one segment (`io.disk.segments`), complete or not there; from time to time
 some are made one. A segment is of one version of the table and answers for another where the
 caller says that a key's rows cannot differ. Names begin with the time, so the listing of the directory
 is the list of segments, the latest last. What a merged segment took in is named in it, and no longer counts.

@@ -1,7 +1,7 @@
 """A segment as rows: columns over a mapped file, the index beside them, and where each row came from.
 
-Regions: the streams of column n as `c<n>…` (`columns`), the texts of one kept as codes as
-`d<n>…`, `ordinals` (each row's place when all files are read in order) and `index.…` (`index`).
+Regions: the streams of column n as `c<n>…` (`buffers`), the texts of one kept as codes as
+`d<n>…`, `ordinals` (each row's place when all files are read in order) and `index.…` (`hash_index`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SegmentFile:
 
 
 class Segment:
-    """Rows in hash order (see `index`), over memory that all processes of the host share.
+    """Rows in hash order (see `hash_index`), over memory that all processes of the host share.
 
     Raises one of `UNREADABLE` for a file that is none of ours, whose parts do not fit each other.
     """

@@ -6,9 +6,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.orc
 
 from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.columnar.predicate import ColumnStats

@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.orc
 
 from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.columnar.predicate import ColumnStats

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.orc
 import pyarrow.parquet as pq
 
 from pyspark_lookup.base.errors import PysparkLookupError

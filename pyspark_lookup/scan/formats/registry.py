@@ -6,9 +6,7 @@ import pyarrow as pa
 
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
 from pyspark_lookup.scan.formats.arrow_ipc import ArrowFormat
-from pyspark_lookup.scan.formats.model import (
-    FileFormat,
-)
+from pyspark_lookup.scan.formats.model import FileFormat
 from pyspark_lookup.scan.formats.parquet import ParquetFormat
 from pyspark_lookup.scan.formats.whole_file import WholeFileFormat
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pyspark_lookup.base.errors import (
-    OptionError,
-)
+from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
