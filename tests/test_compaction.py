@@ -105,7 +105,7 @@ def test_what_is_hidden_is_left_out(site: Site) -> None:
     table.compact()
     (file,) = site.committed()
     assert pq.read_table(site.path / file).column("name").to_pylist() == ["a"] * 10 + ["new"] * 10 + ["a"] * 30
-    assert list(site.state().hidden(site.state().valid_write_ids())) == []
+    assert list(site.state().deletes(site.state().valid_write_ids())) == []
 
 
 def test_deleting_all_leaves_no_file(site: Site) -> None:
@@ -209,7 +209,7 @@ def test_a_large_write_stays_as_it_is(site: Site) -> None:
     state = site.state()
     assert len(site.committed()) == 2
     assert set(base) < set(site.committed())
-    assert len(list(state.hidden(state.valid_write_ids()))) == 1
+    assert len(list(state.deletes(state.valid_write_ids()))) == 1
     for mode in MODES.values():
         reader = site.table(mode, host="b")
         assert ids_of(reader.scan()) == list(range(1999))

@@ -48,13 +48,13 @@ from pyspark_lookup.options.catalog import OPTIONS_METADATA, table_options
 from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secrets
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.batches import matching_rows
-from pyspark_lookup.scan.deletes import PATH, ROW, distinct_places, hidden_bytes, places_of
 from pyspark_lookup.spark.change_stream import ChangePartition, ChangeReader
 from pyspark_lookup.spark.source import LookupCacheDataSource
+from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.log import TableState
 from pyspark_lookup.table.log.events import sealed
-from pyspark_lookup.table.model import managed_version
+from pyspark_lookup.table.log_source import managed_version
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 from tests.test_disk import Opened, data_of, key
@@ -318,7 +318,7 @@ def log_files(path: Path) -> list[Path]:
     return [
         *sorted((path / "_lookup" / "checkpoints").iterdir()),
         *sorted((path / "_lookup" / "log").iterdir())[49:],
-        *sorted(path.rglob("hidden-*.parquet")),
+        *sorted(path.rglob("deletes-*.parquet")),
     ]
 
 
@@ -388,7 +388,7 @@ def asked_all(made: World, cache: Path) -> None:
 
 # --- files that name hidden rows ----------------------------------------------------------------------
 
-HIDDEN_ROWS = pa.table(
+DELETED_ROWS = pa.table(
     {
         "id": pa.array(range(40), pa.int64()),
         PATH: [f"w/{n % 4}.parquet" for n in range(40)],
@@ -399,18 +399,18 @@ HIDDEN_ROWS = pa.table(
 
 @given(data=st.data())
 @fuzzed(200)
-def test_damaged_hidden_rows(data: st.DataObject) -> None:
+def test_damaged_deleted_rows(data: st.DataObject) -> None:
     """What is left of such a file names the same rows, or is refused; pages have checksums, the footer has none."""
-    blob = hidden_bytes(distinct_places(HIDDEN_ROWS))
+    blob = delete_file_bytes(distinct_places(DELETED_ROWS))
     with memory_at_most():
         try:
-            places = places_of(
-                "file:///t/hidden", data.draw(damaged(blob, [hidden_bytes(distinct_places(HIDDEN_ROWS.slice(0, 7)))]))
+            places = DeleteFile("file:///t/deletes", 1).positions(
+                data.draw(damaged(blob, [delete_file_bytes(distinct_places(DELETED_ROWS.slice(0, 7)))]))
             )
         except DamagedFileError as problem:
-            assert "file:///t/hidden" in str(problem)
+            assert "file:///t/deletes" in str(problem)
             return
-    whole = places_of("x", blob)
+    whole = DeleteFile("x", 1).positions(blob)
     assert {path: rows.tolist() for path, rows in places.items()} == {
         path: rows.tolist() for path, rows in whole.items()
     }
@@ -432,12 +432,12 @@ def test_damaged_hidden_rows(data: st.DataObject) -> None:
     ],
     ids=str,
 )
-def test_hidden_rows_that_cannot_be(rows: dict[str, Any]) -> None:
+def test_deleted_rows_that_cannot_be(rows: dict[str, Any]) -> None:
     """Such a file has a path and a place for each row, by path and place."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(rows), sink)
     with pytest.raises(DamagedFileError, match="does not name the rows"):
-        places_of("x", sink.getvalue().to_pybytes())
+        DeleteFile("x", 1).positions(sink.getvalue().to_pybytes())
 
 
 # --- the log of a streaming file sink -------------------------------------------------------------------
@@ -531,7 +531,7 @@ def test_misspelled_options(data: st.DataObject) -> None:
             assert not isinstance(value, float) or 0 <= abs(value) < threading.TIMEOUT_MAX
         with contextlib.suppress(OptionError, ImportError):
             trigger_of(parsed)
-        HostVersions(None, None, CacheMetricGroup(), FakeClock().host(), None).floors("x", parsed)  # type: ignore[arg-type]
+        HostVersions(None, None, CacheMetricGroup(), FakeClock().host(), None, None).floors("x", parsed)  # type: ignore[arg-type]
 
 
 WHERE = [

@@ -114,12 +114,12 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, tmp_path: Path) -
     """What this host has committed it goes on reading, though one that began to ask before does not find it in the log."""
     host = make_host(str(dim.path), tmp_path / "host")
     table, old = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
-    assert old.log is not None
+    assert old.metadata is not None
     versions, began_s = host.metadata.host, host.clock.steady_s
     host.clock.tick(1)
-    versions.raise_floor(table, old.log.table_id, old.log.position + 3)
+    versions.raise_floor(table, old.metadata.table_id, old.metadata.position + 3)
     assert versions.learned(table, old, began_s) == old
-    assert versions.floor(table.url) == (old.log.table_id, old.log.position + 3)
+    assert versions.floor(table.url) == (old.metadata.table_id, old.metadata.position + 3)
     host.clock.tick(1)
     assert versions.learned(table, old, host.clock.steady_s) == old
     assert versions.floor(table.url) is None  # the log was asked later, and has no such commit
@@ -129,8 +129,8 @@ def test_a_floor_that_is_raised_while_it_is_judged(dim: Dim, tmp_path: Path, mon
     """Who finds the floor of a table that is gone does not take away the one that a commit raises meanwhile."""
     host = make_host(str(dim.path), tmp_path / "host")
     table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
-    assert version.log is not None
-    versions, log = host.metadata.host, version.log
+    assert version.metadata is not None
+    versions, log = host.metadata.host, version.metadata
     versions.raise_floor(table, "0" * 32, 7)
     judge, raised = versions._is_obsolete, []
 
@@ -151,7 +151,7 @@ def test_a_floor_that_the_disk_does_not_take(dim: Dim, tmp_path: Path, monkeypat
     """On a full disk the host forgets what it knew, and this process knows its commit: both ask the store."""
     host = make_host(str(dim.path), tmp_path / "host")
     table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
-    assert version.log is not None
+    assert version.metadata is not None
     versions = host.metadata.host
 
     def full(*_: object) -> None:
@@ -159,11 +159,11 @@ def test_a_floor_that_the_disk_does_not_take(dim: Dim, tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "replace_record", full)
-        versions.raise_floor(table, version.log.table_id, version.log.position + 3)
+        versions.raise_floor(table, version.metadata.table_id, version.metadata.position + 3)
     assert versions.last(table) is None
-    assert versions.floor(table.url) == (version.log.table_id, version.log.position + 3)
-    versions.raise_floor(table, version.log.table_id, version.log.position + 6)
-    assert versions.floor(table.url) == (version.log.table_id, version.log.position + 6)
+    assert versions.floor(table.url) == (version.metadata.table_id, version.metadata.position + 3)
+    versions.raise_floor(table, version.metadata.table_id, version.metadata.position + 6)
+    assert versions.floor(table.url) == (version.metadata.table_id, version.metadata.position + 6)
 
 
 def test_a_row_of_records_that_has_no_end(dim: Dim, tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.stores import Count, FileVersion, Store, open_store
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.table import log
-from pyspark_lookup.table.log import Allocate, DataFile, Event, LogVersion, TableState, WriteMode
+from pyspark_lookup.table.log import Allocate, DataFile, Event, TableState, WriteMode
 from pyspark_lookup.table.log.events import event_bytes, event_of, sealed
+from pyspark_lookup.table.model import VersionMetadata
 from tests.fakes import FakeClock, FaultyStore
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
@@ -173,7 +174,7 @@ def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[st
 
 
 @st.composite
-def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[LogVersion, Any, ValidWriteIdList]]]:
+def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[VersionMetadata, Any, ValidWriteIdList]]]:
     """A state after some valid events, and what was true after each: its version, and the model's."""
     state = state_of(history("t", 0))
     opened: dict[int, tuple[WriteMode, list[str]]] = {}
@@ -220,7 +221,7 @@ def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[LogVersion, Any, Val
 
 @given(models())
 @settings(max_examples=300, deadline=None)
-def test_states_follow_the_model(made: tuple[TableState, list[tuple[LogVersion, Any, ValidWriteIdList]]]) -> None:
+def test_states_follow_the_model(made: tuple[TableState, list[tuple[VersionMetadata, Any, ValidWriteIdList]]]) -> None:
     """At each position a later state says what was true then; digests are equal exactly where the same writes are seen."""
     last, found = made
     kept = TableState.of_bytes(sealed(last.plain()), "x")
@@ -229,8 +230,10 @@ def test_states_follow_the_model(made: tuple[TableState, list[tuple[LogVersion, 
         assert (state.open_writes(), state.batches, state.definition) == (last.open_writes(), last.batches, last.definition)  # fmt: skip
         for position, (version, (*_, files), valid) in enumerate(found, 1):
             assert state.valid_write_ids(position) == valid
-            assert state.version(position) == version == LogVersion.of_plain(json.loads(json.dumps(version.plain())))
-            assert paths(state, version.write_ids) == files
+            assert (
+                state.version(position) == version == VersionMetadata.of_plain(json.loads(json.dumps(version.plain())))
+            )
+            assert paths(state, version.state) == files
         with pytest.raises(ValueError, match="log goes from 1"):
             state.version(last.position + 1)
     event = Allocate(last.position + 1, "t", "n", 0.0, last.high_watermark + 1, OVERWRITE)
@@ -259,7 +262,7 @@ def test_versions_by_lists() -> None:
     equivalent = ("t:2:9223372036854775807::", "t:3:3:3:", "t:4:3:3,4:", "t:4:9223372036854775807::3,4")
     versions = [state.version_of(ValidWriteIdList.parse(text)) for text in equivalent]
     assert {version.digest for version in versions} == {state.version(7).digest}
-    assert [version.write_ids for version in versions] == list(equivalent)
+    assert [version.state for version in versions] == list(equivalent)
     gap = ValidWriteIdList("t", 3, open=(2,))
     assert paths(state, gap) == ["w/1.parquet", "w/3.parquet"]
     assert state.version_of(gap).digest not in {state.version(at).digest for at in range(1, 13)}
@@ -273,7 +276,7 @@ def test_open_writes_are_not_seen() -> None:
     """A write's files are not usable before its commit, whatever a list says of it."""
     state = state_of([*history("t", 1), Allocate(*at(5), 2, APPEND), log.Write(*at(6), 2, (DataFile("w/2", 1, 1),))])
     with contextlib.suppress(ValueError, errors.VersionGoneError):
-        assert paths(state, state.version_of(ValidWriteIdList("t", 2)).write_ids) == ["w/1.parquet"]
+        assert paths(state, state.version_of(ValidWriteIdList("t", 2)).state) == ["w/1.parquet"]
 
 
 def test_events_of_another_table_mean_nothing() -> None:

@@ -518,7 +518,7 @@ def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog:
     told += [record.getMessage() + str(record.exc_info) for record in caplog.records]
     assert [one for one in told if SECRET in str(one)] == []
     holding = {name.split("/")[2] for name, content in everything(cache_dir).items() if SECRET.encode() in content and "/records/" in f"/{name}"}  # fmt: skip
-    assert holding <= {"files", "unsettled"}
+    assert holding <= {"files", "snapshot", "unsettled"}
     others = {name.split("/")[1] for name, content in everything(cache_dir).items() if SECRET.encode() in content}
     assert others <= {"records", "snapshots"}
 

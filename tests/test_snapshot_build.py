@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache.full import snapshot as snapshots
-from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, hidden_rows
+from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_rows
 from pyspark_lookup.cache.segments import builder as builders
 from pyspark_lookup.cache.segments.builder import CODES, ROW_BITS, SegmentBuilder
 from pyspark_lookup.cache.segments.segment import Segment, SegmentFile
@@ -748,7 +748,7 @@ def version_of(
             opened = workshop.published(builder, [stock.described() for stock in layer])
         segment = Segment(opened)
         ranks = np.array([order.index(stock.url) if stock.live else -1 for stock in layer], np.int64)
-        made_layers.append(Layer(segment, hidden_rows(segment, ranks), ranks))
+        made_layers.append(Layer(segment, deleted_rows(segment, ranks), ranks))
     return Version(stocks, Snapshot(made_layers), pool, kind)
 
 
@@ -854,18 +854,18 @@ def test_layers_give_their_rows_with_positions(workshop: Workshop, drawn: Any, d
         assert seen == by_position
 
 
-def test_nothing_is_hidden_without_need(workshop: Workshop) -> None:
+def test_nothing_is_deleted_without_need(workshop: Workshop) -> None:
     """There are no marks where no file with rows is gone; where one is, exactly its rows are marked."""
     stocks = [
         [Stock("a", True, [[(1, 0, "x"), (2, 1, "y")]]), Stock("b", False, [[]]), Stock("c", True, [[(1, 2, "z")]])]
     ]
     segment = version_of(workshop, stocks, [1], pa.int64(), [False]).snapshot.layers[0].segment
-    assert hidden_rows(segment, np.array([0, -1, 1])) is None
-    assert hidden_rows(segment, np.array([0, 1, 2])) is None
+    assert deleted_rows(segment, np.array([0, -1, 1])) is None
+    assert deleted_rows(segment, np.array([0, 1, 2])) is None
     for gone, expected in ((0, {0, 1}), (2, {2})):
         ranks = np.array([0, 1, 2])
         ranks[gone] = -1
-        marks = hidden_rows(segment, ranks)
+        marks = deleted_rows(segment, ranks)
         assert marks is not None
         assert marks.dtype == np.uint8
         assert {int(o) for o, mark in zip(segment.ordinals, marks, strict=True) if mark} == expected

@@ -7,6 +7,7 @@ without loss); `cast_column` brings a column there or fails without losing data.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,8 +24,10 @@ __all__ = [
     "is_source",
     "merge_schemas",
     "resolve_names",
+    "schema_of_text",
     "spark_schema",
     "spark_type",
+    "text_of_schema",
     "widens",
     "without_dictionary",
 ]
@@ -340,3 +343,16 @@ def _offsets(column: pa.Array) -> pa.Array:
         return offsets
     validity = pa.concat_arrays([column.is_valid(), pa.array([True])])
     return pc.if_else(validity, offsets, pa.scalar(None, pa.int32()))
+
+
+def text_of_schema(schema: pa.Schema) -> str:
+    """A schema as JSON can hold it."""
+    return base64.b64encode(schema.remove_metadata().serialize()).decode()
+
+
+def schema_of_text(text: str) -> pa.Schema:
+    """The schema that `text_of_schema` wrote. Raises ValueError for anything else."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (TypeError, OSError, pa.ArrowException) as problem:
+        raise ValueError(f"no schema: {problem}") from None

@@ -196,7 +196,7 @@ def _asked(
     # Rows are kept whatever the predicate, so that they answer under another one as well.
     columns = None if options.columns is None else sorted(layout.columns.names)
     space = key_of("partial", table.id, options.keys, columns, options.partition)
-    chosen = version.of_files(select_partitions(table, version.files, options))
+    chosen = version.of_files(select_partitions(table, version, options))
     return _Asked(space, typed, arrays, kept, given, layout, chosen)
 
 
@@ -214,9 +214,9 @@ def _from_partial(
         return None
 
     def load(wanted: Sequence[pa.Array]) -> pa.Table:
-        if reader.provided is not None:
-            table = pa.Table.from_arrays(list(wanted), schema=asked.keys)
-            return reader.provided.lookup(table, asked.kept, reader.metrics)
+        found = reader.rows_by_key(pa.Table.from_arrays(list(wanted), schema=asked.keys), asked.kept)
+        if found is not None:
+            return found
         names = asked.keys.names
         rows = reader.rows_where(plan, asked.layout, version, asked.version.files, _wanted(names, wanted))
         return rows_at(rows, match_rows(rows, names, Keys(wanted)), asked.kept)
@@ -263,7 +263,7 @@ def _uncached(
     """The answer from the files, or of a provider, which is asked once for each key."""
     probed = Keys(arrays)
     names = [field.name for field in fields]
-    if reader.provided is None or reader.provided.scans:
+    if reader.reads_all_rows:
         wanted = _wanted(names, arrays)
         predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
         planned = plan.projection.columns
@@ -277,7 +277,9 @@ def _uncached(
     different = pa.Table.from_arrays([array.take(as_indices(chosen)) for array in arrays], schema=pa.schema(fields))
     rows = no_rows(kept)
     if len(chosen):
-        rows = rows_for(reader.provided.lookup(different, kept, reader.metrics), places)
+        found = reader.rows_by_key(different, kept)
+        assert found is not None
+        rows = rows_for(found, places)
     held = {name: one_array(rows.column(name)) for name in kept.names}
     return pa.Table.from_batches([_answer(plan, held, given, key_numbers(rows), 0, schema)], schema)
 

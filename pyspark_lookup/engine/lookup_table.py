@@ -353,12 +353,14 @@ class LookupTable:
     def valid_write_ids(self) -> ValidWriteIdList:
         """Which writes of this managed table may be seen now. Raises NotSupportedError for a table without a log."""
         self._check_open()
-        log = self._find(runtime().engine(self._options), self._options).version.log
-        if log is None:
+        engine = runtime().engine(self._options)
+        found = self._find(engine, self._options)
+        valid = engine.reader.metadata.source(found.table).valid_write_ids(found.version)
+        if valid is None:
             raise NotSupportedError(
                 f"{self._options.path}: only managed tables, written by this package, have write ids"
             )
-        return ValidWriteIdList.parse(log.write_ids)
+        return valid
 
     @property
     def floor(self) -> str | None:
@@ -386,23 +388,16 @@ class LookupTable:
         self._check_open()
         engine = runtime().engine(self._options)
         found = self._find(engine, self._options)
-        log = found.version.log
-        state = engine.reader.metadata.log(found.table.url).known() if log is not None else None
-        managed: dict[str, Any] = {}
-        if log is not None:
-            managed = {"table_id": log.table_id, "position": log.position, "keys": list(log.keys)}
-            managed["valid_write_ids"] = log.write_ids
-            managed["properties"] = dict(state.definition.properties) if state is not None else {}
         return {
             "path": redact("path", found.table.url),
-            "kind": found.table.kind.value,
+            "kind": found.table.kind,
             "format": found.table.format.value if found.table.format else None,
             "columns": {field.name: str(field.type) for field in planner.table_columns(found, self._options)},
             "version": found.version.digest,
             "files": len(found.version.files),
             "bytes": found.version.bytes,
             "options": repr(self._options),
-            **managed,
+            **engine.reader.metadata.source(found.table).details(found.table, found.version),
         }
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
-from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.conf_file import redact
@@ -123,17 +122,13 @@ def _micros(seconds: float | None) -> int | None:
 def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     metadata = engine.reader.metadata
     table, version = metadata.discover(options)
-    state = metadata.log(table.url).known() if table.managed else None
-    written: dict[str, tuple[int, int]] = {}
-    if state is not None and version.log is not None:
-        listed = state.files(ValidWriteIdList.parse(version.log.write_ids))
-        written = {f"{table.url}/{file.path}": (write_id, file.rows) for file, write_id, _ in listed}
+    write_ids = metadata.source(table).write_ids(table, version)
     rows: list[dict[str, object]] = []
     for file in version.files:
-        write_id, count = written.get(file.url, (None, None))
         at = _micros(file.modified_at_s)
         row = {"url": redact("path", file.url), "size": file.size, "identity": file.identity, "modified_at": at}
-        rows.append({**row, "write_id": write_id, "rows": count})
+        count = file.statistics.rows if file.statistics is not None else None
+        rows.append({**row, "write_id": write_ids.get(file.url), "rows": count})
     return rows
 
 
@@ -143,24 +138,11 @@ def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]
         {**row, "resolved_at": _micros(row["resolved_at"]), "announced_at": _micros(row["announced_at"])}
         for row in metadata.host.known_versions(options)
     ]
-    state = metadata.log_of(options)
-    if state is None:
+    history = metadata.history(options)
+    if history is None:
         return known
     seen = {row["position"]: row for row in known}
-    rows = []
-    for change in state.changes:
-        write = None if change.write_id is None else state.writes[change.write_id]
-        operation = write.mode.value if write is not None else "create" if change.position == 1 else "alter"
-        row = {
-            "version": change.position,
-            "committed_at": _micros(change.at_s),
-            "operation": operation,
-            "write_id": change.write_id,
-            "files_added": 0 if write is None else None if write.vacuumed else len(write.files),
-            "rows_added": 0 if write is None else None if write.vacuumed else write.rows,
-        }
-        rows.append({**seen.get(change.position, {}), **row})
-    return rows
+    return [{**seen.get(row["version"], {}), **row, "committed_at": _micros(row["committed_at"])} for row in history]
 
 
 def _is_asked(engine: Engine, task: ViewTask, execution: Execution | None) -> bool:

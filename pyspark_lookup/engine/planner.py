@@ -26,7 +26,7 @@ from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns, share_of
 from pyspark_lookup.scan.open_file import Projection
-from pyspark_lookup.table.model import Kind, Table, TableVersion
+from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 
 __all__ = ["Found", "completed", "find", "keys_of", "plan_read", "plan_tasks", "table_columns"]
@@ -58,8 +58,9 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     A file that is replaced before its schema was read makes planning start over. Raises what
     `Metadata.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
+    began_s = reader.metadata.now_s()
     table, version = _known_or_discovered(reader, options, known)
-    version = _served(reader, options, table) or version
+    version = _served(reader, _with_keys(options, version), table, version, began_s)
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.metadata.lacks_files(version):
         # Its tasks could not read what the job has removed, nor go on with other files.
         version = reader.metadata.resolve_again(table, options, None, version.digest)
@@ -74,20 +75,28 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
 
 
 def completed(options: LookupOptions, found: Found) -> LookupOptions:
-    """The options with what a managed table's log says where they do not: its key columns."""
-    if options.keys is not None or found.version.log is None or not found.version.log.keys:
+    """The options with what the table's metadata says where they do not: its key columns."""
+    return _with_keys(options, found.version)
+
+
+def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
+    metadata = version.metadata
+    if options.keys is not None or metadata is None or not metadata.keys:
         return options
-    return dataclasses.replace(options, keys=found.version.log.keys)
+    return dataclasses.replace(options, keys=metadata.keys)
 
 
-def _served(reader: TableReader, options: LookupOptions, table: Table) -> TableVersion | None:
-    """The version that a full cache in CACHE mode answers from, which may be older than the last one known."""
-    if options.metadata_source is not MetadataSource.CACHE:
-        return None
-    full = reader.full(table, options)
-    latest = full.latest() if full is not None else None
-    behind = latest is not None and not reader.metadata.host.includes_own_writes(table, options, latest)
-    return None if behind else latest
+def _served(
+    reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
+) -> TableVersion:
+    """The version that a full cache in CACHE mode answers from, which may be older than the last one known, `version`."""
+    full = reader.full(table, options) if options.metadata_source is MetadataSource.CACHE else None
+    if full is None:
+        return version
+    latest = full.latest()
+    if latest is None:  # the first load, which follows, asks the store
+        return reader.metadata.learned_since(table, version, began_s)
+    return latest if reader.metadata.host.includes_own_writes(table, options, latest) else version
 
 
 def _known_or_discovered(
@@ -111,10 +120,6 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
     Raises SchemaError for an unknown column, PredicateError for a predicate that does not fit,
     OptionError for a partition.
     """
-    if options.success_file and found.table.kind is Kind.FILE:
-        raise OptionError(
-            f"option lookup.success-file = 'true': {found.table.url} is one file, not a directory of a job"
-        )
     everything = found.columns
     if options.cache is CacheMode.PARTIAL and not options.keys:
         raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
@@ -129,7 +134,7 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
     for key, name in (("lookup.valid-from", options.valid_from), ("lookup.valid-to", options.valid_to)):
         if name is not None:
             resolve_names((name,), everything, key)
-    select_partitions(found.table, found.version.files, options)
+    select_partitions(found.table, found.version, options)
     if options.columns is None:
         return everything
     return pa.schema([everything.field(name) for name in resolve_names(options.columns, everything, "lookup.columns")])
@@ -183,12 +188,12 @@ def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTa
     keyed = keys_of(plan)
     if keyed is not None:
         return [ReadTask(0, 1)]
-    if reader.provided is not None and not reader.provided.scans:
+    if not reader.reads_all_rows:
         raise OptionError(
-            f"option lookup.provider = {reader.provided.name!r}: it gives rows by key only; say which in lookup.where "
+            f"option lookup.provider = {plan.options.provider!r}: it gives rows by key only; say which in lookup.where "
             '(e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
         )
-    files = select_partitions(found.table, found.version.files, plan.options)
+    files = select_partitions(found.table, found.version, plan.options)
     count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
     splittable = reader.splittable(found.table)
     if not splittable:

@@ -31,11 +31,12 @@ from pyspark_lookup.managed import Compactor, OpenWrites, TableWriter, Vacuumed,
 from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.conf_file import conf_file_secrets, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.providers import ProvidedStore, ProvidedTable, with_provider
+from pyspark_lookup.providers import ProvidedScan, ProvidedStore, ProvidedTable, ProviderSource, with_provider
 from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.log import NotificationLog
-from pyspark_lookup.table.model import Kind, Table
+from pyspark_lookup.table.model import Table
 from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.sources import SOURCES
 
 __all__ = ["Engine", "Runtime", "runtime"]
 
@@ -124,7 +125,7 @@ class Engine:
         return vacuum(self._ufs, log, f"{self._rng.getrandbits(64):016x}", older_than_s, force)
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
-        table = self.reader.metadata.table_of(options, Kind.MANAGED)
+        table = self.reader.metadata.managed(options)
         return self.reader.metadata.log(url), table, KeyedRows(self.reader.files, table, self.sizes.merge_bytes)
 
 
@@ -210,10 +211,14 @@ class Runtime:
             known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock)
         known.application = self._application
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
-        metadata = Metadata(ufs, blocks, disk, metrics, self.clock, self._rng)
-        reader = TableReader(
-            metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng, provided=provided
-        )
+        sources = SOURCES if provided is None else [functools.partial(ProviderSource, provided)]
+        metadata = Metadata(ufs, blocks, disk, metrics, self.clock, self._rng, sources)
+        parts = (metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng)
+        if provided is None:
+            reader = TableReader(*parts)
+        else:
+            scan = ProvidedScan(provided, metrics)
+            reader = TableReader(*parts, scans=(scan, scan), cache=provided.cache, trigger=provided.trigger)
         return Engine(reader, ufs, disk, known, self.clock, self._rng, self._sizes)
 
     def _store(self, options: LookupOptions) -> Store:

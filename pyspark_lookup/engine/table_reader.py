@@ -27,6 +27,7 @@ from pyspark_lookup.cache.full.registry import FullTables
 from pyspark_lookup.cache.full.schedule import Start, in_thread
 from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
 from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
+from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.cache.partial import PartialTables
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of
@@ -40,9 +41,9 @@ from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.providers import ProvidedScan, ProvidedTable
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, share_of, slices_of
-from pyspark_lookup.scan.open_file import Slice
+from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.scan.schema_cache import HostSchemas
 from pyspark_lookup.scan.table_scan import Scan
 from pyspark_lookup.table.executions import Execution, Resolution
@@ -58,7 +59,11 @@ _SECURED_AT_MOST = 15
 
 
 class TableReader:
-    """Reads of one table reference in this process, on this host."""
+    """Reads of one table reference in this process, on this host.
+
+    `scans`: what reads its rows, and what does so for a snapshot; None: files are read. `cache`, `trigger`: in place of a partial
+    cache, and of a reload strategy, that the options describe.
+    """
 
     def __init__(
         self,
@@ -70,27 +75,23 @@ class TableReader:
         block_size: int,
         rng: random.Random,
         start: Start = in_thread,
-        provided: ProvidedTable | None = None,
+        scans: tuple[TableScan, TableScan] | None = None,
+        cache: LookupCache | None = None,
+        trigger: CacheReloadTrigger | None = None,
     ) -> None:
         self.metadata = metadata
         self.metrics = metrics
         self._secured: set[str] = set()  # what this process brought here last
         self._disk = disk
         self._clock = clock
-        self.provided = provided
-        self._provided_users: weakref.WeakSet[object] = weakref.WeakSet()
-        self._scan: TableScan
-        self._load_scan: TableScan
-        if provided is None:
-            self._scan = Scan(blocks, metrics, block_size)
-            # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
-            self._load_scan = Scan(blocks.read_only(), metrics, block_size)
-        else:
-            self._scan = self._load_scan = ProvidedScan(provided, metrics)
-        self._schemas = HostSchemas(self._scan, disk, metrics, keep=provided is None)
-        own = provided.cache if provided is not None else None
-        trigger = provided.trigger if provided is not None else None
-        self.partials = PartialTables(disk, metrics, clock, rng, start, own)
+        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+        # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
+        self._scan, self._load_scan = scans or (
+            Scan(blocks, metrics, block_size),
+            Scan(blocks.read_only(), metrics, block_size),
+        )
+        self._schemas = HostSchemas(self._scan, disk, metrics)
+        self.partials = PartialTables(disk, metrics, clock, rng, start, cache)
         self._fulls = FullTables(self._load_scan, metadata, self.layout, disk, metrics, clock, rng, start, trigger)
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
@@ -106,7 +107,16 @@ class TableReader:
 
     def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
         """How many rows a version has, all of `lookup.partition` if that is given; None where only reading them would tell."""
-        return self._scan.rows(table, select_partitions(table, version.files, options))
+        return self._scan.rows(table, select_partitions(table, version, options))
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """Whether the table can be read as a whole, not only by key."""
+        return self._scan.reads_all_rows
+
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
+        """The rows of keys from a table that is asked by key; None for one whose files are read. See `TableScan.rows_by_key`."""
+        return self._scan.rows_by_key(keys, columns)
 
     # --- lookup.cache=FULL ------------------------------------------------------------------------
 
@@ -155,8 +165,6 @@ class TableReader:
         resolution = (
             Resolution(version, True) if version is not None else self.metadata.resolve(table, options, execution)
         )
-        if table.managed:
-            resolution.version.valid_log(table)
         return resolution, self._snapshot(plan, resolution.version)
 
     def served(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
@@ -225,9 +233,7 @@ class TableReader:
         Raises SourceChangedError if a file is no longer in its version.
         """
         projection = dataclasses.replace(layout.projection, predicate=wanted)
-        whole = functools.partial(self._data_schema, plan.table, version)
-        complete = len(files) == len(version.files)
-        prepared = self._scan.prepare(plan.table, slices_of(files), projection, complete, whole)
+        prepared = self._prepared(plan.table, version, slices_of(files), projection)
         return pa.Table.from_batches(list(prepared.batches()), layout.columns)
 
     def files(self, keep: bool = True) -> TableScan:
@@ -243,10 +249,8 @@ class TableReader:
         if place in self._secured:
             return
         layout = self.layout(table, options, version)
-        files = select_partitions(table, version.files, options)
-        complete = len(files) == len(version.files)
-        whole = functools.partial(self._data_schema, table, version)
-        self._scan.prepare(table, slices_of(files), layout.projection, complete, whole)
+        files = select_partitions(table, version, options)
+        self._prepared(table, version, slices_of(files), layout.projection)
         if all(file.cacheable for file in files):  # else nothing was kept
             self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
 
@@ -285,18 +289,22 @@ class TableReader:
                     return self._from_snapshot(plan, snapshot, planned, task.pieces if task.count > 1 else None)
             return self._planned(plan, task, task.pieces, execution).batches()
         resolution, found = self.resolve(plan, execution, version)
-        files = select_partitions(plan.table, resolution.version.files, plan.options)
+        files = select_partitions(plan.table, resolution.version, plan.options)
         pieces = share_of(files, task.number, task.count, self.splittable(plan.table))
         if found is not None:
             return self._from_snapshot(plan, found, resolution.version, pieces if task.count > 1 else None)
-        return self._from_files(plan, task, execution, resolution, files, pieces)
+        return self._from_files(plan, task, execution, resolution, pieces)
 
     def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
         """All rows of exactly this version from the files themselves. Raises SourceChangedError if one is no longer in it."""
-        files = select_partitions(plan.table, version.files, plan.options)
-        whole = functools.partial(self._data_schema, plan.table, version)
-        complete = len(files) == len(version.files)
-        return self._scan.prepare(plan.table, slices_of(files), plan.projection, complete, whole).batches()
+        pieces = slices_of(select_partitions(plan.table, version, plan.options))
+        return self._prepared(plan.table, version, pieces, plan.projection).batches()
+
+    def _prepared(
+        self, table: Table, version: TableVersion, pieces: Sequence[Slice], projection: Projection
+    ) -> PreparedScan:
+        """Parts of a version's files, ready to be decoded. Raises SourceChangedError if one is no longer in it."""
+        return self._scan.prepare(table, pieces, projection, functools.partial(self._data_schema, table, version))
 
     def _from_files(
         self,
@@ -304,19 +312,10 @@ class TableReader:
         task: ReadTask,
         execution: Execution | None,
         resolution: Resolution,
-        files: Sequence[FileVersion],
         pieces: tuple[Slice, ...],
     ) -> Iterator[pa.RecordBatch]:
         try:
-            # Files that lookup.partition leaves out may have the columns that these lack.
-            complete = task.count == 1 and len(files) == len(resolution.version.files)
-            prepared = self._scan.prepare(
-                plan.table,
-                pieces,
-                plan.projection,
-                complete,
-                functools.partial(self._data_schema, plan.table, resolution.version),
-            )
+            prepared = self._prepared(plan.table, resolution.version, pieces, plan.projection)
         except SourceChangedError as change:
             if task.count > 1:
                 prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
@@ -335,8 +334,7 @@ class TableReader:
             # Too new to keep when it was planned, but by now its identity is proof enough.
             pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
-            complete = task.count == 1 and plan.options.partition is None
-            return self._scan.prepare(plan.table, pieces, plan.projection, complete)
+            return self._scan.prepare(plan.table, pieces, plan.projection)
         except SourceChangedError as change:
             planned = TableVersion(plan.table.id, tuple(piece.file for piece in pieces))
             if task.count > 1:
@@ -349,16 +347,9 @@ class TableReader:
         """The only task of a read, with the version that replaced `gone`: nothing was handed out yet."""
         for _ in range(_STARTS):
             gone = self.metadata.resolve_again(plan.table, plan.options, execution, gone.digest)
-            pieces = slices_of(select_partitions(plan.table, gone.files, plan.options))
+            pieces = slices_of(select_partitions(plan.table, gone, plan.options))
             try:
-                complete = len(pieces) == len(gone.files)
-                return self._scan.prepare(
-                    plan.table,
-                    pieces,
-                    plan.projection,
-                    complete,
-                    functools.partial(self._data_schema, plan.table, gone),
-                )
+                return self._prepared(plan.table, gone, pieces, plan.projection)
             except SourceChangedError:
                 continue
         raise restless(plan.table, _STARTS + 1)
@@ -394,7 +385,7 @@ class TableReader:
                 else:
                     raise self._gone(plan, change) from change
             try:
-                return self._scan.prepare(plan.table, renewed, plan.projection, complete=False)
+                return self._scan.prepare(plan.table, renewed, plan.projection)
             except SourceChangedError as again:
                 change, gone = again, version
         raise self._gone(plan, change) from change
@@ -409,14 +400,14 @@ class TableReader:
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
         """Keep the full cache's schedule and the provider's connection until `user` lets go of them, or is gone."""
-        self._provided_users.add(user)
+        self._users.add(user)
         self._fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
         """Close what `user` was the last one to hold; what is on disk stays."""
-        self._provided_users.discard(user)
-        if self.provided is not None and not self._provided_users:
-            self.provided.close()
+        self._users.discard(user)
+        if not self._users:
+            self._scan.close()
         self._fulls.let_go(table, options, user)
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:

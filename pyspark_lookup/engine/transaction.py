@@ -19,7 +19,8 @@ from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import WriteMode, schema_of_text
+from pyspark_lookup.table.log import WriteMode
+from pyspark_lookup.table.model import metadata_of
 
 __all__ = ["Transaction", "WritingMode", "check_no_batch", "write_mode"]
 
@@ -110,7 +111,7 @@ class Transaction:
                 f"{self._engine.url_of(self._options.path)} is no managed table yet: write to it first"
             )
         table, version = self._writes.version()
-        found = Found(table, version, schema_of_text(version.valid_log(table).schema), pa.schema([]))
+        found = Found(table, version, *metadata_of(table, version).columns)
         return found, planner.completed(self._options, found)
 
     # --- its end ----------------------------------------------------------------------------------

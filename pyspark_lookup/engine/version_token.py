@@ -1,6 +1,6 @@
 """A version told to all tasks of an execution, wherever they run.
 
-One task resolves it and secures it on its host; 25 bytes travel with the rows as data; every task then
+One task resolves it and secures it on its host; some 30 bytes travel with the rows as data; every task then
 answers from exactly that version. The files behind the digest are on record on the host that resolved
 it; another host lists once and must come to the same digest, or does what `lookup.on-version-gone` says.
 """
@@ -27,21 +27,19 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution
-from pyspark_lookup.table.model import Kind, Table, TableVersion
+from pyspark_lookup.table.model import Table, TableVersion
 
 __all__ = ["Announcement", "announce", "told_table", "told_version"]
 
 _STARTS = 5
-_BYTES = struct.Struct(">c16sd")  # kind, digest, `TableVersion.newest`
-_KINDS = {b"F": Kind.FILE, b"D": Kind.DIRECTORY, b"G": Kind.GLOB, b"M": Kind.MANAGED}
-_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
+_BYTES = struct.Struct(">16sd")  # digest, `TableVersion.newest`; the kind follows
 
 
 @dataclasses.dataclass(frozen=True)
 class Announcement:
     """What tasks are told of a version: its digest, and what helps a host that lacks its list of files."""
 
-    kind: Kind
+    kind: str
     digest: str
     newest: float
 
@@ -50,16 +48,19 @@ class Announcement:
         return cls(table.kind, version.digest, version.newest)
 
     def to_bytes(self) -> bytes:
-        """25 bytes."""
-        return _BYTES.pack(_LETTERS[self.kind], bytes.fromhex(self.digest), self.newest)
+        """24 bytes, and the name of the kind."""
+        return _BYTES.pack(bytes.fromhex(self.digest), self.newest) + self.kind.encode()
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Announcement:
         """What `to_bytes` packed. Raises OptionError for anything else."""
         try:
-            letter, digest, newest = _BYTES.unpack(data)
-            return cls(_KINDS[letter], digest.hex(), newest)
-        except (struct.error, KeyError):
+            digest, newest = _BYTES.unpack_from(data)
+            kind = bytes(data[_BYTES.size :]).decode("ascii")
+            if not kind.isalpha():
+                raise ValueError(kind)
+            return cls(kind, digest.hex(), newest)
+        except (struct.error, TypeError, ValueError):
             raise OptionError(f"argument version = {shown(data)} announces no version") from None
 
 
@@ -126,9 +127,7 @@ def _is_built_by_queries(options: LookupOptions) -> bool:
 
 
 def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
-    if reader.snapshot_of(table, options, version) is not None or reader.provided is not None:
-        return
-    if version.bytes <= options.split_size:
+    if reader.snapshot_of(table, options, version) is None and version.bytes <= options.split_size:
         reader.secure(table, options, version)
 
 

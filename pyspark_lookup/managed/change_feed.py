@@ -18,15 +18,17 @@ from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGo
 from pyspark_lookup.columnar.key_rows import RowIndex
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, one_array
 from pyspark_lookup.columnar.predicate import Predicate, columns_of
-from pyspark_lookup.io.stores import HIDDEN
+from pyspark_lookup.columnar.types import schema_of_text
+from pyspark_lookup.io.stores import DELETE_FILE
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.batches import matching_rows
 from pyspark_lookup.scan.contract import Files
-from pyspark_lookup.scan.deletes import PATH, ROW
-from pyspark_lookup.table.log import Change, Definition, TableState, TableWrite, WriteMode, schema_of_text
-from pyspark_lookup.table.model import Table, managed_version, version_of_file
+from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile
+from pyspark_lookup.table.log import Change, Definition, TableState, TableWrite, WriteMode
+from pyspark_lookup.table.log_source import managed_version, version_of_file
+from pyspark_lookup.table.model import Table, metadata_of
 
 __all__ = [
     "CHANGE_TYPE",
@@ -102,7 +104,7 @@ def cost(state: TableState, change: Change) -> tuple[int, int, int]:
         return 0, 0, 0
     if write.vacuumed:  # nobody knows; who comes to it is told so
         return 1, 1, 1
-    counted = [*write.files, *write.hidden]
+    counted = [*write.files, *write.deletes]
     if write.mode is WriteMode.OVERWRITE:
         counted += [file for other in state.needed(change.position - 1) for file in other.files]
     return sum(file.rows for file in counted), len(counted), sum(file.size for file in counted)
@@ -132,15 +134,16 @@ def _tasks(
             f"{where}: what was changed at log position {position} was vacuumed before it was read. Begin anew with the "
             "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), and vacuum what is older than the slowest stream"
         )
-    removes = write.mode is WriteMode.OVERWRITE or bool(write.hidden)
+    removes = write.mode is WriteMode.OVERWRITE or bool(write.deletes)
     if removes and appends_only:
         raise NotSupportedError(
             f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
             f"say. Read lookup.view = changes, whose {CHANGE_TYPE} says it"
         )
     keys, schema = state.definition_at(position).keys, _schema(table, state)
-    marks = tuple(version_of_file(table, file, HIDDEN) for file in write.hidden)
-    own = [dataclasses.replace(version_of_file(table, file), hidden=marks) for file in write.files]
+    marks = tuple(version_of_file(table, file, DELETE_FILE) for file in write.deletes)
+    deletes = tuple(DeleteFile(mark.url, mark.size) for mark in marks)
+    own = [dataclasses.replace(version_of_file(table, file), deletes=deletes) for file in write.files]
     before: tuple[FileVersion, ...] = ()
     if removes:
         try:
@@ -160,7 +163,7 @@ def _tasks(
 
 
 def _schema(table: Table, state: TableState) -> str:
-    return managed_version(table, state).valid_log(table).schema
+    return metadata_of(table, managed_version(table, state)).schema
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ def _taken_together(parts: Sequence[_Changes]) -> Iterator[_Found]:
         keys = [asked for _, _, asked in from_file[url]]
         few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
         # What did not count before was left out already.
-        whole = dataclasses.replace(file, hidden=())
+        whole = dataclasses.replace(file, deletes=())
         for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):
             for part, gone, _ in from_file[url]:
                 low, high = np.searchsorted(gone, [at[0], at[-1] + 1])
@@ -258,9 +261,9 @@ class _Changes:
 
     def _taken(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
         """The places of the rows that the marks name in those files, by URL, and their keys; what did not count before is left out."""
-        marks = self._rows.hidden_by(self._definition, self.task.marks)
+        marks = self._rows.deleted_by(self._definition, self.task.marks)
         known = {self.path(file): file.url for file in files}
-        gone = self._files(True).hidden(self.task.table, files)
+        gone = self._files(True).deleted(self.task.table, files)
         paths = one_array(marks.column(PATH)).dictionary_encode()
         codes, rows = np.asarray(paths.indices), np.asarray(one_array(marks.column(ROW)))
         counts = np.zeros(len(rows), np.bool_)
@@ -268,8 +271,8 @@ class _Changes:
         for code, path in enumerate(paths.dictionary.to_pylist()):
             if path in known:
                 at = np.flatnonzero(codes == code)
-                hidden = gone.get(known[path])
-                counts[at] = True if hidden is None else ~np.isin(rows[at], hidden)
+                deleted = gone.get(known[path])
+                counts[at] = True if deleted is None else ~np.isin(rows[at], deleted)
                 places[known[path]] = np.unique(rows[at][counts[at]])
         return {url: at for url, at in places.items() if len(at)}, marks.filter(pa.array(counts))
 

@@ -20,16 +20,17 @@ from pyspark_lookup.managed.conflicts import Folding, RowsByKey
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.managed.writer import TableWriter
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.deletes import PATH
+from pyspark_lookup.table.deletes import PATH
 from pyspark_lookup.table.log import NotificationLog, TableState, TableWrite, WriteMode
-from pyspark_lookup.table.model import Table, managed_version
+from pyspark_lookup.table.log_source import managed_version
+from pyspark_lookup.table.model import Table
 
 __all__ = ["Compactor", "chosen"]
 
 _log = logging.getLogger("pyspark_lookup.writing")
 
 _ATTEMPTS = 5
-_HIDDEN_SHARE = 0.2
+_DELETED_SHARE = 0.2
 
 
 def chosen(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrite]:
@@ -43,9 +44,9 @@ def chosen(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrit
     needed = [write for write in state.needed() if asked or sizes[write.id] <= bounds.unasked_write_bytes]
     sizes.update((id_, 0) for id_ in sizes.keys() - with_rows)
     rows = sum(write.rows for write in needed if write.id in with_rows)
-    hidden = sum(file.rows for write in needed for file in write.hidden)
+    deleted = sum(file.rows for write in needed for file in write.deletes)
     always = bounds.fold_bytes if asked else bounds.unasked_fold_bytes
-    if asked and hidden > _HIDDEN_SHARE * rows:
+    if asked and deleted > _DELETED_SHARE * rows:
         return needed
     found: list[TableWrite] = []
     size = 0
@@ -151,10 +152,10 @@ class Compactor:
         self, since: TableState, folded: Sequence[TableWrite], outside: Sequence[FileVersion]
     ) -> pa.Table | None:
         """What the folded writes hide in the files that stay."""
-        marks = [file for write in folded for file in write.hidden]
+        marks = [file for write in folded for file in write.deletes]
         if not marks or not outside:
             return None
-        found = self._rows.hidden_by(since.definition, marks)
+        found = self._rows.deleted_by(since.definition, marks)
         paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in outside], pa.string())
         found = found.filter(pc.is_in(found.column(PATH), value_set=paths))
         if any(found.column(name).null_count for name in since.definition.keys):

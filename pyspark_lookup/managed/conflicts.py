@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import WriteConflictError
 from pyspark_lookup.io.ufs import FileVersion
-from pyspark_lookup.scan.deletes import PATH, ROW
+from pyspark_lookup.table.deletes import PATH, ROW
 from pyspark_lookup.table.log import DataFile, Definition, TableState
-from pyspark_lookup.table.model import Table, managed_version, version_of_file
+from pyspark_lookup.table.log_source import managed_version, version_of_file
+from pyspark_lookup.table.model import Table
 
 __all__ = ["Both", "ByKey", "Effect", "Folding", "Keeping", "NewKeys", "Plain", "RowsByKey"]
 
@@ -29,7 +30,7 @@ class RowsByKey(Protocol):
     def without(self, keys: pa.Table, others: pa.Table) -> pa.Table: ...
     def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
-    def hidden_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def deleted_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def all_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def completed(
@@ -151,7 +152,7 @@ class Keeping:
         self._names = frozenset(names)
         self._make = put
         self._seen: str | None = None
-        self._hidden: pa.Table | None = None
+        self._deleted: pa.Table | None = None
         self._put: tuple[pa.Table, list[DataFile]] | None = None
         self.added: Sequence[DataFile] = ()
 
@@ -172,8 +173,8 @@ class Keeping:
         self._rows.check_different(given.select(list(definition.keys)))
         lacking = [name for name in definition.schema.names if name not in self._names]
         rows, found = self._rows.completed(definition, given, lacking, version.files)
-        parts = [found if self._hidden is None else _beside(found, self._hidden)]
-        self._hidden = parts[0] if self._hidden is None else pa.concat_tables([self._hidden, parts[0]])
+        parts = [found if self._deleted is None else _beside(found, self._deleted)]
+        self._deleted = parts[0] if self._deleted is None else pa.concat_tables([self._deleted, parts[0]])
         if self._put is None or not rows.equals(self._put[0]):
             if self._put is not None:
                 parts.append(self._rows.every(definition, self._put[1]))
@@ -290,7 +291,7 @@ class Folding:
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
         fresh = self._fresh(state)
         self._looked.update(fresh)
-        marks = self._rows.hidden_by(definition, [file for id_ in fresh for file in state.writes[id_].hidden])
+        marks = self._rows.deleted_by(definition, [file for id_ in fresh for file in state.writes[id_].deletes])
         inside = pa.array(sorted(self._paths), pa.string())
         keys = marks.filter(pc.is_in(marks.column(PATH), value_set=inside)).select(list(definition.keys))
         own = [version_of_file(self._table, file) for file in self._files]
@@ -304,4 +305,4 @@ class Folding:
         """The writes by key that were committed since."""
         known = self._since.position
         ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) > known)
-        return [write.id for write in ended if write.hidden and write.id not in self._looked]
+        return [write.id for write in ended if write.deletes and write.id not in self._looked]

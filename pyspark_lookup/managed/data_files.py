@@ -17,7 +17,7 @@ from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.options.enums import MissingColumns
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.deletes import PATH, ROW, distinct_places, hidden_bytes
+from pyspark_lookup.table.deletes import PATH, ROW, delete_file_bytes, distinct_places
 from pyspark_lookup.table.log import DataFile, Definition
 
 __all__ = ["DataFiles", "conformed", "defined", "kept_columns", "matched"]
@@ -179,10 +179,10 @@ class DataFiles:
         if held:
             yield pa.Table.from_batches(held, schema)
 
-    def hide(self, rows: pa.Table) -> DataFile:
+    def put_deletes(self, rows: pa.Table) -> DataFile:
         """A file that names rows of others which do not count any more (see `scan.deletes`)."""
         places = distinct_places(rows)
-        return self._put_bytes(hidden_bytes(places), f"{self._directory}/hidden", places.num_rows)
+        return self._put_bytes(delete_file_bytes(places), f"{self._directory}/deletes", places.num_rows)
 
     def _sorted(self, table: pa.Table) -> pa.Table:
         keys = self._definition.keys

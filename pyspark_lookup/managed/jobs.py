@@ -49,5 +49,5 @@ def named_files(state: TableState, job: Job) -> set[str]:
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
     if job.write_id in state.writes and job.directory == directory_of(job.write_id):
         writes = [state.writes[job.write_id]]  # nobody else's are there
-    paths = (file.path for write in writes for file in (*write.files, *write.hidden))
+    paths = (file.path for write in writes for file in (*write.files, *write.deletes))
     return {path for path in paths if path.startswith(job.directory + "/")}

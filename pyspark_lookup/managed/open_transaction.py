@@ -17,13 +17,15 @@ from pyspark_lookup.base.errors import (
     WriteConflictError,
 )
 from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.managed.conflicts import Both, ByKey, NewKeys, RowsByKey
 from pyspark_lookup.managed.data_files import conformed
 from pyspark_lookup.managed.jobs import Job
 from pyspark_lookup.managed.writer import TableWriter
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.log import DataFile, NotificationLog, TableState, WriteMode, text_of_schema
-from pyspark_lookup.table.model import Table, TableVersion, managed_version
+from pyspark_lookup.table.log import DataFile, NotificationLog, TableState, WriteMode
+from pyspark_lookup.table.log_source import managed_version
+from pyspark_lookup.table.model import Table, TableVersion
 
 __all__ = ["OpenWrites"]
 
@@ -75,10 +77,10 @@ class OpenWrites:
         own = None if self._job is None else self._write_id
         table = dataclasses.replace(self._table, pinned=str(seen), own=own)
         version = managed_version(table, state)
-        if self._job is not None and version.log is not None:
+        if self._job is not None and version.metadata is not None:
             # Columns that its own writes add.
-            log = dataclasses.replace(version.log, schema=text_of_schema(self._job.definition.schema))
-            version = dataclasses.replace(version, log=log)
+            schema = text_of_schema(self._job.definition.schema)
+            version = dataclasses.replace(version, metadata=dataclasses.replace(version.metadata, schema=schema))
         return table, version
 
     # --- writes -----------------------------------------------------------------------------------

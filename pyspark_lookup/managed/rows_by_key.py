@@ -16,11 +16,12 @@ from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Compare, 
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.contract import Files, PreparedScan, slices_of
-from pyspark_lookup.scan.deletes import PATH, ROW, place_fields
 from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.scan.table_scan import Prepared, Scan
+from pyspark_lookup.table.deletes import PATH, ROW, place_fields
 from pyspark_lookup.table.log import DataFile, Definition
-from pyspark_lookup.table.model import Table, version_of_file
+from pyspark_lookup.table.log_source import version_of_file
+from pyspark_lookup.table.model import Table
 
 __all__ = ["KeyedRows"]
 
@@ -132,7 +133,7 @@ class KeyedRows:
         matches = match_rows(known, names, Keys([one_array(rows.column(name)) for name in names]))
         return rows.take(pa.array(np.unique(matches.keys)))
 
-    def hidden_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
+    def deleted_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
         """The rows that such files name: key columns (null where they were others then), `deletes.PATH` and `deletes.ROW`."""
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
@@ -234,7 +235,7 @@ class KeyedRows:
         """Some columns of files with the columns `data`, of rows of which `wanted` may be true."""
         columns = pa.schema([data.field(name) for name in names])
         projection = Projection(columns, data, pa.schema([]), wanted)
-        return self._files(keep).prepare(self._table, slices_of(files), projection, False, lambda: data)
+        return self._files(keep).prepare(self._table, slices_of(files), projection)
 
     def _unit_bounds(
         self, files: Sequence[FileVersion], data: pa.Schema, name: str, wanted: Predicate | None

@@ -104,7 +104,7 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
 
     Only where writes put files: what somebody else has put beside them, as a stream's checkpoint, is not ours.
     """
-    named = {file.path for write in state.writes.values() for file in (*write.files, *write.hidden)}
+    named = {file.path for write in state.writes.values() for file in (*write.files, *write.deletes)}
     opened = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
     signs = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
     done = []

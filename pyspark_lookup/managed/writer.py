@@ -298,10 +298,10 @@ class TableWriter:
             definition = self._check(state, job, write_id, effect)
             rows = effect.look(state, definition)
             files = (*files, *effect.added)
-            hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
+            deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
             write = state.writes[write_id]
-            if files or hidden or (effect.replaces and not write.replaces):
-                state = after = self._append(self._writes(job, write_id, effect, files, hidden), after=after)
+            if files or deletes or (effect.replaces and not write.replaces):
+                state = after = self._append(self._writes(job, write_id, effect, files, deletes), after=after)
             files = ()
             if job.mode in _OF_ROWS and not state.writes[write_id].does_something:
                 return state
@@ -310,13 +310,13 @@ class TableWriter:
                 return state
 
     def _writes(
-        self, job: Job, write_id: int, effect: Effect, files: Sequence[DataFile], hidden: Sequence[DataFile]
+        self, job: Job, write_id: int, effect: Effect, files: Sequence[DataFile], deletes: Sequence[DataFile]
     ) -> Callable[[TableState, str, float], Event]:
         def write(state: TableState, nonce: str, at_s: float) -> Event:
             self._check(state, job, write_id, effect)
             # A compaction says so with the first files it puts, even if there are none.
             replaces = () if state.writes[write_id].replaces else effect.replaces
-            put = tuple(files), tuple(hidden), replaces
+            put = tuple(files), tuple(deletes), replaces
             return Write(state.position + 1, state.table_id, nonce, at_s, write_id, *put)
 
         return write
@@ -520,9 +520,9 @@ class TableWriter:
 
     def put(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
         """Put files in the log, and what says that `rows` of others do not count; who commits the job commits them."""
-        hidden = [self._files(job).hide(rows)] if rows is not None and rows.num_rows else []
-        if job.write_id is not None and (files or hidden):
-            self._log.append(self._writes(job, job.write_id, Plain(), files, hidden))
+        deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
+        if job.write_id is not None and (files or deletes):
+            self._log.append(self._writes(job, job.write_id, Plain(), files, deletes))
 
     # --- a task's side ----------------------------------------------------------------------------
 

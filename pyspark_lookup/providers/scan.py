@@ -27,6 +27,16 @@ class ProvidedScan:
         self._provided = provided
         self._metrics = metrics
 
+    @property
+    def reads_all_rows(self) -> bool:
+        return self._provided.scans
+
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
+        return self._provided.lookup(keys, columns, self._metrics)
+
+    def close(self) -> None:
+        self._provided.close()
+
     def splittable(self, table: Table) -> bool:
         return False
 
@@ -41,7 +51,7 @@ class ProvidedScan:
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
         return None
 
-    def hidden(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+    def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         return {}
 
     def prepare(
@@ -49,8 +59,7 @@ class ProvidedScan:
         table: Table,
         pieces: Sequence[Slice],
         projection: Projection,
-        complete: bool,
-        whole: Callable[[], pa.Schema] | None = None,
+        columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan:
         return _Prepared(self._provided, pieces, projection, self._metrics)
 

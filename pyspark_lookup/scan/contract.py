@@ -51,7 +51,17 @@ class PreparedScan(Protocol):
 
 
 class TableScan(Protocol):
-    """What reads a table's rows: see `Scan`."""
+    """What reads a table's rows: see `Scan`. `reads_all_rows`: whether it can read them all, not only by key."""
+
+    @property
+    def reads_all_rows(self) -> bool: ...
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
+        """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None: they are in files, to be read."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections until the next use."""
+        ...
 
     def splittable(self, table: Table) -> bool: ...
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]: ...
@@ -59,14 +69,13 @@ class TableScan(Protocol):
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]: ...
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None: ...
-    def hidden(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]: ...
+    def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]: ...
     def prepare(
         self,
         table: Table,
         pieces: Sequence[Slice],
         projection: Projection,
-        complete: bool,
-        whole: Callable[[], pa.Schema] | None = None,
+        columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> PreparedScan: ...
 
 

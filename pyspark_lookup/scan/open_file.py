@@ -80,7 +80,7 @@ class OpenFile:
     partition: Mapping[str, object]
     reopen: _Reopen
     units: list[Unit] = dataclasses.field(default_factory=list)
-    hidden: Numbers | None = None  # places in the file of rows that do not count
+    deleted: Numbers | None = None  # places in the file of rows that do not count
     read_from: tuple[Range, ...] = ()  # what of the file the index was read from, here or not
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.scan.contract import TableScan
-from pyspark_lookup.table.log import schema_of_text
-from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.table.model import Table, TableVersion, metadata_of
 
 __all__ = ["HostSchemas"]
 
@@ -20,20 +20,19 @@ _AT_MOST = 8  # in a process
 
 
 class HostSchemas:
-    """What `scan` says of the columns of versions. `keep`: whether a digest tells versions apart. `disk` None: no host's memory."""
+    """What `scan` says of the columns of versions. `disk` None: no host's memory."""
 
-    def __init__(self, scan: TableScan, disk: Disk | None, metrics: CacheMetricGroup, keep: bool) -> None:
+    def __init__(self, scan: TableScan, disk: Disk | None, metrics: CacheMetricGroup) -> None:
         self._scan = scan
         self._disk = disk
         self._metrics = metrics
-        self._keep = keep
         self._known: dict[str, tuple[pa.Schema, pa.Schema]] = {}
 
     def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories) of a version. Those of a managed table are in its log."""
-        if table.managed:
-            return schema_of_text(version.valid_log(table).schema), pa.schema([])
-        if not self._keep or not all(file.cacheable for file in version.files):
+        """(columns in the files, partition columns) of a version, as the table's metadata says, or its files."""
+        if version.metadata is not None or table.retained:
+            return metadata_of(table, version).columns
+        if not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
         found = self._known.pop(key, None) or self._kept(table, version, key)

@@ -17,11 +17,11 @@ from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, joined_stats, may_match
 from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.io.stores import HIDDEN
+from pyspark_lookup.io.stores import DELETE_FILE
 from pyspark_lookup.io.ufs import FileVersion, Range
 from pyspark_lookup.scan.batches import coalesced, mask_of, matching_rows
 from pyspark_lookup.scan.contract import slices_of
-from pyspark_lookup.scan.deletes import HiddenRows, counted
+from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, joined, open_format
 from pyspark_lookup.scan.open_file import (
     KnownFiles,
@@ -34,7 +34,7 @@ from pyspark_lookup.scan.open_file import (
     to_read,
 )
 from pyspark_lookup.table.model import Table
-from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values
+from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values_of
 
 __all__ = ["Prepared", "Scan"]
 
@@ -52,8 +52,20 @@ class Scan:
         self._blocks = blocks
         self._metrics = metrics
         self._block_size = block_size
-        self._hidden = HiddenRows(blocks)
+        self._deleted = DeletedRows(blocks)
         self._known = KnownFiles()
+
+    @property
+    def reads_all_rows(self) -> bool:
+        """True: rows are in files."""
+        return True
+
+    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
+        """None: files are not asked by key."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held open between reads."""
 
     def splittable(self, table: Table) -> bool:
         """Whether one file's rows may be read in parts."""
@@ -95,7 +107,7 @@ class Scan:
                     row.append(ColumnStats(values[name], values[name], int(values[name] is None), 1))
                 elif name not in spelled:
                     # Null in every row; but what names rows of others has the keys of its time only.
-                    row.append(None if file.piece.file.identity == HIDDEN else ColumnStats(None, None, 1, 1))
+                    row.append(None if file.piece.file.identity == DELETE_FILE else ColumnStats(None, None, 1, 1))
                 else:
                     row.append(joined_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
             found.append(row)
@@ -116,17 +128,18 @@ class Scan:
         return found
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """How many rows the files have; None where only reading them would tell. Reads footers, through the cache."""
-        counts = [
-            file.index.rows(unit) for file in self._open(table, slices_of(files), None) for unit in file.index.units
-        ]
+        """How many rows the files have; None where only reading them would tell. Reads footers, through the cache, where needed."""
+        counts = [file.statistics.rows if file.statistics is not None else None for file in files]
+        unknown = [file for file, count in zip(files, counts, strict=True) if count is None]
+        counts = [count for count in counts if count is not None]
+        counts += [f.index.rows(unit) for f in self._open(table, slices_of(unknown), None) for unit in f.index.units]
         known = [count for count in counts if count is not None]
-        hidden = sum(map(len, self.hidden(table, files).values()))
-        return sum(known) - hidden if len(known) == len(counts) else None
+        deleted = sum(map(len, self.deleted(table, files).values()))
+        return sum(known) - deleted if len(known) == len(counts) else None
 
-    def hidden(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+    def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """The places of rows that do not count, by the URL of their file. Reads what says so, through the cache."""
-        return self._hidden.of(table.url, files)
+        return self._deleted.of(table.url, files)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -135,24 +148,21 @@ class Scan:
         table: Table,
         pieces: Sequence[Slice],
         projection: Projection,
-        complete: bool,
-        whole: Callable[[], pa.Schema] | None = None,
+        columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> Prepared:
         """Everything a task needs, in memory: no store call follows.
 
-        `complete`: the pieces are all of the version, so a planned column that no file has is lost (a managed
-        table's log says which there are). Else `whole` is asked for the columns of the version's files, if some
-        column is missing here.
+        `columns_of_version` is asked for the columns of the version's files if the pieces lack one that was planned; None: such a
+        column is null.
         Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit
         the projection.
         """
         kept = self._prune_files(table, pieces, projection)
         opened = self._open(table, kept, projection)
-        complete = complete and len(kept) == len(pieces) and not table.managed
-        self._check_schema(opened, projection, complete, whole)
-        hidden = self.hidden(table, [piece.file for piece in kept])
+        self._check_schema(opened, projection, columns_of_version)
+        deleted = self.deleted(table, [piece.file for piece in kept])
         for file in opened:
-            file.hidden = hidden.get(file.piece.file.url)
+            file.deleted = deleted.get(file.piece.file.url)
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
             file.units = [unit for unit in inside if self._may_match(file, unit, projection)]
             file.units = [unit for unit in file.units if self._known.may_have(file, unit, projection)]
@@ -163,15 +173,20 @@ class Scan:
         return Prepared(opened, projection, self._blocks, self._metrics)
 
     def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
-        if projection.predicate is None or not projection.partitions.names:
+        described = any(piece.file.statistics is not None and piece.file.statistics.bounds for piece in pieces)
+        if projection.predicate is None or not (projection.partitions.names or described):
             return list(pieces)
         kept = []
         for piece in pieces:
             values = _partition_of(table, piece.file, projection.partitions)
 
-            def stats(name: str, values: Mapping[str, object] = values) -> ColumnStats | None:
+            known = {} if piece.file.statistics is None else piece.file.statistics.bounds
+
+            def stats(
+                name: str, values: Mapping[str, object] = values, known: Mapping[str, ColumnStats] = known
+            ) -> ColumnStats | None:
                 if name not in values:
-                    return None
+                    return known.get(name)
                 value = values[name]
                 return ColumnStats(value, value, int(value is None), 1)
 
@@ -243,8 +258,7 @@ class Scan:
         self,
         opened: list[OpenFile],
         projection: Projection,
-        complete: bool,
-        whole: Callable[[], pa.Schema] | None,
+        columns_of_version: Callable[[], pa.Schema] | None,
     ) -> None:
         needed = _needed(projection)
         for file in opened:
@@ -253,11 +267,10 @@ class Scan:
                 misfit = file.index.misfits.get(file.names[name])
                 check_readable(projection.data.field(name), found, file.piece.file.url, projection.declared, misfit)
         lost = sorted(name for name in needed if not any(name in file.names for file in opened))
-        if projection.declared or not lost or not opened or (not complete and whole is None):
+        if projection.declared or not lost or not opened or columns_of_version is None:
             return  # as in Spark, a declared column that no file has is null
-        if not complete and whole is not None:  # files that are not read here may have it
-            elsewhere = {name.casefold() for name in whole().names}
-            lost = [name for name in lost if name.casefold() not in elsewhere]
+        elsewhere = {name.casefold() for name in columns_of_version().names}  # files that are not read here may have it
+        lost = [name for name in lost if name.casefold() not in elsewhere]
         if lost:
             raise SchemaError(
                 f"column {lost[0]!r} is in no file of {opened[0].piece.file.url.rsplit('/', 1)[0]} any more: the table "
@@ -345,7 +358,7 @@ class Prepared:
             for unit in file.units:
                 first = file.first_row(unit)
                 for batch in decoded(file, unit, names, self._projection):
-                    rows, places = counted(file.hidden, first, batch)
+                    rows, places = drop_deleted(file.deleted, first, batch)
                     first += batch.num_rows
                     yield file.piece.file, places, rows
             file.data.clear()
@@ -356,9 +369,9 @@ class Prepared:
         for file in self._opened:
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
-                first = 0 if file.hidden is None else file.first_row(unit)
+                first = 0 if file.deleted is None else file.first_row(unit)
                 for batch in decoded(file, unit, needed, self._projection):
-                    rows = batch if file.hidden is None else counted(file.hidden, first, batch)[0]
+                    rows = batch if file.deleted is None else drop_deleted(file.deleted, first, batch)[0]
                     first += batch.num_rows
                     kept = matching_rows(rows, predicate)
                     if kept is not None and kept.num_rows:
@@ -376,7 +389,7 @@ def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
     """The columns that a table's files are declared to have."""
     if table.declared is None:
         return None
-    in_directories = {name for piece in pieces[:1] for name, _ in partition_values(table.root, piece.file.url)}
+    in_directories = {name for piece in pieces[:1] for name, _ in partition_values_of(table, piece.file)}
     return pa.schema([field for field in table.declared if field.name not in in_directories])
 
 
@@ -400,7 +413,7 @@ def _inferred_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, p
 def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
     if not fields.names:
         return {}
-    values = dict(partition_values(table.root, file.url))
+    values = dict(partition_values_of(table, file))
     typed: dict[str, object] = {}
     for field in fields:
         if field.name not in values:

@@ -23,7 +23,7 @@ from pyspark_lookup.base.errors import (
     VersionGoneError,
 )
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import resolve_names
+from pyspark_lookup.columnar.types import resolve_names, schema_of_text
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.managed.change_feed import (
     CHANGE_TYPE,
@@ -50,8 +50,8 @@ from pyspark_lookup.spark.types import (
     arrow_schema,
     require,
 )
-from pyspark_lookup.table.log import TableState, schema_of_text
-from pyspark_lookup.table.model import Kind, Table
+from pyspark_lookup.table.log import TableState
+from pyspark_lookup.table.model import Table
 
 __all__ = ["ChangePartition", "ChangeReader", "stream_reader"]
 
@@ -174,7 +174,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{redact('path', self._options.path)} is no managed table (any more): only those, written by "
                 "format('lookupcache'), have a log of their changes"
             )
-        self._table = metadata.table_of(self._options, Kind.MANAGED)
+        self._table = metadata.managed(self._options)
         for table_id, position in map(_position_of, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import count_of, name_of, number_of, text_of
-from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.stores import SETTLED_AFTER_S
-from pyspark_lookup.io.ufs import FileVersion, Ufs
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import LogVersion, NotificationLog
-from pyspark_lookup.table.model import Table, TableVersion, managed_version
+from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 
 __all__ = ["HostVersions"]
 
@@ -30,7 +29,10 @@ _RACES = 1000  # that one resolution may lose: others record theirs faster
 
 
 class HostVersions:
-    """A host's memory of one table reference. `disk` None: there is none. `log`: the log of a managed table's URL."""
+    """A host's memory of one table reference. `disk` None: there is none.
+
+    `restore`: a version by its metadata, as `VersionSource.restore`. `has_commit`: whether the log at a URL has a table's commit.
+    """
 
     def __init__(
         self,
@@ -38,14 +40,16 @@ class HostVersions:
         disk: Disk | None,
         metrics: CacheMetricGroup,
         clock: HostClock,
-        log: Callable[[str], NotificationLog],
+        restore: Callable[[Table, VersionMetadata], TableVersion | None],
+        has_commit: Callable[[str, str, int], bool],
     ) -> None:
         self._ufs = ufs
         self._disk = disk
         self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
         self._metrics = metrics
         self._clock = clock
-        self._log = log
+        self._restore = restore
+        self._has_commit = has_commit
 
     # --- the last version -------------------------------------------------------------------------
 
@@ -87,9 +91,9 @@ class HostVersions:
 
     def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
         """Whether what is on record replaces `version`, whose resolution began at `started_s`: by log position, if it has one."""
-        log, known = version.log, record.get("log")
-        if log is not None and known is not None and log.table_id == known[0]:
-            return int(known[1]) > log.position
+        commit, known = version.commit, record.get("log")
+        if commit is not None and known is not None and commit[0] == known[0]:
+            return int(known[1]) > commit[1]
         return bool(record["boot"] == self._clock.boot and record["started_s"] > started_s)
 
     def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
@@ -97,7 +101,7 @@ class HostVersions:
         self._remember_files(table, version)
         value = {
             "digest": version.digest,
-            "log": None if version.log is None else [version.log.table_id, version.log.position],
+            "log": version.commit,
             "started_s": started_s,
             "boot": self._clock.boot,
             "wall_s": self._clock.wall_s(),
@@ -108,7 +112,7 @@ class HostVersions:
         self, disk: Disk, table: Table, version: TableVersion, started_s: float, before: Mapping[str, Any] | None
     ) -> None:
         """What follows from a version that was learned after `before`."""
-        floor = self._raised(table.url) if version.log is not None else None
+        floor = self._raised(table.url) if version.commit is not None else None
         if floor is not None and self._is_obsolete(table.url, floor, started_s):
             with self.locked("floor", table.url):
                 floor = self._raised(table.url)  # another commit may have raised it since
@@ -121,7 +125,7 @@ class HostVersions:
                 "resolved_at": self._clock.wall_s(),
                 "files": len(version.files),
                 "bytes": version.bytes,
-                "position": None if version.log is None else version.log.position,
+                "position": None if version.commit is None else version.commit[1],
             }
             disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
 
@@ -165,12 +169,11 @@ class HostVersions:
         if floor["boot"] == self._clock.boot and started_s <= floor["raised_s"]:
             return False
         table_id, position = floor["commit"]
-        state = self._log(url).known(position)
-        return state is None or state.table_id != table_id or state.position < position
+        return not self._has_commit(url, table_id, position)
 
     def with_floor(self, table: Table, options: LookupOptions) -> LookupOptions:
         """The options of a read that is planned here, for hosts that do not know what this one has committed."""
-        floor = self.floor(table.url) if table.managed and options.metadata_source is MetadataSource.CACHE else None
+        floor = self.floor(table.url) if options.metadata_source is MetadataSource.CACHE else None
         return options if floor is None else dataclasses.replace(options, floor=f"{floor[0]}:{floor[1]}")
 
     def _floor_key(self, url: str) -> str:
@@ -186,8 +189,7 @@ class HostVersions:
 
     def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
         """Whether a version known before has what this host, and the planning one, have committed."""
-        log = None if version.log is None else (version.log.table_id, version.log.position)
-        return not table.managed or self.reaches(log, self.floors(table.url, options))
+        return self.reaches(version.commit, self.floors(table.url, options))
 
     @staticmethod
     def reaches(log: Sequence[Any] | None, floors: Sequence[tuple[str, int]]) -> bool:
@@ -219,45 +221,41 @@ class HostVersions:
     def _remember_files(self, table: Table, version: TableVersion) -> None:
         if self._disk is None or self._disk.has_record("files", version.digest):
             return
-        if version.log is not None:  # its files follow from the log, which is on record
-            self._disk.replace_record("files", version.digest, version.log.plain())
-            return
-        rows = [file.plain() for file in version.files]
+        found = version.plain()
+        restored = None if version.metadata is None else self._restore(table, version.metadata)
+        if restored is not None and restored.digest == version.digest:
+            found |= {"files": None, "deletes": []}  # which follow from its metadata, and that is on record
         if all(file.settled for file in version.files):
-            self._disk.replace_record("files", version.digest, rows)
+            self._disk.replace_record("files", version.digest, found)
         else:  # too new to be told from the next state, until the clock has moved on
-            seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "files": rows}
+            seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "version": found}
             self._disk.replace_record("unsettled", version.digest, seen)
 
     def files(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record."""
         if self._disk is None:
             return None
-        if table.managed:
-            return self._from_log(table, digest, self._disk.get_record("files", digest, LogVersion.of_plain))
-        files, settled = self._disk.get_record("files", digest, _files_of), True
-        if files is None:
-            seen = self._disk.get_record("unsettled", digest, _seen_of)
+        version_of = functools.partial(self._version_of, table)
+        version, settled = self._disk.get_record("files", digest, version_of), True
+        if version is None:
+            seen = self._disk.get_record("unsettled", digest, functools.partial(_seen_of, version_of))
             if seen is None:
                 return None
-            seen_s, boot, files = seen
+            seen_s, boot, version = seen
             settled = boot == self._clock.boot and self._clock.steady_s() - seen_s > SETTLED_AFTER_S
-        version = TableVersion(table.id, files)
-        if settled:
-            version = version.settled()
-        return version if version.digest == digest else None
+        if isinstance(version, VersionMetadata):
+            version = self._restore(table, version)
+        if version is None or version.digest != digest:
+            return None
+        return version.settled() if settled else version
 
-    def _from_log(self, table: Table, digest: str, log: LogVersion | None) -> TableVersion | None:
-        """The version that a record names, if what this host knows of the log has it."""
-        if log is None:
-            return None
-        state = self._log(table.url).known(log.position)
-        if state is None or log.table_id != state.table_id or log.position > state.position:
-            return None
-        with contextlib.suppress(VersionGoneError):
-            version = managed_version(table, state, None if isinstance(table.pinned, str) else log.position)
-            return version if version.digest == digest else None
-        return None
+    @staticmethod
+    def _version_of(table: Table, found: Any) -> TableVersion | VersionMetadata:
+        return (
+            VersionMetadata.of_plain(found["metadata"])
+            if found["files"] is None
+            else TableVersion.of_plain(table.id, found)
+        )
 
     def attempt(self, write: Callable[[Disk], None]) -> None:
         """Write to the host's cache directory; a failure costs a later call, not this one."""
@@ -317,9 +315,7 @@ def _row_of(found: Any) -> dict[str, Any]:
     }
 
 
-def _files_of(found: Any) -> tuple[FileVersion, ...]:
-    return tuple(map(FileVersion.of_plain, found))
-
-
-def _seen_of(found: Any) -> tuple[float, str, tuple[FileVersion, ...]]:
-    return number_of(found["seen_s"]), text_of(found["boot"]), _files_of(found["files"])
+def _seen_of(
+    version_of: Callable[[Any], TableVersion | VersionMetadata], found: Any
+) -> tuple[float, str, TableVersion | VersionMetadata]:
+    return number_of(found["seen_s"]), text_of(found["boot"]), version_of(found["version"])

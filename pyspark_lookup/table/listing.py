@@ -15,22 +15,22 @@ from pyspark_lookup.table.model import Kind
 __all__ = ["data_files", "job_directories", "refuse_inside"]
 
 
-def job_directories(table_url: str, kind: Kind, listing: Listing) -> list[str]:
+def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
     """The directories of jobs that write the table, or died doing so; relative to the listing's."""
-    found = _reached(listing, table_url if kind is Kind.GLOB else "")
+    found = _reached(listing, table_url if kind == Kind.GLOB else "")
     return sorted(d for d in found if _is_job_directory(d.rsplit("/", 1)[-1]))
 
 
 def data_files(
-    table_url: str, kind: Kind, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
+    table_url: str, kind: str, listing: Listing, success_file: bool = False, dead: Sequence[str] = ()
 ) -> tuple[FileVersion, ...]:
     """The data files of a listing, by URL: no empty ones, none in or named `_…` or `.…`. `dead`: directories of dead jobs.
 
     Raises TableFormatError, TableBusyError or TableEmptyError if the listing is not a version.
     """
-    if LOG_DIRECTORY in listing.directories and kind is Kind.DIRECTORY:
+    if LOG_DIRECTORY in listing.directories and kind == Kind.DIRECTORY:
         raise UfsNotFoundError(f"{listing.url} became a managed table since this query was planned: plan it again")
-    pattern = table_url if kind is Kind.GLOB else ""
+    pattern = table_url if kind == Kind.GLOB else ""
     _refuse_table_formats(listing, pattern)
     busy = [directory for directory in job_directories(table_url, kind, listing) if directory not in dead]
     if busy:
@@ -52,7 +52,7 @@ def data_files(
         refuse_inside(file.url)
     if not files:
         what = (
-            "no file matches the glob" if kind is Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
+            "no file matches the glob" if kind == Kind.GLOB else "it holds no data file (names with _ or . are skipped)"
         )
         raise TableEmptyError(f"{table_url} is no table now: {what}")
     return files

@@ -1,37 +1,29 @@
-"""`Table` and `TableVersion`: what a path means, and which state of it.
-
-Pure functions of a listing: which files are data, which partition values their directories say,
-and whether the listing is a version at all (a table format's directory, a job in progress and a
-directory that lost its files are not).
-"""
+"""`Table` and `TableVersion`: what a path means, and which state of it."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
-from typing import cast
+from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.base.decoding import count_of, name_of, text_of, texts_of
+from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import HIDDEN, IMMUTABLE, LOG_DIRECTORY
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import Deletes, PartitionValues
+from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGone
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.deletes import DELETES
 from pyspark_lookup.table.glob import glob_root
-from pyspark_lookup.table.log import DataFile, LogVersion, TableState
 
-__all__ = ["Busy", "Kind", "Table", "TableVersion", "kind_of", "managed_version", "version_of_file"]
-
-_VERSIONS_KEPT = 8
+__all__ = ["Busy", "Kind", "Rewrites", "Table", "TableVersion", "VersionMetadata", "metadata_of"]
 
 
-class Kind(enum.Enum):
-    """What a path is; learned at planning, so that an execution needs one call."""
+class Kind:
+    """What a path is, by a name that each `VersionSource` chooses; learned at planning, so that an execution needs one call."""
 
     FILE = "FILE"
     DIRECTORY = "DIRECTORY"
@@ -50,17 +42,17 @@ class Busy:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of files: where it is, in which store, and how its files are read.
+    """A table: where it is, in which store, what kind it is, and how its files are read.
 
-    `url` is the canonical path; `format` is None only until the files are known. `pinned`: of a managed table, the
-    one version that is read, by a log position or a list of write ids; None: the current one. `own`: a write that is open
+    `url` is the canonical path; `format` is None only until the files are known. `pinned`: the one version that is read, as its
+    source takes it (a log position, a list of write ids); None: the current one. `own`: a write that is open
     and seen all the same, by its transaction. `csv`: how CSV files are written. `declared`: the columns that somebody has said
-    it has; None: those that its files have.
+    it has; None: those that its files have. `retained`: whether its source keeps versions, so that one that is gone is an error.
     """
 
     url: str
     scope: str
-    kind: Kind
+    kind: str
     format: FileFormatName | None
     success_file: bool = False
     settle_s: float | None = None
@@ -69,53 +61,104 @@ class Table:
     busy: Busy = Busy()
     csv: CsvOptions = CsvOptions()
     declared: pa.Schema | None = None
+    retained: bool = False
 
     def __repr__(self) -> str:
-        return f"Table({redact('path', self.url)!r}, {self.kind.value}, {self.format}, {self.pinned!r})"
+        return f"Table({redact('path', self.url)!r}, {self.kind}, {self.format}, {self.pinned!r})"
 
     @functools.cached_property
     def id(self) -> str:
         """32 hex digits, equal for references that must agree on the current version."""
-        return key_of(self.scope, self.url, self.kind.value, self.success_file, self.settle_s, *self._pin)
+        return key_of(self.scope, self.url, self.kind, self.success_file, self.settle_s, *self._pin)
 
     @property
     def _pin(self) -> tuple[object, ...]:
         read = () if (self.csv, self.declared) == (CsvOptions(), None) else (self.csv, self.declared)
         return read if self.pinned is None else (self.pinned,)
 
-    @property
-    def managed(self) -> bool:
-        """Whether the table has a log, by which it was written."""
-        return self.kind is Kind.MANAGED
-
     def fails_when_gone(self, options: LookupOptions) -> bool:
         """Whether a version that can no longer be read is an error, or is replaced by the current one."""
-        chosen = options.on_version_gone or (OnVersionGone.FAIL if self.managed else OnVersionGone.NEWER)
+        chosen = options.on_version_gone or (OnVersionGone.FAIL if self.retained else OnVersionGone.NEWER)
         return chosen is OnVersionGone.FAIL
 
     @property
     def root(self) -> str:
-        """The directory below which partition directories count."""
-        return glob_root(self.url) if self.kind is Kind.GLOB else self.url
+        """The directory below which partition directories are."""
+        return glob_root(self.url) if self.kind == Kind.GLOB else self.url
+
+
+Rewrites = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""For each compaction the names of its files, and of those that they replace: the rows of both are the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionMetadata:
+    """What a table's own metadata says of a version.
+
+    `table_id`: another one if the table was created anew. `position`: where the version comes in the order of that table's
+    (None: there is no order but time). `state`: what the source needs to find it again (of a managed table its valid write ids in
+    Hive's text form). `digest`: 32 hex digits, equal for versions with the same rows in the same files. `keys`: the key columns.
+    `schema`: all columns, `partitions` those of them that are not in the files. `rewrites`: of the latest compactions in it.
+    """
+
+    table_id: str
+    position: int | None
+    state: str
+    digest: str
+    keys: tuple[str, ...]
+    schema: str
+    partitions: tuple[str, ...] = ()
+    rewrites: Rewrites = dataclasses.field(default=(), compare=False)
+
+    @functools.cached_property
+    def columns(self) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, partition columns)."""
+        schema = schema_of_text(self.schema)
+        partitions = pa.schema([schema.field(name) for name in self.partitions])
+        return pa.schema([field for field in schema if field.name not in self.partitions]), partitions
+
+    def plain(self) -> list[Any]:
+        """The metadata as JSON can hold it."""
+        keys, partitions = list(self.keys), list(self.partitions)
+        return [self.table_id, self.position, self.state, self.digest, keys, self.schema, partitions, self.rewrites]
+
+    @classmethod
+    def of_plain(cls, found: Any) -> VersionMetadata:
+        """What `plain` wrote. Raises TypeError or ValueError for anything else."""
+        table_id, position, state, digest, keys, schema, partitions, rewrites = found
+        replaced = tuple((texts_of(own), texts_of(others)) for own, others in rewrites)
+        if not set(texts_of(partitions)) <= set(schema_of_text(text_of(schema)).names):
+            raise ValueError("partition columns are among the columns")
+        return cls(
+            text_of(table_id),
+            None if position is None else count_of(position),
+            text_of(state),
+            name_of(digest),
+            texts_of(keys),
+            schema,
+            texts_of(partitions),
+            replaced,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class TableVersion:
     """One state of a table: its data files' versions, by URL. `digest` (32 hex digits) names it.
 
-    `log`: of a managed table, which version of its log this is.
+    `metadata`: what the table's own metadata says of it; None: there is none, its files are all.
     """
 
     table_id: str
     files: tuple[FileVersion, ...]
-    log: LogVersion | None = None
+    metadata: VersionMetadata | None = None
 
     @functools.cached_property
     def digest(self) -> str:
-        if self.log is not None:
-            return self.log.digest
+        if self.metadata is not None:
+            return self.metadata.digest
         parts = (part for file in self.files for part in (file.url, file.size, file.identity))
-        return key_of(self.table_id, *parts)
+        deletes = ((file.url, *(one.name for one in file.deletes)) for file in self.files if file.deletes)
+        return key_of(self.table_id, *parts, *deletes)
 
     @property
     def bytes(self) -> int:
@@ -130,76 +173,63 @@ class TableVersion:
 
     def of_files(self, files: tuple[FileVersion, ...]) -> TableVersion:
         """The version that has only those of the files, as `lookup.partition` leaves them."""
-        return self if files == self.files else TableVersion(self.table_id, files)
+        return self if files == self.files else dataclasses.replace(self, files=files, metadata=None)
 
     @property
-    def hidden(self) -> tuple[FileVersion, ...]:
-        """Files that say which rows of `files` do not count."""
-        return self.files[0].hidden if self.files else ()
+    def deletes(self) -> tuple[Deletes, ...]:
+        """What says which rows of `files` are deleted."""
+        several = {id(file.deletes): file.deletes for file in self.files}.values()
+        return tuple({one.name: one for some in several for one in some}.values())
 
-    def valid_log(self, table: Table) -> LogVersion:
-        """What says which writes may be seen. Raises ValueError without that: no rows of a managed table are read so (HIVE-21637)."""
-        if self.log is None or self.table_id != table.id:
-            raise ValueError(
-                f"a version of {redact('path', table.url)}, a managed table, came without its list of write ids"
-            )
-        return self.log
+    @property
+    def commit(self) -> tuple[str, int] | None:
+        """(table id, position); None without an order of versions."""
+        metadata = self.metadata
+        return None if metadata is None or metadata.position is None else (metadata.table_id, metadata.position)
 
     @property
     def newest(self) -> float:
-        """What helps another host to find this version: its position in the log, or when its newest file was modified."""
-        if self.log is not None:
-            return float(self.log.position)
+        """What helps another host to find this version: its position, or when its newest file was modified."""
+        if self.commit is not None:
+            return float(self.commit[1])
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
 
+    def plain(self) -> dict[str, Any]:
+        """The version as JSON can hold it, but for the statistics of its files."""
+        rows = []
+        for file in self.files:
+            more = {"partition": file.partition, "deletes": [one.name for one in file.deletes]}
+            rows.append([*file.plain(), more] if any(more.values()) else file.plain())
+        deletes = [one.plain() for one in self.deletes]
+        return {"files": rows, "deletes": deletes, "metadata": self.metadata.plain() if self.metadata else None}
 
-def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
-    """The version of a managed table at a position of its log (None: what the table's `pinned` says, or the current one).
-
-    Raises VersionGoneError for a pinned one that the log does not have.
-    """
-    known = state.memo.get((table, position))
-    if known is not None:
-        return cast(TableVersion, known)
-    try:
-        version = _managed_version(table, state, position)
-    except VersionGoneError as problem:
-        raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
-    if len(state.memo) >= _VERSIONS_KEPT:
-        state.memo.clear()
-    state.memo[table, position] = version
-    return version
-
-
-def _managed_version(table: Table, state: TableState, position: int | None) -> TableVersion:
-    try:
-        if position is None and isinstance(table.pinned, str):
-            write_ids = ValidWriteIdList.parse(table.pinned)
-            log = state.version_of(write_ids, table.own)
-        elif position is None and table.own is not None:
-            write_ids = state.valid_write_ids().commit(table.own)
-            log = state.version_of(write_ids, table.own)
-        else:
-            at = position if position is not None else cast("int | None", table.pinned)
-            log = state.version(at)
-            write_ids = ValidWriteIdList.parse(log.write_ids)
-    except ValueError as problem:
-        raise VersionGoneError(str(problem)) from None
-    hidden = tuple(version_of_file(table, file, HIDDEN) for file in state.hidden(write_ids))
-    files = (
-        dataclasses.replace(version_of_file(table, file), modified_at_s=at_s, hidden=hidden)
-        for file, _, at_s in state.files(write_ids)
-    )
-    return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), log)
+    @classmethod
+    def of_plain(cls, table_id: str, found: Any) -> TableVersion:
+        """What `plain` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
+        deletes = {one.name: one for one in (DELETES[kind](rest) for kind, *rest in found["deletes"])}
+        shared: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
+        files = []
+        for row in found["files"]:
+            file = FileVersion.of_plain(row[:5])
+            if len(row) > 5:
+                names = texts_of(row[5]["deletes"])
+                if names not in shared:
+                    shared[names] = tuple(deletes[name] for name in names)
+                file = dataclasses.replace(file, partition=_partition_of(row[5]["partition"]), deletes=shared[names])
+            files.append(file)
+        metadata = None if found["metadata"] is None else VersionMetadata.of_plain(found["metadata"])
+        return cls(table_id, tuple(files), metadata)
 
 
-def version_of_file(table: Table, file: DataFile, identity: str = IMMUTABLE) -> FileVersion:
-    """A file that a managed table's log names, as the store has it."""
-    return FileVersion(f"{table.url}/{file.path}", file.size, identity)
+def metadata_of(table: Table, version: TableVersion) -> VersionMetadata:
+    """What says which writes may be seen. Raises ValueError without that: no rows of a managed table are read so (HIVE-21637)."""
+    if version.metadata is None or version.table_id != table.id:
+        shown = redact("path", table.url)
+        raise ValueError(f"a version of {shown}, a {table.kind.lower()} table, came without its list of write ids")
+    return version.metadata
 
 
-def kind_of(status: FileVersion | Listing) -> Kind:
-    """What a path is, by what the store says of it."""
-    if isinstance(status, FileVersion):
-        return Kind.FILE
-    return Kind.MANAGED if LOG_DIRECTORY in status.directories else Kind.DIRECTORY
+def _partition_of(found: Any) -> PartitionValues | None:
+    if found is None:
+        return None
+    return tuple((text_of(name), None if value is None else text_of(value)) for name, value in found)

@@ -11,15 +11,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import NotATableError, OptionError, SchemaError
+from pyspark_lookup.io.stores import PartitionValues
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.model import Kind, Table
+from pyspark_lookup.table.model import Table, TableVersion
 
-__all__ = ["PartitionValue", "partition_fields", "partition_value", "partition_values", "select_partitions"]
-
-PartitionValue = str | None
-
+__all__ = ["partition_fields", "partition_value", "partition_values", "partition_values_of", "select_partitions"]
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -30,11 +28,16 @@ _INTEGER = re.compile(r"[+-]?\d{1,38}")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def partition_values(root: str, url: str) -> tuple[tuple[str, PartitionValue], ...]:
+def partition_values(root: str, url: str) -> PartitionValues:
     """(column, raw value) of the `k=v` directories between the root and a file."""
     parts = url[len(root) :].strip("/").split("/")[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
     return tuple((unquote(k), None if v == _NULL_PARTITION else unquote(v)) for k, _, v in pairs if k)
+
+
+def partition_values_of(table: Table, file: FileVersion) -> PartitionValues:
+    """(column, raw value) of each partition column of a file, as the table's metadata says, else its directories."""
+    return partition_values(table.root, file.url) if file.partition is None else file.partition
 
 
 def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
@@ -44,12 +47,10 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     (also times, and a mixture that float64 would round).
     Raises NotATableError naming two files whose directories do not agree on the columns.
     """
-    if table.kind is Kind.FILE or table.managed:
-        return pa.schema([])
-    columns: dict[str, list[PartitionValue]] = {}
+    columns: dict[str, list[str | None]] = {}
     first: tuple[str, ...] | None = None
     for file in files:
-        pairs = partition_values(table.root, file.url)
+        pairs = partition_values_of(table, file)
         names = tuple(name for name, _ in pairs)
         if len({name.casefold() for name in names}) < len(names):
             raise NotATableError(
@@ -76,7 +77,7 @@ def partition_fields(table: Table, files: Sequence[FileVersion]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _partition_type(values: list[PartitionValue]) -> pa.DataType:
+def _partition_type(values: list[str | None]) -> pa.DataType:
     known = {value for value in values if value is not None}
     integers = [int(value) for value in known if _INTEGER.fullmatch(value)]
     bits = max(((n if n >= 0 else ~n).bit_length() + 1 for n in integers), default=0)
@@ -96,7 +97,7 @@ def _is_date(value: str) -> bool:
         return False
 
 
-def partition_value(value: PartitionValue, kind: pa.DataType) -> object:
+def partition_value(value: str | None, kind: pa.DataType) -> object:
     """A raw partition value as a Python value of its column's type. Raises ValueError if it is none."""
     if value is None:
         return None
@@ -124,21 +125,21 @@ def partition_value(value: PartitionValue, kind: pa.DataType) -> object:
     return value
 
 
-def select_partitions(table: Table, files: Sequence[FileVersion], options: LookupOptions) -> tuple[FileVersion, ...]:
-    """The files that `lookup.partition` leaves: those of the latest partition, or of given values.
+def select_partitions(table: Table, version: TableVersion, options: LookupOptions) -> tuple[FileVersion, ...]:
+    """The files of a version that `lookup.partition` leaves: those of the latest partition, or of given values.
 
     `max_pt()` is the largest value of the first partition column, then of the second among those, …;
     a null value is the smallest. Raises OptionError for a table or column without partitions.
     """
+    files = version.files
     if options.partition is None:
-        return tuple(files)
-    fields = partition_fields(table, files)
+        return files
+    fields = partition_fields(table, files) if version.metadata is None else version.metadata.columns[1]
     if not fields.names:
         raise OptionError(f"option lookup.partition = {options.partition!r}: {table.url} has no k=v directories")
     typed = {
         file: {
-            name: partition_value(value, fields.field(name).type)
-            for name, value in partition_values(table.root, file.url)
+            name: partition_value(value, fields.field(name).type) for name, value in partition_values_of(table, file)
         }
         for file in files
     }

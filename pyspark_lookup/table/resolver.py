@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import (
-    NotATableError,
-    OptionError,
-    TableBusyError,
-    TableEmptyError,
-    UfsError,
-    UfsNotFoundError,
-    VersionGoneError,
-)
+from pyspark_lookup.base.errors import NotATableError, OptionError, UfsError, UfsNotFoundError
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.block_cache import BlockCache
@@ -33,27 +27,22 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, CsvOptions, FileFormatName, MetadataSource, OnBusy
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution, Executions, Resolution
-from pyspark_lookup.table.file_names import format_of
 from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.host_versions import HostVersions
-from pyspark_lookup.table.listing import data_files, job_directories, refuse_inside
 from pyspark_lookup.table.log import NotificationLog, TableState
-from pyspark_lookup.table.model import Busy, Kind, Table, TableVersion, kind_of, managed_version
-from pyspark_lookup.table.sink_log import committed_by_sink
-from pyspark_lookup.table.spark_jobs import WritingJobs
+from pyspark_lookup.table.log_source import LogSource
+from pyspark_lookup.table.model import Busy, Kind, Table, TableVersion, VersionMetadata, metadata_of
+from pyspark_lookup.table.source import Question, SourceParts, VersionSource
+from pyspark_lookup.table.sources import SOURCES
 
 __all__ = ["Metadata"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
-_SETTLE_POLLS = 20
-_KINDS = (Kind.DIRECTORY, Kind.FILE, Kind.MANAGED)
-_CONFIRM_S = 1.0
-_BUSY_POLL_S = 0.5
 _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
 
 
 class Metadata:
-    """Resolves versions of one table reference on this host. `disk` None: nothing is remembered."""
+    """Resolves versions of one table reference on this host. `disk` None: nothing is remembered. `sources`: of what kinds of tables."""
 
     def __init__(
         self,
@@ -63,20 +52,35 @@ class Metadata:
         metrics: CacheMetricGroup,
         clock: HostClock,
         rng: random.Random,
+        sources: Sequence[Callable[[SourceParts], VersionSource]] = SOURCES,
     ) -> None:
         self._ufs = ufs
-        self._blocks = blocks
         self._disk = disk
         self._metrics = metrics
         self._served: dict[str, str] = {}
         self._clock = clock
-        self._rng = rng
-        self._logs: dict[str, NotificationLog] = {}
-        self.host = HostVersions(ufs, disk, metrics, clock, self.log)
-        self._jobs = WritingJobs(ufs, self.host, metrics, clock)
-        self.lacks_files = self._jobs.lacks_files
+        self.host = HostVersions(ufs, disk, metrics, clock, self._restore, self._has_commit)
+        parts = SourceParts(ufs, blocks, disk, self.host, metrics, clock, rng)
+        self._sources = [make(parts) for make in sources]
+        self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
+        # What writes, in the engine, is for managed tables only.
+        self._logs = next((source for source in self._sources if isinstance(source, LogSource)), None)
         if disk is not None:
             self._executions = Executions(self.host, disk, metrics, clock)
+
+    def source(self, table: Table) -> VersionSource:
+        """What knows the versions of such a table."""
+        return self._by_kind[table.kind]
+
+    def _restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        return self.source(table).restore(table, metadata)
+
+    def _has_commit(self, url: str, table_id: str, position: int) -> bool:
+        return self._logs is None or self._logs.has_commit(url, table_id, position)
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return any(source.lacks_files(version) for source in self._sources)
 
     # --- planning: what is at this path? ----------------------------------------------------------
 
@@ -90,7 +94,7 @@ class Metadata:
         status: FileVersion | Listing | None = None
         kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
         started_s = self._clock.steady_s()
-        if kind is not None and kind is not Kind.GLOB:
+        if kind is not None and kind != Kind.GLOB:
             probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
             with contextlib.suppress(UfsNotFoundError, OptionError):
@@ -100,56 +104,70 @@ class Metadata:
         if kind is None:
             try:
                 status = self._ufs.list_status(url) if _names_directory(options) else self._ufs.get_status(url)
-                kind = kind_of(status)
+                kind = self._kind_of(status)
             except UfsNotFoundError:
                 kind = self._vanished_kind(url, options)
                 if kind is None:
                     raise
         probe = self.table_of(options, kind)
-        if probe.managed:
-            return probe, self._cached(probe, options) or self._ask(probe, started_s)
         cached = self._cached(probe, options) if status is None else None
         version = cached or self._ask(probe, started_s, status, patient=patient)
         return self.table_of(options, kind, version), version
 
-    def table_of(self, options: LookupOptions, kind: Kind, version: TableVersion | None = None) -> Table:
-        """The table at `options.path`, which is known to be of this kind; with its format, given a version. No store call."""
-        if kind is Kind.MANAGED:
-            _check_managed(options)
-        elif options.pinned is not None:
-            key = "lookup.version" if options.version is not None else "lookup.valid-write-ids"
+    def _kind_of(self, status: FileVersion | Listing) -> str:
+        return next(kind for source in self._sources if (kind := source.kind_of(status)) is not None)
+
+    def table_of(self, options: LookupOptions, kind: str, version: TableVersion | None = None) -> Table:
+        """The table at `options.path`, which is known to be of this kind; with its format, given a version. No store call.
+
+        Raises OptionError for an option that has no meaning for such a table.
+        """
+        if kind not in self._by_kind:
             raise OptionError(
-                f"option {key} = {str(options.pinned)!r} is for managed tables: {redact('path', options.path)} has no log"
+                f"{redact('path', options.path)}: no source of versions here knows tables of kind {kind!r}"
             )
+        self._by_kind[kind].check_options(options, kind)
         return self._table(options, kind, version)
 
-    def _table(self, options: LookupOptions, kind: Kind, version: TableVersion | None) -> Table:
-        form = FileFormatName.PARQUET if kind is Kind.MANAGED else options.format
-        if form is None and version is not None and options.provider is None:
-            form = format_of([file.url for file in version.files])
+    def managed(self, options: LookupOptions) -> Table:
+        """The managed table at `options.path`, whether or not it is there. Raises OptionError as `table_of`."""
+        return self.table_of(options, Kind.MANAGED)
+
+    def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:
+        source = self._by_kind[kind]
+        form = None if source.described else options.format
+        if form is None and (source.described or version is not None):
+            form = source.format_of(version.files if version is not None else ())
         wrong = sorted(key for key in options.explicit if key.startswith("lookup.csv."))
-        if wrong and form not in (None, FileFormatName.CSV) and kind is not Kind.MANAGED:
+        if wrong and form not in (None, FileFormatName.CSV) and not source.described:
             raise OptionError(
                 f"option {wrong[0]} is for CSV files: {redact('path', options.path)} has {form.value}: remove it"
             )
         url = self._ufs.url_of(options.path)
-        pinned = options.pinned
         busy = Busy(options.on_busy is OnBusy.KEEP, options.busy_wait_s, options.busy_timeout_s)
-        csv, declared = (CsvOptions(), None) if kind is Kind.MANAGED else (options.csv, options.schema)
-        parts = (url, self._ufs.scope, kind, form, options.success_file, options.settle_s, pinned)
-        return Table(*parts, busy=busy, csv=csv, declared=declared)
+        csv, declared = (CsvOptions(), None) if source.described else (options.csv, options.schema)
+        parts = (url, self._ufs.scope, kind, form, options.success_file, options.settle_s, options.pinned)
+        return Table(*parts, busy=busy, csv=csv, declared=declared, retained=source.retained)
 
-    def _vanished_kind(self, url: str, options: LookupOptions) -> Kind | None:
-        """DIRECTORY, if that is what was here lately: an overwrite may have removed it, and not begun to write."""
-        probe = self.table_of(options, Kind.DIRECTORY) if not is_glob(url) and options.pinned is None else None
-        return Kind.DIRECTORY if probe is not None and self._jobs.was_here_lately(probe) else None
+    def _vanished_kind(self, url: str, options: LookupOptions) -> str | None:
+        """The kind of what was here lately: an overwrite may have removed it, and not begun to write."""
+        if is_glob(url) or options.pinned is not None:
+            return None
+        probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
+        return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
 
-    def _known_kind(self, url: str, options: LookupOptions) -> Kind | None:
+    def _known_kind(self, url: str, options: LookupOptions) -> str | None:
         """What the path was when this host last learned of it, for CACHE mode to answer or to keep; a log is asked itself."""
-        learned: dict[tuple[bool, float], Kind] = {}
-        kinds = (Kind.DIRECTORY, Kind.MANAGED) if _names_directory(options) else _KINDS
-        for kind in kinds:
-            probe = self._table(options if kind is Kind.MANAGED else _unpinned(options), kind, None)
+        last = self._last_kind(url, options)
+        retained = last is not None and self._by_kind[last].retained
+        return last if options.metadata_source is MetadataSource.CACHE or retained else None
+
+    def _last_kind(self, url: str, options: LookupOptions) -> str | None:
+        learned: dict[tuple[bool, float], str] = {}
+        for kind, source in self._by_kind.items():
+            if kind == Kind.GLOB or (kind == Kind.FILE and _names_directory(options)):
+                continue
+            probe = self._table(options if source.retained else _unpinned(options), kind, None)
             record = self.host.last(probe)
             if record is not None:
                 # The wall clock may have been set back in between.
@@ -157,8 +175,7 @@ class Metadata:
                 learned[here, record["started_s" if here else "wall_s"]] = kind
         if {Kind.DIRECTORY, Kind.FILE} <= set(learned.values()) and not url.startswith("file://"):
             return None  # an object store can have both; one may be what the other spelling of the path names, with a slash
-        last = learned[max(learned)] if learned else None
-        return last if options.metadata_source is MetadataSource.CACHE or last is Kind.MANAGED else None
+        return learned[max(learned)] if learned else None
 
     # --- reading: which version does this execution see? ------------------------------------------
 
@@ -175,6 +192,8 @@ class Metadata:
         Raises NotATableError subclasses or UfsError if there is no version to read.
         """
         resolution = self._resolved(table, options, execution, current)
+        if table.retained:
+            metadata_of(table, resolution.version)
         self.count_served(table, resolution.version)
         return resolution
 
@@ -223,6 +242,16 @@ class Metadata:
         """The store's current version: one metadata call, remembered on this host. `patient`: see `_ask`."""
         return self._ask(table, self._clock.steady_s(), patient=patient)
 
+    def now_s(self) -> float:
+        """The time on the clock by which resolutions are ordered."""
+        return self._clock.steady_s()
+
+    def learned_since(self, table: Table, version: TableVersion, since_s: float) -> TableVersion:
+        """The version if this host has learned it since then, else what the store says now."""
+        record = self.host.last(table)
+        recent = record is not None and record["boot"] == self._clock.boot and record["started_s"] >= since_s
+        return version if recent else self.ask(table)
+
     def version_of(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record. No store call."""
         return self.host.files(table, digest)
@@ -239,24 +268,11 @@ class Metadata:
             known = self.host.files(table, digest)  # whoever held the lock before us may have found it
             if known is not None:
                 return known
-            try:
-                version = self._ask(table, self._clock.steady_s(), patient=False)
-            except TableBusyError as problem:  # what was announced may be told from what a job adds
-                if problem.listing is None:
-                    raise
-                version = self._version(table, problem.listing, past_jobs=True)
-            states = [version]
-            log = self.log(table.url).known() if table.managed else None
-            if log is not None and table.pinned is None:
-                with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # nor does anybody know infinity
-                    states.append(managed_version(table, log, int(newest)))
-            if not table.managed:
-                older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest)
-                states.append(TableVersion(table.id, older))
+            ask = functools.partial(self._ask, table, self._clock.steady_s(), patient=False)
+            states = self.source(table).candidates(table, newest, ask)
             found = next((state for state in states if state.digest == digest), None)
             if found is not None:
-                version = found
-                self.host.remember(table, version)
+                self.host.remember(table, found)
             return found
 
     def settled(self, table: Table, version: TableVersion) -> TableVersion:
@@ -347,7 +363,7 @@ class Metadata:
     def _is_another_kind(self, table: Table) -> bool:
         """Whether something is there where a table is not found any more, as it was known: a file, or a directory."""
         with contextlib.suppress(UfsNotFoundError):
-            return table.kind is not Kind.GLOB and kind_of(self._ufs.get_status(table.url)) is not table.kind
+            return table.kind != Kind.GLOB and self._kind_of(self._ufs.get_status(table.url)) != table.kind
         return False
 
     # --- the store --------------------------------------------------------------------------------
@@ -360,162 +376,57 @@ class Metadata:
         gone: str | None = None,
         patient: bool = True,
     ) -> TableVersion:
-        """The store's current version, once it is quiet: one call (more only while it settles or a job writes, and of a log).
-
-        `status`: what the store has just said. `gone`: the digest of a version that cannot be read any more. `patient`: wait for
-        a job, up to `lookup.busy-wait`.
-        """
-        if table.managed:
-            version = self._learned(table, self._at_log(table), started_s)
-            return version or self._learned_again(table, self._at_log)
-        until_s: float | None = None
-        while True:
-            try:
-                version = self._learned(table, self._listed(table, started_s, status), started_s)
-                return version or self._learned_again(table, self._listed_now)
-            except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
-                kept = self._jobs.kept(table, problem, gone)
-                if kept is not None:
-                    return kept
-                now_s = self._clock.steady_s()
-                until_s = now_s + table.busy.wait_s if until_s is None else until_s
-                if not patient or now_s >= until_s or not self._is_worth_waiting(table, problem):
-                    raise
-            self._clock.sleep(min(_BUSY_POLL_S, until_s - now_s))
-            started_s, status = self._clock.steady_s(), None
-
-    def _listed(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
-        """What the store lists, once it is quiet. Raises what says that it is no version."""
-        for _ in range(_SETTLE_POLLS):
-            status = self._get_status(table) if status is None else status
-            wait_s = self._unsettled_s(table, status)
-            if wait_s <= 0:
-                version = self._version(table, status)
-                return self._confirmed(table, version) if self._shrank(table, version, started_s) else version
-            self._clock.sleep(wait_s)
-            status = None
-        raise TableBusyError(
-            f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
-        )
-
-    def _listed_now(self, table: Table) -> TableVersion:
-        return self._listed(table, self._clock.steady_s(), None)
-
-    def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
-        """Whether a job may end soon, or begin: one that overwrites removes files before anything tells of it."""
-        if not table.busy.keep or table.kind is Kind.FILE:
-            return False
-        if isinstance(problem, TableBusyError):
-            return True
-        return self._jobs.was_here_lately(table) and not self._is_another_kind(table)
+        """The store's current version: one call (see `Question`), more only while it settles or a job writes, and of a log."""
+        source = self.source(table)
+        found = source.current(Question(table, started_s, status, gone, patient))
+        if found.kept:
+            return found.version
+        return self._learned(table, found.version, found.started_s) or self._learned_again(table, source)
 
     def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion | None:
         self._metrics.inc("resolutionCount")
         self._metrics.set_gauge("versionAsOf", int(self._clock.wall_s() * 1000))
         return self.host.learned(table, version, started_s)
 
-    def _learned_again(self, table: Table, ask: Callable[[Table], TableVersion]) -> TableVersion:
+    def _learned_again(self, table: Table, source: VersionSource) -> TableVersion:
         """What the store says once more, where this host had learned of something newer that it does not know the files of.
 
         Of what others learn meanwhile the same may be true: then it is asked again, and believed in the end.
         """
         for last in (False, False, True):
-            started_s = self._clock.steady_s()
-            version = ask(table)
-            learned = self.host.learned(table, version, started_s, again=last)
+            found = source.current(Question(table, self._clock.steady_s(), patient=False))
+            if found.kept:
+                break
+            learned = self.host.learned(table, found.version, found.started_s, again=last)
             if learned is not None:
                 return learned
-        return version
+        return found.version
+
+    # --- managed tables ---------------------------------------------------------------------------
+
+    def log(self, url: str) -> NotificationLog:
+        """The log of the managed table at a canonical URL."""
+        assert self._logs is not None
+        return self._logs.log(url)
 
     def log_of(self, options: LookupOptions) -> TableState | None:
         """What the log of the table at `options.path` says now; None if it has none."""
         url = self._ufs.url_of(options.path)
-        if is_glob(url):
+        if is_glob(url) or self._logs is None:
             return None
-        probes = [self._table(_unpinned(options), kind, None) for kind in (Kind.DIRECTORY, Kind.FILE)]
-        known = any(self.host.last(probe) is not None for probe in probes)
+        others = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
+        known = any(self.host.last(self._table(_unpinned(options), kind, None)) is not None for kind in others)
         return None if known and self.log(url).known() is None else self.log(url).latest()
 
-    def log(self, url: str) -> NotificationLog:
-        """The log of the managed table at a canonical URL."""
-        if url not in self._logs:
-            self._logs[url] = NotificationLog(self._ufs, self._disk, self._metrics, self._clock, self._rng, url)
-        return self._logs[url]
-
-    def _at_log(self, table: Table) -> TableVersion:
-        state = self.log(table.url).latest()
-        if state is None:
-            raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
-        return managed_version(table, state)
-
-    def _shrank(self, table: Table, version: TableVersion, started_s: float) -> bool:
-        """Whether files are gone since the last known version and none came: removal, or a job that has just begun.
-
-        What another process has learned since this listing was asked for says nothing of it.
-        """
-        record = self.host.last(table)
-        if table.kind is Kind.FILE or record is None or record["digest"] == version.digest:
-            return False
-        if record["boot"] == self._clock.boot and record["started_s"] > started_s:
-            return False
-        last = self.host.files(table, record["digest"])
-        return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
-
-    def _confirmed(self, table: Table, version: TableVersion) -> TableVersion:
-        """A version after which no more files went.
-
-        A job that overwrites a directory removes its files one by one before anything tells of the
-        job. Such a listing is half a table, and its blocks may all be cached here.
-        """
-        for _ in range(_SETTLE_POLLS):
-            self._clock.sleep(_CONFIRM_S)
-            again = self._version(table, self._get_status(table))
-            if {file.url for file in version.files} <= {file.url for file in again.files}:
-                return again
-            version = again
-        raise TableBusyError(f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row have fewer")
-
-    def _get_status(self, table: Table) -> FileVersion | Listing:
-        if table.kind is Kind.FILE:
-            return self._ufs.get_meta(table.url)
-        return self._ufs.list_status(table.root)
-
-    def _unsettled_s(self, table: Table, status: FileVersion | Listing) -> float:
-        """Seconds until the newest file is as old as `lookup.settle` asks; <= 0: it is."""
-        if table.settle_s is None:
-            return 0.0
-        files = (status,) if isinstance(status, FileVersion) else status.files
-        newest = max((file.modified_at_s for file in files if file.modified_at_s is not None), default=0.0)
-        return min(newest + table.settle_s - self._clock.wall_s(), table.settle_s)
-
-    def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
-        """What the store's answer is a version of. `past_jobs`: whatever jobs are at it. Raises what says that it is none."""
-        if isinstance(status, FileVersion):
-            refuse_inside(status.url)
-            return TableVersion(table.id, (status,))
-        ignored = job_directories(table.url, table.kind, status) if past_jobs else self._jobs.dead(table, status)
-        try:
-            files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored)
-        except TableBusyError as problem:
-            problem.listing = status
-            raise
-        except TableEmptyError:
-            if not ignored:
-                raise
-            # A job that overwrites has removed the files, and put none: that says nothing of what the table is.
-            busy = TableBusyError(
-                f"{status.url} holds no data file but {ignored[0]}, of a job that overwrites it or has died: wait for the job, or "
-                "write the table anew"
-            )
-            busy.listing = status
-            raise busy from None
-        if "_spark_metadata" in status.directories:
-            files = committed_by_sink(self._blocks, status, files)
-            if not files:
-                raise TableEmptyError(
-                    f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
-                )
-        return TableVersion(table.id, files)
+    def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
+        """The versions that the table at `options.path` itself knows of, see `VersionSource.history`; None: it knows none."""
+        url = self._ufs.url_of(options.path)
+        if is_glob(url):
+            return None
+        kind = self._last_kind(url, options)
+        with contextlib.suppress(UfsNotFoundError):
+            kind = kind or self._kind_of(self._ufs.get_status(url))
+        return None if kind is None else self._by_kind[kind].history(self._table(options, kind, None))
 
 
 def _names_directory(options: LookupOptions) -> bool:
@@ -526,16 +437,3 @@ def _names_directory(options: LookupOptions) -> bool:
 def _unpinned(options: LookupOptions) -> LookupOptions:
     pinned = options.pinned is not None
     return dataclasses.replace(options, version=None, valid_write_ids=None) if pinned else options
-
-
-def _check_managed(options: LookupOptions) -> None:
-    """Raise OptionError for an option about files that somebody else writes."""
-    given = {
-        "lookup.format": options.format is not None,
-        "lookup.partition": options.partition is not None,
-        "lookup.success-file": options.success_file,
-        "lookup.settle": options.settle_s is not None,
-        **{key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")},
-    }
-    for key in (key for key, is_given in given.items() if is_given):
-        raise OptionError(f"option {key} has no meaning for {redact('path', options.path)}, a managed table: remove it")

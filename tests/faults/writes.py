@@ -292,4 +292,4 @@ def named(events: Events) -> set[str]:
     gone = {event["write_id"] for event in events if event["kind"] == "abort"}
     gone |= {id_ for event in events if event["kind"] == "vacuum" for id_ in event["write_ids"]}
     writes = [event for event in events if event["kind"] == "write" and event["write_id"] not in gone]
-    return {path for event in writes for path, _, _ in (*event["files"], *event.get("hidden", []))}
+    return {path for event in writes for path, _, _ in (*event["files"], *event.get("deletes", []))}

@@ -37,7 +37,7 @@ class _Replay:
         self._read_file = read_file
         self._modes: dict[int, str] = {}
         self._files: dict[int, list[tuple[str, int]]] = collections.defaultdict(list)
-        self._hidden: dict[int, list[str]] = collections.defaultdict(list)
+        self._deleted: dict[int, list[str]] = collections.defaultdict(list)
         self._replaced: dict[int, list[int]] = collections.defaultdict(list)
         self._ranks: dict[int, int] = {}
         self._visible: dict[int, Rows] = {}
@@ -49,7 +49,7 @@ class _Replay:
             self._modes[event["write_id"]] = event["mode"]
         elif kind == "write":
             self._files[event["write_id"]] += [(path, count) for path, _, count in event["files"]]
-            self._hidden[event["write_id"]] += [path for path, _, _ in event.get("hidden", [])]
+            self._deleted[event["write_id"]] += [path for path, _, _ in event.get("deletes", [])]
             self._replaced[event["write_id"]] += event.get("replaces", [])
         elif kind == "commit":  # the files of a write that was aborted may be gone
             return self._committed(event["write_id"])
@@ -80,7 +80,7 @@ class _Replay:
         own = {path for path, _ in self._files[id_]}
         gone: set[int] = set()
         places: Places = set()
-        for path in self._hidden[id_]:
+        for path in self._deleted[id_]:
             read = pq.read_table(io.BytesIO(self._read_file(path))).to_pydict()
             for key, file, row in zip(read["id"], read["_lookup_file"], read["_lookup_row"], strict=True):
                 if file in own:

@@ -48,7 +48,7 @@ __all__ = ["FullCache"]
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _STARTS = 5  # a table that changes under this many loads in a row is an error
-_FOLD_SHARE = 0.25  # rows in deltas or hidden, of those in the base
+_FOLD_SHARE = 0.25  # rows in deltas or deleted, of those in the base
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
 
@@ -339,7 +339,7 @@ class FullCache:
                     raise
                 continue
             self._metrics.inc("snapshotBuildCount")
-            return self._stored.add(version, chosen, layers)
+            return self._stored.add(version, layers)
         raise VersionGoneError(
             f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
         )
@@ -352,7 +352,7 @@ class FullCache:
         """What `lookup.partition` leaves of a version."""
         if self._options.partition is None:
             return version
-        return version.of_files(select_partitions(self._table, version.files, self._options))
+        return version.of_files(select_partitions(self._table, version, self._options))
 
     def _fold(self, state: State, latest: Snapshot) -> None:
         """One base in place of the latest version's layers; nothing is fetched."""
@@ -363,7 +363,7 @@ class FullCache:
             return
         layout = self._layout_of(version)
         layers = self._loader.load(self._table, chosen, layout, latest, state.latest.layers, _no_progress, fold=True)
-        _, stored = self._stored.add(version, chosen, layers)
+        _, stored = self._stored.add(version, layers)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self._metrics.inc("snapshotFoldCount")
 
@@ -396,8 +396,8 @@ class FullCache:
 def _is_worth_folding(snapshot: Snapshot) -> bool:
     base, *deltas = snapshot.layers
     over = sum(layer.segment.rows for layer in deltas)
-    hidden = sum(layer.segment.rows - layer.visible_rows for layer in snapshot.layers)
-    return over + hidden > _FOLD_SHARE * base.segment.rows
+    deleted = sum(layer.segment.rows - layer.visible_rows for layer in snapshot.layers)
+    return over + deleted > _FOLD_SHARE * base.segment.rows
 
 
 def _no_progress(done: int, total: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, hidden_rows
+from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, deleted_rows
 from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
@@ -28,7 +28,7 @@ from pyspark_lookup.columnar.types import cast_column, is_source
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.scan.contract import PreparedScan, TableScan
-from pyspark_lookup.scan.deletes import seen_rows
+from pyspark_lookup.scan.deletes import live_mask
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table, TableVersion
@@ -67,7 +67,7 @@ class StoredLayer:
     """
 
     name: str
-    hidden: str | None
+    deleted: str | None
     gone: tuple[int, ...]
     marked: str = ""
 
@@ -79,10 +79,10 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
         segment = open_rows(disk, table_key, layer.name)
         if segment is None:
             return None
-        hidden = None if layer.hidden is None else _open_marks(disk, table_key, layer.hidden, segment.rows)
-        if layer.hidden is not None and hidden is None:
+        deleted = None if layer.deleted is None else _open_marks(disk, table_key, layer.deleted, segment.rows)
+        if layer.deleted is not None and deleted is None:
             return None
-        opened.append((segment, hidden, layer))
+        opened.append((segment, deleted, layer))
     live = sorted(
         (file.url, number, place)
         for number, (segment, _, layer) in enumerate(opened)
@@ -92,7 +92,7 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
     ranks = [np.full(len(segment.files), -1, np.int64) for segment, _, _ in opened]
     for rank, (_, number, place) in enumerate(live):
         ranks[number][place] = rank
-    return Snapshot([Layer(segment, hidden, ranks[n]) for n, (segment, hidden, _) in enumerate(opened)])
+    return Snapshot([Layer(segment, deleted, ranks[n]) for n, (segment, deleted, _) in enumerate(opened)])
 
 
 def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | None:
@@ -100,7 +100,7 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | N
     opened = disk.open_segment(table_key, name)
     if opened is None:
         return None
-    marks = np.frombuffer(opened.regions.get("hidden", b""), np.uint8)
+    marks = np.frombuffer(opened.regions.get("deleted", b""), np.uint8)
     if len(marks) != rows:
         disk.discard_segment(table_key, name)
         return None
@@ -131,7 +131,7 @@ class SnapshotLoader:
         `fold`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, or OSError if the directory cannot be written.
         """
-        held = _Held(last, version, layout.columns, self._scan.hidden(table, version.files))
+        held = _Held(last, version, layout.columns, self._scan.deleted(table, version.files))
         fetched = [file for file in version.files if file not in held.places]
         if last is not None and not fold and self._is_small(version, held, fetched, last, layout):
             with contextlib.suppress(SkewedError):  # a base may have another seed
@@ -159,7 +159,7 @@ class SnapshotLoader:
         count = len(last.layers)
         kept = [0] if fetched and count > DELTAS_AT_MOST else list(range(count))
         layers = [
-            self._kept(last.layers[n].segment, stored[n], held.ranks[n], held.hidden)
+            self._kept(last.layers[n].segment, stored[n], held.ranks[n], held.deleted)
             for n in kept
             if n == 0 or (held.ranks[n] >= 0).any()
         ]
@@ -183,13 +183,13 @@ class SnapshotLoader:
         marked = _digest([file.url for file, rank in zip(segment.files, ranks, strict=True) if rank >= 0], places)
         if (gone, marked) == (stored.gone, stored.marked):
             return stored
-        marks = hidden_rows(segment, ranks, places)
+        marks = deleted_rows(segment, ranks, places)
         if marks is None:
             return StoredLayer(stored.name, None, gone, marked)
         name = f"{self._rng.getrandbits(64):016x}"
-        writer = self._disk.create_segment({"hidden": len(marks)})
+        writer = self._disk.create_segment({"deleted": len(marks)})
         try:
-            writer.append("hidden", marks)
+            writer.append("deleted", marks)
             writer.finish({})
             self._disk.publish_segment(self._table_key, name, writer)
         finally:
@@ -232,7 +232,7 @@ class SnapshotLoader:
                     for batch in batches:
                         first = np.uint64(counts[number]) | (np.uint64(number) << ROW_BITS)
                         positions = np.arange(batch.num_rows, dtype=np.uint64) + first
-                        seen = seen_rows(held.hidden.get(file.url), counts[number], batch.num_rows)
+                        seen = live_mask(held.deleted.get(file.url), counts[number], batch.num_rows)
                         if seen is None:
                             builder.add(batch, positions, (done + size / 2) / total)
                         elif seen.any():
@@ -256,7 +256,7 @@ class SnapshotLoader:
             self._disk.publish_segment(self._table_key, name, writer)
         finally:
             writer.close()
-        return StoredLayer(name, None, (), _digest([file.url for file in files], held.hidden))
+        return StoredLayer(name, None, (), _digest([file.url for file in files], held.deleted))
 
     def _prepared(
         self, table: Table, files: Sequence[FileVersion], layout: Layout
@@ -266,7 +266,7 @@ class SnapshotLoader:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
             def fetch(pieces: list[Slice]) -> concurrent.futures.Future[PreparedScan]:
-                return pool.submit(self._scan.prepare, table, pieces, layout.projection, False)
+                return pool.submit(self._scan.prepare, table, pieces, layout.projection)
 
             ahead = fetch(rounds[0]) if rounds else None
             for number, pieces in enumerate(rounds):
@@ -297,15 +297,15 @@ class _Held:
     """Which files of a version lie in the latest layers: `places` (layer, place in it), `ranks` of each layer's files.
 
     A layer whose `columns` had types that do not widen to those of now holds none of them: its values are not what the files
-    say any more (partitions that were numbers, and are text now that one is no number). `hidden`: the rows of files that do
+    say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the rows of files that do
     not count in the version, by URL; `marks`: the files that say so.
     """
 
     def __init__(
-        self, last: Snapshot | None, version: TableVersion, columns: pa.Schema, hidden: Mapping[str, Numbers]
+        self, last: Snapshot | None, version: TableVersion, columns: pa.Schema, deleted: Mapping[str, Numbers]
     ) -> None:
-        self.hidden = hidden
-        self.marks = [mark.url for mark in version.hidden]
+        self.deleted = deleted
+        self.marks = [one.name for one in version.deletes]
         self._layers = last.layers if last is not None else ()
         self.places: dict[FileVersion, tuple[int, int]] = {}
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
@@ -315,7 +315,7 @@ class _Held:
             current = {}
         for number, layer in enumerate(self._layers):
             # Rows that were left out of it may count in a version that is older.
-            whole = _whole(layer.segment, self.marks, hidden)
+            whole = _whole(layer.segment, self.marks, deleted)
             for place, held in enumerate(layer.segment.files):
                 if layer.ranks[place] < 0:
                     continue
@@ -335,10 +335,10 @@ class _Held:
                 if of == number and file in numbers:
                     ranks[place] = numbers[file]
             if (ranks >= 0).any():
-                yield Layer(layer.segment, hidden_rows(layer.segment, ranks, self.hidden), ranks)
+                yield Layer(layer.segment, deleted_rows(layer.segment, ranks, self.deleted), ranks)
 
 
-def _whole(segment: Segment, marks: Sequence[str], hidden: Mapping[str, Numbers]) -> Numbers:
+def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
     """For each file of a segment whether it has all the rows that count in a version with those marks."""
     if set(segment.marks) <= set(marks):
         return np.ones(len(segment.files), np.bool_)
@@ -347,8 +347,8 @@ def _whole(segment: Segment, marks: Sequence[str], hidden: Mapping[str, Numbers]
     for start in range(0, segment.rows, BATCH_ROWS):
         there[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)] = True
     for number, file in enumerate(segment.files):
-        if file.url in hidden:
-            within = hidden[file.url][: np.searchsorted(hidden[file.url], file.rows)]
+        if file.url in deleted:
+            within = deleted[file.url][: np.searchsorted(deleted[file.url], file.rows)]
             there[segment.file_starts[number] + within] = True
     ends = zip(segment.file_starts[:-1].tolist(), segment.file_starts[1:].tolist(), strict=True)
     return np.array([there[start:end].all() for start, end in ends], np.bool_)

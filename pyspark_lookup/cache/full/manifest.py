@@ -7,7 +7,6 @@ from typing import Any
 
 from pyspark_lookup.base.decoding import count_of, counts_of, name_of, number_of, text_of
 from pyspark_lookup.cache.full.loader import StoredLayer
-from pyspark_lookup.table.log import LogVersion
 
 __all__ = ["State", "StoredVersion"]
 
@@ -21,8 +20,6 @@ class StoredVersion:
     rows: int
     bytes: int
     superseded_at_s: float | None = None
-    log: LogVersion | None = None
-    marks: tuple[tuple[str, int], ...] = ()  # (URL, size) of the files that say which rows do not count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +78,7 @@ class State:
 
     def to_json(self) -> dict[str, Any]:
         """The state as a record."""
-        record = dataclasses.asdict(self)
-        for row, version in zip(record["versions"], self.versions, strict=True):
-            row["log"] = None if version.log is None else version.log.plain()
-        return record
+        return dataclasses.asdict(self)
 
     @classmethod
     def of_json(cls, record: Any) -> State:
@@ -120,11 +114,9 @@ def _version_of(row: Any) -> StoredVersion:
         count_of(row["rows"]),
         count_of(row["bytes"]),
         _time_of(row["superseded_at_s"]),
-        None if row["log"] is None else LogVersion.of_plain(row["log"]),
-        tuple((text_of(url), count_of(size)) for url, size in row["marks"]),
     )
 
 
 def _layer_of(found: Any) -> StoredLayer:
-    hidden = None if found["hidden"] is None else name_of(found["hidden"])
-    return StoredLayer(name_of(found["name"]), hidden, counts_of(found["gone"]), text_of(found["marked"]))
+    deleted = None if found["deleted"] is None else name_of(found["deleted"])
+    return StoredLayer(name_of(found["name"]), deleted, counts_of(found["gone"]), text_of(found["marked"]))

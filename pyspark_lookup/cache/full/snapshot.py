@@ -1,6 +1,6 @@
-"""A version's rows as layers: one base segment and up to three deltas over it, with hidden rows.
+"""A version's rows as layers: one base segment and up to three deltas over it, with deleted rows.
 
-A row of a layer counts unless its file is no longer in the version, which `hidden` says. Each file's
+A row of a layer counts unless its file is no longer in the version, which `deleted` says. Each file's
 rows lie in one layer. The answer to a batch of keys is gathered layer by layer and then brought into
 the order of the keys, and in that into the order of the files and of the rows in them.
 """
@@ -21,7 +21,7 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.scan.formats import BATCH_ROWS
 
-__all__ = ["Answer", "Layer", "Ranges", "Snapshot", "hidden_rows"]
+__all__ = ["Answer", "Layer", "Ranges", "Snapshot", "deleted_rows"]
 
 
 _NOTHING: Mapping[str, Numbers] = MappingProxyType({})
@@ -29,23 +29,23 @@ _NOTHING: Mapping[str, Numbers] = MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A segment with its hidden rows (uint8 per row, None: none) and each of its files' rank in the version (-1: gone)."""
+    """A segment with its deleted rows (uint8 per row, None: none) and each of its files' rank in the version (-1: gone)."""
 
     segment: Segment
-    hidden: Numbers | None
+    deleted: Numbers | None
     ranks: Numbers
 
     @property
     def visible_rows(self) -> int:
-        return self.segment.rows - (0 if self.hidden is None else int(np.count_nonzero(self.hidden)))
+        return self.segment.rows - (0 if self.deleted is None else int(np.count_nonzero(self.deleted)))
 
     def pieces(self, names: Sequence[str]) -> Iterator[tuple[list[pa.Array], Numbers]]:
         """The named columns of the visible rows, and their positions."""
         for start in range(0, self.segment.rows, BATCH_ROWS):
             stop = min(start + BATCH_ROWS, self.segment.rows)
             rows = np.arange(start, stop)
-            if self.hidden is not None:
-                rows = rows[self.hidden[start:stop] == 0]
+            if self.deleted is not None:
+                rows = rows[self.deleted[start:stop] == 0]
             if len(rows):
                 yield self.segment.take(names, rows), self.positions(rows)
 
@@ -93,8 +93,8 @@ class Snapshot:
         for layer in self.layers:
             matches = layer.segment.probe(keys, hashes)
             numbers, rows = matches.keys, matches.rows
-            if layer.hidden is not None and len(rows):
-                seen = layer.hidden[rows] == 0
+            if layer.deleted is not None and len(rows):
+                seen = layer.deleted[rows] == 0
                 numbers, rows = numbers[seen], rows[seen]
             if len(rows):
                 found.append((layer, numbers, rows))
@@ -135,7 +135,7 @@ class Snapshot:
                     yield stop - start, columns
 
 
-def hidden_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers] = _NOTHING) -> Numbers | None:
+def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers] = _NOTHING) -> Numbers | None:
     """A mark for each row that does not count; None if there is no such row.
 
     That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
@@ -150,10 +150,10 @@ def hidden_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers] 
     for number, rows in named:
         within = rows[: np.searchsorted(rows, segment.files[number].rows)]
         marked[segment.file_starts[number] + within] = True
-    hidden = np.empty(segment.rows, np.uint8)
+    deleted = np.empty(segment.rows, np.uint8)
     for start in range(0, segment.rows, BATCH_ROWS):
-        hidden[start : start + BATCH_ROWS] = marked[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)]
-    return hidden if hidden.any() else None
+        deleted[start : start + BATCH_ROWS] = marked[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)]
+    return deleted if deleted.any() else None
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
@@ -184,8 +184,8 @@ def _kept(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
     if bounds is not None:
         ordinals = layer.segment.ordinals[start:stop].astype(np.int64)
         kept = (np.searchsorted(bounds, ordinals, "right") & 1).astype(np.bool_)
-    if layer.hidden is not None:
-        seen = layer.hidden[start:stop] == 0
+    if layer.deleted is not None:
+        seen = layer.deleted[start:stop] == 0
         kept = seen if kept is None else kept & seen
     return kept
 

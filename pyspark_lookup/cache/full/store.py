@@ -18,8 +18,6 @@ from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
 from pyspark_lookup.cache.full.manifest import State, StoredVersion
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.stores import HIDDEN
-from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.model import Table, TableVersion
 
@@ -44,7 +42,6 @@ class StoredSnapshots:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
         self._versions: weakref.WeakKeyDictionary[Snapshot, TableVersion] = weakref.WeakKeyDictionary()
-        self._stored_as: weakref.WeakKeyDictionary[Snapshot, StoredVersion] = weakref.WeakKeyDictionary()
 
     # --- what there is ----------------------------------------------------------------------------
 
@@ -74,40 +71,28 @@ class StoredSnapshots:
             held = self._open.get(stored.digest)
         if held is not None and held[0] == stored.layers:
             return held[1]
+        # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
+        version = self._disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
+        if version is None or version.digest != stored.digest:
+            return None
         snapshot = open_layers(self._disk, self._key, stored.layers)
         if snapshot is not None:
-            self._remember(stored, snapshot)
+            self._remember(stored, snapshot, version)
         return snapshot
+
+    def _version_in(self, found: Any) -> TableVersion:
+        return TableVersion.of_plain(self._table.id, found)
 
     def version_of(self, snapshot: Snapshot) -> TableVersion:
         """The version that a snapshot holds."""
         with self._mutex:
-            known = self._versions.get(snapshot)
-        if known is None:
-            known = self._version_in(snapshot)
-            with self._mutex:
-                self._versions[snapshot] = known
-        return known
+            return self._versions[snapshot]
 
-    def _version_in(self, snapshot: Snapshot) -> TableVersion:
-        with self._mutex:
-            stored = self._stored_as[snapshot]
-        marks = tuple(FileVersion(url, size, HIDDEN) for url, size in stored.marks)
-        files = [
-            FileVersion(file.url, file.size, file.identity, file.modified_at_s, hidden=marks)
-            for layer in snapshot.layers
-            for file, rank in zip(layer.segment.files, layer.ranks.tolist(), strict=True)
-            if rank >= 0
-        ]
-        # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
-        files += self._disk.get_record("snapshot", self._beside(stored.digest), _files_of) or ()
-        return TableVersion(self._table.id, tuple(sorted(files, key=lambda file: file.url)), stored.log)
-
-    def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
+    def _remember(self, stored: StoredVersion, snapshot: Snapshot, version: TableVersion) -> None:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
-            self._stored_as[snapshot] = stored
+            self._versions[snapshot] = version
             while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
                 del self._open[next(iter(self._open))]
         self._metrics.set_gauge("numCachedRecords", snapshot.rows)
@@ -131,10 +116,8 @@ class StoredSnapshots:
         finally:
             lock.release()
 
-    def add(
-        self, version: TableVersion, chosen: TableVersion, layers: tuple[StoredLayer, ...]
-    ) -> tuple[Snapshot, StoredVersion]:
-        """A version as those layers, which have the rows of the `chosen` files and are on disk, mapped.
+    def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
+        """A version as those layers, which are on disk, mapped.
 
         Raises OSError if they cannot be.
         """
@@ -142,13 +125,9 @@ class StoredSnapshots:
         if snapshot is None:
             url = redact("path", self._table.url)
             raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
-        marks = tuple((mark.url, mark.size) for mark in version.hidden)
-        if chosen is not version:
-            kept = {file.url for file in chosen.files}
-            others = [file.plain() for file in version.files if file.url not in kept]
-            self._disk.replace_record("snapshot", self._beside(version.digest), others)
-        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes, None, version.log, marks)
-        self._remember(stored, snapshot)
+        self._disk.replace_record("snapshot", self._beside(version.digest), version.plain())
+        stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
+        self._remember(stored, snapshot, version)
         return snapshot, stored
 
     def record(self, state: State) -> None:
@@ -165,7 +144,7 @@ class StoredSnapshots:
             for version in expired:
                 self._open.pop(version.digest, None)
                 self._disk.remove_record("snapshot", self._beside(version.digest))
-        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.hidden)}
+        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.deleted)}
         names = [name for name in self._disk.segments(self._key) if name not in used]
         left = tuple(name for name in names if not self._disk.remove_segment(self._key, name))
         if left != state.left:
@@ -173,7 +152,3 @@ class StoredSnapshots:
 
     def _beside(self, digest: str) -> str:
         return f"{self._key}-{digest}"
-
-
-def _files_of(found: Any) -> tuple[FileVersion, ...]:
-    return tuple(map(FileVersion.of_plain, found))

@@ -23,19 +23,17 @@ from pyspark_lookup.columnar.keys import Numbers, bits_of
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.ufs import FileVersion
-from pyspark_lookup.table.model import TableVersion
+from pyspark_lookup.table.model import Rewrites, TableVersion
 
-__all__ = ["Changes", "FileBounds", "Folds"]
+__all__ = ["Changes", "FileBounds"]
 
 
-Folds = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""For each compaction the names of its files, and of those that they took the place of: see `LogVersion`."""
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""
 
 _CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
 _KEPT = 16
-_FOLDS = b"folds"
+_REWRITES = b"rewrites"
 
 
 class Changes:
@@ -53,7 +51,8 @@ class Changes:
         """Put the bounds of a version's files on record, for the version after it to tell what changed."""
         if self._disk is None or self._recorded(version.digest) is not None:
             return
-        files = [*version.files, *version.hidden]  # what names rows that do not count has their keys
+        keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
+        files = [*version.files, *keyed]
         rows: dict[str, list[Any]] = {"file": [_name(file) for file in files]}
         bounds = bounds_of(files)
         for number, field in enumerate(self._keys):
@@ -61,10 +60,10 @@ class Changes:
             rows[f"{number}.low"] = [_value(stats, "low", field.type) for stats in column]
             rows[f"{number}.high"] = [_value(stats, "high", field.type) for stats in column]
             rows[f"{number}.none"] = [stats is not None and stats.all_null for stats in column]
-        folds = version.log.folds if version.log is not None else ()
+        rewrites = version.metadata.rewrites if version.metadata is not None else ()
         rows["live"] = [True] * len(files)
-        table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._folded(folds)])
-        table = table.replace_schema_metadata({_FOLDS: json.dumps(folds)})
+        table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._rewritten(rewrites)])
+        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -103,13 +102,13 @@ class Changes:
             touched |= inside
         return touched
 
-    def _folded(self, folds: Folds) -> pa.Table:
+    def _rewritten(self, rewrites: Rewrites) -> pa.Table:
         """What is on record of the files of compactions, and of those that they took the place of."""
-        latest = self._disk.get_record("bounds", self._latest, name_of) if folds and self._disk is not None else None
+        latest = self._disk.get_record("bounds", self._latest, name_of) if rewrites and self._disk is not None else None
         before = self._recorded(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
-        rows = _named(before.replace_schema_metadata(), [name for fold in folds for names in fold for name in names])
+        rows = _named(before.replace_schema_metadata(), [name for both in rewrites for names in both for name in names])
         return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
 
     def _recorded(self, digest: str) -> pa.Table | None:
@@ -133,7 +132,7 @@ class Changes:
             raise ValueError(str(problem)) from None
         if table.schema != self._schema():
             raise ValueError("these are bounds of other keys")
-        _folds_of(table)
+        _rewrites_of(table)
         return table
 
     def _keep(self, digest: str, table: pa.Table) -> None:
@@ -154,28 +153,31 @@ class Changes:
 
 
 def _name(file: FileVersion) -> str:
-    """What stands for a file's bytes; of a managed table its name, which there is once."""
-    return file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
+    """What stands for a file's rows; of a managed table its name, which there is once."""
+    name = file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
+    # Deletes that tell no keys may concern any row of the file.
+    deletes = [one.name for one in file.deletes if one.keys is None]
+    return key_of(name, *deletes) if deletes else name
 
 
 def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
-    """The rows of files in which two versions differ. What was folded between them counts, what it was folded into does not."""
-    folds = _folds_of(after)
+    """The rows of files in which two versions differ. What a compaction between them has replaced is among them, its own files are not."""
+    rewrites = _rewrites_of(after)
     rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
     alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
     changed: set[str] = set()
-    for own, folded in folds:
+    for own, replaced in rewrites:
         # One whose files nobody knows the bounds of is not gone through.
-        if (known | on_record).issuperset(folded) and on_record.issuperset(own):
-            changed |= set(folded) - known
-            known = (known - set(folded)) | set(own)
+        if (known | on_record).issuperset(replaced) and on_record.issuperset(own):
+            changed |= set(replaced) - known
+            known = (known - set(replaced)) | set(own)
     changed |= known ^ alive
     return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(sorted(changed), pa.string())))
 
 
-def _folds_of(table: pa.Table) -> Folds:
-    found = json.loads((table.schema.metadata or {}).get(_FOLDS, b"[]"))
+def _rewrites_of(table: pa.Table) -> Rewrites:
+    found = json.loads((table.schema.metadata or {}).get(_REWRITES, b"[]"))
     return tuple((texts_of(own), texts_of(others)) for own, others in found)
 
 

@@ -19,8 +19,8 @@ from pyspark_lookup.cache.segments.builder import CODES
 from pyspark_lookup.columnar.buffers import check_column, read_column
 from pyspark_lookup.columnar.hash_index import KeyIndex, Matches, check_index
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
+from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import Disk, OpenSegment
-from pyspark_lookup.table.log import schema_of_text
 
 __all__ = ["Segment", "SegmentFile", "open_rows"]
 

@@ -3,29 +3,37 @@
 This is the only package of ours that imports fsspec. Instances belong to one process.
 """
 
+from pyspark_lookup.io.stores.file_version import (
+    DELETE_FILE,
+    IMMUTABLE,
+    Deletes,
+    FileStatistics,
+    FileVersion,
+    PartitionValues,
+    Range,
+)
 from pyspark_lookup.io.stores.opening import open_store
 from pyspark_lookup.io.stores.store import (
-    HIDDEN,
-    IMMUTABLE,
     LOCAL_GRANULE_S,
     LOG_DIRECTORY,
     SETTLED_AFTER_S,
     Count,
-    FileVersion,
     Listing,
-    Range,
     Store,
 )
 
 __all__ = [
-    "HIDDEN",
+    "DELETE_FILE",
     "IMMUTABLE",
     "LOCAL_GRANULE_S",
     "LOG_DIRECTORY",
     "SETTLED_AFTER_S",
     "Count",
+    "Deletes",
+    "FileStatistics",
     "FileVersion",
     "Listing",
+    "PartitionValues",
     "Range",
     "Store",
     "open_store",

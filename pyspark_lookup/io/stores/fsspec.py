@@ -13,7 +13,8 @@ import fsspec
 
 from pyspark_lookup.base.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, cause_of
 from pyspark_lookup.io.stores.error_mapping import read_error, translated
-from pyspark_lookup.io.stores.store import REMOTE_GRANULE_S, Count, FileVersion, Listing, is_entered
+from pyspark_lookup.io.stores.file_version import FileVersion
+from pyspark_lookup.io.stores.store import REMOTE_GRANULE_S, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
 
 __all__ = ["FsspecStore"]

@@ -12,7 +12,8 @@ from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translated
-from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
+from pyspark_lookup.io.stores.file_version import FileVersion
+from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, Listing, is_entered
 
 __all__ = ["LocalStore"]
 

@@ -21,7 +21,8 @@ from pyspark_lookup.base.errors import (
     cause_of,
 )
 from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_error, read_error, translated
-from pyspark_lookup.io.stores.store import LOG_DIRECTORY, Count, FileVersion, Listing, is_entered
+from pyspark_lookup.io.stores.file_version import FileVersion
+from pyspark_lookup.io.stores.store import LOG_DIRECTORY, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
 
 __all__ = ["S3Store"]

@@ -14,12 +14,10 @@ from pyspark_lookup.table.log.events import (
     Write,
     WriteMode,
     event_bytes,
-    schema_of_text,
-    text_of_schema,
 )
 from pyspark_lookup.table.log.log import NotificationLog
 from pyspark_lookup.table.log.state import TableState
-from pyspark_lookup.table.log.writes import Change, LogVersion, TableWrite
+from pyspark_lookup.table.log.writes import Change, TableWrite
 
 __all__ = [
     "Abort",
@@ -32,7 +30,6 @@ __all__ = [
     "DataFile",
     "Definition",
     "Event",
-    "LogVersion",
     "NotificationLog",
     "TableState",
     "TableWrite",
@@ -40,6 +37,4 @@ __all__ = [
     "Write",
     "WriteMode",
     "event_bytes",
-    "schema_of_text",
-    "text_of_schema",
 ]

@@ -6,7 +6,6 @@ does not parse, or is of another table, is an error that names the file: nothing
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import enum
 import json
@@ -28,7 +27,7 @@ from pyspark_lookup.base.decoding import (
     texts_of,
 )
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError
-from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.columnar.types import schema_of_text, spark_schema, text_of_schema
 
 __all__ = [
     "FORMAT",
@@ -51,9 +50,7 @@ __all__ = [
     "id_of",
     "parsed",
     "plain_definition",
-    "schema_of_text",
     "sealed",
-    "text_of_schema",
 ]
 
 FORMAT = 1
@@ -146,7 +143,7 @@ class Write(Event):
     kind = "write"
     write_id: int
     files: tuple[DataFile, ...]
-    hidden: tuple[DataFile, ...] = ()
+    deletes: tuple[DataFile, ...] = ()
     replaces: tuple[int, ...] = ()
 
 
@@ -247,19 +244,6 @@ def parsed(data: bytes, origin: str) -> dict[str, Any]:
     return found
 
 
-def text_of_schema(schema: pa.Schema) -> str:
-    """A schema as JSON can hold it."""
-    return base64.b64encode(schema.remove_metadata().serialize()).decode()
-
-
-def schema_of_text(text: str) -> pa.Schema:
-    """The schema that `text_of_schema` wrote. Raises ValueError for anything else."""
-    try:
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-    except (TypeError, OSError, pa.ArrowException) as problem:
-        raise ValueError(f"no schema: {problem}") from None
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
@@ -330,7 +314,7 @@ def _batch(value: Any) -> Batch:
 _BODIES: dict[type[Event], dict[str, Any]] = {
     Create: {"definition": definition_of},
     Allocate: {"write_id": _write_id, "mode": WriteMode},
-    Write: {"write_id": _write_id, "files": files_of, "hidden": files_of, "replaces": _write_ids},
+    Write: {"write_id": _write_id, "files": files_of, "deletes": files_of, "replaces": _write_ids},
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": text_of},
     Alter: {"definition": definition_of},

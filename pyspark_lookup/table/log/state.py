@@ -15,6 +15,7 @@ from typing import Any
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, counts_of, number_of, text_of
 from pyspark_lookup.base.errors import DamagedFileError, VersionGoneError, WriteConflictError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.table.log.events import (
     FORMAT,
@@ -35,10 +36,10 @@ from pyspark_lookup.table.log.events import (
     id_of,
     parsed,
     plain_definition,
-    text_of_schema,
 )
 from pyspark_lookup.table.log.visible_writes import Standing
-from pyspark_lookup.table.log.writes import Change, LogVersion, TableWrite
+from pyspark_lookup.table.log.writes import Change, TableWrite
+from pyspark_lookup.table.model import VersionMetadata
 
 _STANDINGS_KEPT = 4  # of the lists that versions were asked for by
 
@@ -97,8 +98,8 @@ class TableState:
                 self.writes[event.write_id] = TableWrite(event.write_id, event.mode, event.position, nonce=event.nonce)
             case Write():
                 write = self._open(event, event.write_id)
-                files, hidden = (*write.files, *event.files), (*write.hidden, *event.hidden)
-                self.writes[write.id] = dataclasses.replace(write, files=files, hidden=hidden)
+                files, deletes = (*write.files, *event.files), (*write.deletes, *event.deletes)
+                self.writes[write.id] = dataclasses.replace(write, files=files, deletes=deletes)
                 self._replace(event, write.id, event.replaces)
             case Commit():
                 self._commit(event, self._open(event, event.write_id))
@@ -112,7 +113,7 @@ class TableState:
                 for id_ in event.write_ids:
                     if id_ not in self.writes or self.writes[id_].ended_at is None:
                         raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
-                    self.writes[id_] = dataclasses.replace(self.writes[id_], files=(), hidden=(), vacuumed=True)
+                    self.writes[id_] = dataclasses.replace(self.writes[id_], files=(), deletes=(), vacuumed=True)
                 if event.oldest > event.position:
                     raise self._contradiction(event, f"keeps what is after event {event.oldest} only")
                 self.oldest = max(self.oldest, event.oldest)
@@ -140,7 +141,7 @@ class TableState:
     def _ranked(self, write: TableWrite) -> None:
         if write.mode is WriteMode.OVERWRITE:
             self._replaced_by = max(self._replaced_by, write.id)
-        if write.mode.by_key or (write.hidden and not write.replaces):
+        if write.mode.by_key or (write.deletes and not write.replaces):
             self._keyed_by = max(self._keyed_by, write.id)
 
     def _defined(self, position: int, at_s: float, definition: Definition) -> None:
@@ -237,14 +238,14 @@ class TableState:
         aborted = {write.id for write in invalid}.difference(opened)
         return ValidWriteIdList(self.table_id, allocated, opened, aborted)
 
-    def version(self, position: int | None = None) -> LogVersion:
+    def version(self, position: int | None = None) -> VersionMetadata:
         """The version after the event at `position` (None: now). Raises ValueError for one beyond the log."""
         write_ids = self.valid_write_ids(position)
         at = self.position if position is None else position
         last = bisect.bisect_right(self.changes, at, key=lambda change: change.position) - 1
         return self._version(write_ids, at, self.changes[last].position)
 
-    def version_of(self, write_ids: ValidWriteIdList, own: int | None = None) -> LogVersion:
+    def version_of(self, write_ids: ValidWriteIdList, own: int | None = None) -> VersionMetadata:
         """The version that a list lets through, with the columns and keys that the table had after the last of these writes.
 
         `own`: an open write that it may let through, in the table's present columns.
@@ -291,13 +292,13 @@ class TableState:
         left_out = [w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable]
         first = min(left_out, default=self.position + 1)
         for write in standing.valid:
-            if write.hidden and standing.end(write) > first and not write.replaces and write.id != own:
+            if write.deletes and standing.end(write) > first and not write.replaces and write.id != own:
                 raise VersionGoneError(
                     f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
                     "that was folded by it: which rows it hides among those is not known"
                 )
 
-    def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> LogVersion:
+    def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
         defined_at, definition = self._definitions[last]
         standing = self._standing(write_ids)
@@ -311,8 +312,10 @@ class TableState:
         seen, hiding = (",".join(write.label for write in writes) for writes in (standing.seen, standing.hiding))
         schema = text_of_schema(definition.schema)
         digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, seen, hiding)
-        folds = tuple(standing.folds())
-        return LogVersion(self.table_id, position, str(write_ids), digest, definition.keys, schema, folds)
+        rewrites = tuple(standing.folds())
+        return VersionMetadata(
+            self.table_id, position, str(write_ids), digest, definition.keys, schema, rewrites=rewrites
+        )
 
     def needed(self, position: int | None = None) -> list[TableWrite]:
         """The writes that the version at a position (None: now) is made of: those whose rows are seen, or hide some."""
@@ -329,9 +332,9 @@ class TableState:
             for file in write.files:
                 yield file, write.id, times.get(write.id, 0.0)
 
-    def hidden(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
+    def deletes(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
         """The files that say which rows of `files` no longer count."""
-        return (file for write in self._standing(write_ids).hiding for file in write.hidden)
+        return (file for write in self._standing(write_ids).hiding for file in write.deletes)
 
     def _standing(self, write_ids: ValidWriteIdList) -> Standing:
         """What counts where a list says what is valid."""
@@ -354,7 +357,7 @@ class TableState:
                 write.ended_at,
                 write.committed,
                 [[file.path, file.size, file.rows] for file in write.files],
-                [[file.path, file.size, file.rows] for file in write.hidden],
+                [[file.path, file.size, file.rows] for file in write.deletes],
                 list(write.replaces),
                 write.vacuumed,
                 write.nonce,
@@ -380,9 +383,9 @@ class TableState:
             state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
             for number, (id_, mode, allocated_at, ended_at, committed, files, *more) in enumerate(found["writes"], 1):
                 ended = None if ended_at is None else count_of(ended_at)
-                hidden, replaces, vacuumed, *nonce = more
+                deletes, replaces, vacuumed, *nonce = more
                 write = TableWrite(
-                    id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed, files_of(hidden)
+                    id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed, files_of(deletes)
                 )
                 write = dataclasses.replace(write, vacuumed=bool(vacuumed), nonce=text_of(*nonce) if nonce else "")
                 if replaces:

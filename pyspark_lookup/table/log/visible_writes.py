@@ -46,7 +46,7 @@ class Standing:
         valid = [write for id_, write in self._writes.items() if id_ not in invalid]
         unseen = (self._writes[id_] for id_ in invalid if id_ in self._writes)
         adding = (WriteMode.APPEND, WriteMode.ALTER)
-        changing = (write for write in unseen if write.committed and (write.hidden or write.mode not in adding))
+        changing = (write for write in unseen if write.committed and (write.deletes or write.mode not in adding))
         limit = min((self.end(write) for write in changing), default=self._position + 1)
         folding = [write for write in valid if write.replaces]
         replaced, usable = set[int](), set[int]()
@@ -66,7 +66,7 @@ class Standing:
             for write in self.valid
             if write.rank >= base
             and write.id not in replaced
-            and (write.files or write.hidden or write.vacuumed or write.id == base)
+            and (write.files or write.deletes or write.vacuumed or write.id == base)
         ]
 
     def _found_hiding(self, replaced: set[int]) -> list[TableWrite]:
@@ -74,7 +74,7 @@ class Standing:
         a higher write id were committed before it.
         """
         first = min((self.end(write) for write in self.seen if write.files), default=self._position + 1)
-        keyed = (write for write in self.valid if (write.hidden or write.vacuumed) and write.id not in replaced)
+        keyed = (write for write in self.valid if (write.deletes or write.vacuumed) and write.id not in replaced)
         return [write for write in keyed if self.end(write) >= first]
 
     @property

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-from pyspark_lookup.base.decoding import count_of, name_of, text_of, texts_of
-from pyspark_lookup.base.write_ids import ValidWriteIdList
-from pyspark_lookup.table.log.events import DataFile, WriteMode, schema_of_text
+from pyspark_lookup.table.log.events import DataFile, WriteMode
 
-__all__ = ["Change", "LogVersion", "TableWrite"]
+__all__ = ["Change", "TableWrite"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +24,7 @@ class TableWrite:
     files: tuple[DataFile, ...] = ()
     ended_at: int | None = None
     committed: bool = False
-    hidden: tuple[DataFile, ...] = ()
+    deletes: tuple[DataFile, ...] = ()
     replaces: tuple[int, ...] = ()
     least: int = 0
     rank: int = 0
@@ -55,17 +52,17 @@ class TableWrite:
         """
         names = self.names
         first, last = (names[0], names[-1]) if names else ("", "")
-        return f"{self.id}+{len(self.files)}+{len(self.hidden)}+{first}+{last}"
+        return f"{self.id}+{len(self.files)}+{len(self.deletes)}+{first}+{last}"
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its files, each of which there is once."""
-        return tuple(file.name for file in (*self.files, *self.hidden))
+        return tuple(file.name for file in (*self.files, *self.deletes))
 
     @property
     def does_something(self) -> bool:
         """Whether it has put files, of rows or of what hides some."""
-        return bool(self.files or self.hidden)
+        return bool(self.files or self.deletes)
 
     def replacing(self, writes: Mapping[int, TableWrite], replaces: tuple[int, ...]) -> TableWrite:
         """This write as a compaction of those."""
@@ -81,33 +78,3 @@ class Change:
     position: int
     at_s: float
     write_id: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class LogVersion:
-    """One version of a managed table: its table's id, what a list lets through, and how the table was defined.
-
-    `position` is that of the last event that matters to it, `write_ids` the list in Hive's text form. `folds`: for the
-    latest compactions in it the names of their files with rows, and of all those that they took the place of.
-    """
-
-    table_id: str
-    position: int
-    write_ids: str
-    digest: str
-    keys: tuple[str, ...]
-    schema: str
-    folds: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = dataclasses.field(default=(), compare=False)
-
-    def plain(self) -> list[Any]:
-        """The version as JSON can hold it."""
-        return [self.table_id, self.position, self.write_ids, self.digest, list(self.keys), self.schema, self.folds]
-
-    @classmethod
-    def of_plain(cls, found: Any) -> LogVersion:
-        """The version that `plain` wrote. Raises TypeError or ValueError for anything else."""
-        table_id, position, write_ids, digest, keys, schema, folds = found
-        folded = tuple((texts_of(own), texts_of(others)) for own, others in folds)
-        schema_of_text(text_of(schema))
-        ValidWriteIdList.parse(text_of(write_ids))
-        return cls(text_of(table_id), count_of(position), write_ids, name_of(digest), texts_of(keys), schema, folded)

@@ -1,0 +1,108 @@
+"""`FileVersion`: one state of one file, and what a table's metadata says of the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pyspark_lookup.base.decoding import count_of, number_of, text_of
+from pyspark_lookup.base.errors import without_credentials
+from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.columnar.predicate import ColumnStats
+
+__all__ = ["DELETE_FILE", "IMMUTABLE", "Deletes", "FileStatistics", "FileVersion", "PartitionValues", "Range"]
+
+Range = tuple[int, int]
+"""(offset, length) in bytes."""
+PartitionValues = tuple[tuple[str, str | None], ...]
+"""(column, value as text; None: null) of each partition column."""
+
+IMMUTABLE = "immutable:"
+"""The identity of a file that nobody ever changes begins so: it is told by its name, also where it was copied to."""
+DELETE_FILE = IMMUTABLE + "deletes"
+"""The identity of such a file that names deleted rows of others."""
+
+
+class Deletes(Protocol):
+    """What says which rows of data files are deleted: a delete file, a deletion vector, or the positions themselves.
+
+    A value that travels with the files of a version, also to other processes.
+    """
+
+    @property
+    def name(self) -> str:
+        """Equal for those that delete the same rows."""
+
+    @property
+    def place(self) -> tuple[FileVersion, Range] | None:
+        """The bytes that say it; None if the value itself does."""
+
+    @property
+    def keys(self) -> FileVersion | None:
+        """A file with the key columns of the deleted rows, by whose bounds caches tell which keys are concerned; None: there is none."""
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        """The positions of deleted rows (ascending, from 0), by the data file's path below its table.
+
+        `data`: the bytes of `place`, empty without one. Raises DamagedFileError.
+        """
+
+    def plain(self) -> list[Any]:
+        """The value as JSON can hold it; first the kind by which `table.deletes.DELETES` reads it back."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileStatistics:
+    """What a table's metadata says of a file's rows: how many, deleted ones among them, and the bounds of columns by name."""
+
+    rows: int | None = None
+    bounds: Mapping[str, ColumnStats] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class FileVersion:
+    """One state of one file: its URL, size in bytes and identity, compared by equality only.
+
+    `identity` is the store's strongest token; "" means it has none and the bytes are not kept.
+    `modified_at_s` (Unix time of the store's clock, None if unknown) and `settled` (False: so new
+    that the identity may yet stand for other bytes) describe the observation, not the state. What the table's metadata says of
+    the file in the version it is of: `partition` (None: its directories say), `deletes`, `statistics` (None: its footer says).
+    """
+
+    url: str
+    size: int
+    identity: str
+    modified_at_s: float | None = dataclasses.field(default=None, compare=False)
+    settled: bool = dataclasses.field(default=True, compare=False)
+    partition: PartitionValues | None = dataclasses.field(default=None, compare=False)
+    deletes: tuple[Deletes, ...] = dataclasses.field(default=(), compare=False)
+    statistics: FileStatistics | None = dataclasses.field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        return f"FileVersion({without_credentials(self.url)!r}, {self.size}, {self.identity!r})"
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether bytes read under this version may be kept."""
+        return bool(self.identity) and self.settled
+
+    @property
+    def immutable(self) -> bool:
+        """Whether the name alone says which bytes these are."""
+        return self.identity.startswith(IMMUTABLE)
+
+    def plain(self) -> list[Any]:
+        """The file as JSON can hold it, without what the table's metadata says of it."""
+        return [self.url, self.size, self.identity, self.modified_at_s, self.settled]
+
+    @classmethod
+    def of_plain(cls, found: Any) -> FileVersion:
+        """The file that `plain` wrote. Raises TypeError or ValueError for anything else."""
+        url, size, identity, modified_at_s, settled = found
+        modified_at_s = None if modified_at_s is None else number_of(modified_at_s)
+        return cls(text_of(url), count_of(size), text_of(identity), modified_at_s, settled is True)
+
+    def as_immutable(self) -> FileVersion:
+        """The same file, if its name is never used for other bytes."""
+        return FileVersion(self.url, self.size, IMMUTABLE, self.modified_at_s)

@@ -1,0 +1,114 @@
+"""Which rows of data files are deleted: values that say it, and the delete files of managed tables.
+
+A delete file is a Parquet file that names rows of other files by path and position, as Iceberg's position deletes do, beside their
+key columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
+from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.columnar.keys import Numbers, one_array
+from pyspark_lookup.io.stores import DELETE_FILE, Deletes, FileVersion, Range
+from pyspark_lookup.options.conf_file import redact
+
+__all__ = ["DELETES", "PATH", "ROW", "DeleteFile", "delete_file_bytes", "distinct_places", "place_fields"]
+
+PATH, ROW = "_lookup_file", "_lookup_row"
+"""The columns that say where a row is: its file's path below the table, and its place in it (int64, from 0)."""
+
+
+def place_fields() -> list[pa.Field]:
+    """The fields of `PATH` and `ROW`."""
+    return [pa.field(PATH, pa.string()), pa.field(ROW, pa.int64())]
+
+
+def distinct_places(rows: pa.Table) -> pa.Table:
+    """Those rows by `PATH` and `ROW`, each place once: two writes that overlapped may both have hidden it."""
+    ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
+    if ordered.num_rows < 2:
+        return ordered
+    differs = (
+        pc.not_equal(column.slice(1), column.slice(0, len(column) - 1))
+        for column in (one_array(ordered.column(name)) for name in (PATH, ROW))
+    )
+    first = pa.concat_arrays([pa.array([True]), pc.or_(*differs)])
+    return ordered.filter(first)
+
+
+def delete_file_bytes(rows: pa.Table) -> bytes:
+    """The file that names those rows, as `distinct_places` gives them: their key columns, `PATH` and `ROW`."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", compression_level=1, write_page_checksum=True)
+    data = bytes(sink.getvalue().to_pybytes())
+    _positions_of("deleted rows", data)  # a file that cannot be read would make the table unreadable
+    return data
+
+
+@dataclasses.dataclass(frozen=True)
+class DeleteFile:
+    """A delete file of a managed table, by its URL and size."""
+
+    url: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @property
+    def place(self) -> tuple[FileVersion, Range]:
+        return self.keys, (0, self.size)
+
+    @property
+    def keys(self) -> FileVersion:
+        return FileVersion(self.url, self.size, DELETE_FILE)
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        return _positions_of(self.url, data)
+
+    def plain(self) -> list[Any]:
+        return ["file", self.url, self.size]
+
+    @classmethod
+    def of_plain(cls, found: Any) -> DeleteFile:
+        """What `plain` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        url, size = found
+        return cls(text_of(url), count_of(size))
+
+
+DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.of_plain}
+"""How each kind of deletes is read back from a record of the cache directory, by the first part of its `plain`."""
+
+
+def _positions_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
+    """path -> places of the rows that such a file names, ascending, each once. Raises DamagedFileError, which shows `url`.
+
+    A file may name a place twice: compactions of earlier releases wrote such files where two writes by key had overlapped.
+    """
+    try:
+        table = pq.read_table(pa.BufferReader(data), columns=[PATH, ROW], page_checksum_verification=True)
+        table = table.combine_chunks()
+        table.validate(full=True)
+        if table.schema.types != [field.type for field in place_fields()] or any(c.null_count for c in table.columns):
+            raise ValueError("a path and a place were expected of each row")
+        paths, rows = table.column(PATH).to_numpy(), table.column(ROW).to_numpy()
+        starts = np.flatnonzero(np.concatenate([[len(rows) > 0], paths[1:] != paths[:-1]]))
+        parts = np.split(rows, starts[1:]) if len(starts) else []
+        places = {str(paths[start]): part for start, part in zip(starts, parts, strict=True)}
+        if len(places) < len(parts) or any(part[0] < 0 or (np.diff(part) < 0).any() for part in parts):
+            raise ValueError("the places of each file were expected together, in their order")
+        places = {path: np.unique(part) for path, part in places.items()}
+    except (*UNREADABLE, pa.ArrowException, OSError) as problem:
+        shown = redact("path", url)
+        raise DamagedFileError(f"{shown} does not name the rows that an upsert or delete hides: {problem}") from problem
+    return places

@@ -1,0 +1,191 @@
+"""`FilesSource`: the versions of plain files, which others write: each is what one listing shows, once no job is at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyspark_lookup.base.errors import OptionError, TableBusyError, TableEmptyError, UfsNotFoundError
+from pyspark_lookup.io.stores import LOG_DIRECTORY
+from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.file_names import format_of
+from pyspark_lookup.table.listing import data_files, job_directories, refuse_inside
+from pyspark_lookup.table.model import Kind, Table, TableVersion
+from pyspark_lookup.table.sink_log import committed_by_sink
+from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
+from pyspark_lookup.table.spark_jobs import WritingJobs
+
+__all__ = ["FilesSource"]
+
+_SETTLE_POLLS = 20
+_CONFIRM_S = 1.0
+_BUSY_POLL_S = 0.5
+
+
+class FilesSource(VersionSource):
+    """A file, a directory, or the files that a glob names."""
+
+    kinds = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB)
+    retained = False
+    described = False
+
+    def __init__(self, parts: SourceParts) -> None:
+        super().__init__(parts)
+        self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.clock
+        self._jobs = WritingJobs(parts.ufs, parts.host, parts.metrics, parts.clock)
+
+    @classmethod
+    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+        return Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        if options.success_file and kind == Kind.FILE:
+            raise OptionError(
+                f"option lookup.success-file = 'true': {redact('path', options.path)} is one file, not a directory of a job"
+            )
+        if options.pinned is not None:
+            key = "lookup.version" if options.version is not None else "lookup.valid-write-ids"
+            raise OptionError(
+                f"option {key} = {str(options.pinned)!r} is for managed tables: {redact('path', options.path)} has no log"
+            )
+
+    def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+        return format_of([file.url for file in files])
+
+    def current(self, question: Question) -> Answer:
+        """One call, more only while it settles or a job writes."""
+        table, started_s, status = question.table, question.started_s, question.status
+        until_s: float | None = None
+        while True:
+            try:
+                return Answer(self._listed(table, started_s, status), started_s)
+            except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
+                kept = self._jobs.kept(table, problem, question.gone)
+                if kept is not None:
+                    return Answer(kept, started_s, kept=True)
+                now_s = self._clock.steady_s()
+                until_s = now_s + table.busy.wait_s if until_s is None else until_s
+                if not question.patient or now_s >= until_s or not self._is_worth_waiting(table, problem):
+                    raise
+            self._clock.sleep(min(_BUSY_POLL_S, until_s - now_s))
+            started_s, status = self._clock.steady_s(), None
+
+    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+        """A table to which only files were added since is found by the age of those it had."""
+        try:
+            version = ask()
+        except TableBusyError as problem:  # what the token names may be told from what a job adds
+            if problem.listing is None:
+                raise
+            version = self._version(table, problem.listing, past_jobs=True)
+        older = tuple(file for file in version.files if (file.modified_at_s or 0.0) <= newest)
+        return [version, TableVersion(table.id, older)]
+
+    def was_here_lately(self, table: Table) -> bool:
+        return table.kind == Kind.DIRECTORY and self._jobs.was_here_lately(table)
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        return self._jobs.lacks_files(version)
+
+    # --- the store --------------------------------------------------------------------------------
+
+    def _listed(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
+        """What the store lists, once it is quiet. Raises what says that it is no version."""
+        for _ in range(_SETTLE_POLLS):
+            status = self._get_status(table) if status is None else status
+            wait_s = self._unsettled_s(table, status)
+            if wait_s <= 0:
+                version = self._version(table, status)
+                return self._confirmed(table, version) if self._shrank(table, version, started_s) else version
+            self._clock.sleep(wait_s)
+            status = None
+        raise TableBusyError(
+            f"{table.url} is still being written after {_SETTLE_POLLS} waits for lookup.settle = {table.settle_s} s"
+        )
+
+    def _is_worth_waiting(self, table: Table, problem: Exception) -> bool:
+        """Whether a job may end soon, or begin: one that overwrites removes files before anything tells of it."""
+        if not table.busy.keep or table.kind == Kind.FILE:
+            return False
+        if isinstance(problem, TableBusyError):
+            return True
+        return self._jobs.was_here_lately(table) and not self._is_another_kind(table)
+
+    def _is_another_kind(self, table: Table) -> bool:
+        try:
+            status = self._ufs.get_status(table.url)
+        except UfsNotFoundError:
+            return False
+        managed = isinstance(status, Listing) and LOG_DIRECTORY in status.directories
+        return table.kind != Kind.GLOB and (managed or self.kind_of(status) != table.kind)
+
+    def _shrank(self, table: Table, version: TableVersion, started_s: float) -> bool:
+        """Whether files are gone since the last known version and none came: removal, or a job that has just begun.
+
+        What another process has learned since this listing was asked for says nothing of it.
+        """
+        record = self._host.last(table)
+        if table.kind == Kind.FILE or record is None or record["digest"] == version.digest:
+            return False
+        if record["boot"] == self._clock.boot and record["started_s"] > started_s:
+            return False
+        last = self._host.files(table, record["digest"])
+        return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
+
+    def _confirmed(self, table: Table, version: TableVersion) -> TableVersion:
+        """A version after which no more files went.
+
+        A job that overwrites a directory removes its files one by one before anything tells of the
+        job. Such a listing is half a table, and its blocks may all be cached here.
+        """
+        for _ in range(_SETTLE_POLLS):
+            self._clock.sleep(_CONFIRM_S)
+            again = self._version(table, self._get_status(table))
+            if {file.url for file in version.files} <= {file.url for file in again.files}:
+                return again
+            version = again
+        raise TableBusyError(f"{table.url} keeps losing files: {_SETTLE_POLLS} listings in a row have fewer")
+
+    def _get_status(self, table: Table) -> FileVersion | Listing:
+        if table.kind == Kind.FILE:
+            return self._ufs.get_meta(table.url)
+        return self._ufs.list_status(table.root)
+
+    def _unsettled_s(self, table: Table, status: FileVersion | Listing) -> float:
+        """Seconds until the newest file is as old as `lookup.settle` asks; <= 0: it is."""
+        if table.settle_s is None:
+            return 0.0
+        files = (status,) if isinstance(status, FileVersion) else status.files
+        newest = max((file.modified_at_s for file in files if file.modified_at_s is not None), default=0.0)
+        return min(newest + table.settle_s - self._clock.wall_s(), table.settle_s)
+
+    def _version(self, table: Table, status: FileVersion | Listing, past_jobs: bool = False) -> TableVersion:
+        """What the store's answer is a version of. `past_jobs`: whatever jobs are at it. Raises what says that it is none."""
+        if isinstance(status, FileVersion):
+            refuse_inside(status.url)
+            return TableVersion(table.id, (status,))
+        ignored = job_directories(table.url, table.kind, status) if past_jobs else self._jobs.dead(table, status)
+        try:
+            files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored)
+        except TableBusyError as problem:
+            problem.listing = status
+            raise
+        except TableEmptyError:
+            if not ignored:
+                raise
+            # A job that overwrites has removed the files, and put none: that says nothing of what the table is.
+            busy = TableBusyError(
+                f"{status.url} holds no data file but {ignored[0]}, of a job that overwrites it or has died: wait for the job, or "
+                "write the table anew"
+            )
+            busy.listing = status
+            raise busy from None
+        if "_spark_metadata" in status.directories:
+            files = committed_by_sink(self._parts.blocks, status, files)
+            if not files:
+                raise TableEmptyError(
+                    f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
+                )
+        return TableVersion(table.id, files)

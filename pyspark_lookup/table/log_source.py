@@ -1,0 +1,163 @@
+"""`LogSource`: the versions of managed tables, which their notification log lists."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.io.stores import IMMUTABLE, LOG_DIRECTORY, FileStatistics
+from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.deletes import DeleteFile
+from pyspark_lookup.table.log import DataFile, NotificationLog, TableState
+from pyspark_lookup.table.model import Kind, Table, TableVersion, VersionMetadata, metadata_of
+from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
+
+__all__ = ["LogSource", "managed_version", "version_of_file"]
+
+_VERSIONS_KEPT = 8
+
+
+class LogSource(VersionSource):
+    """A managed table, whose log one call tails."""
+
+    kinds = (Kind.MANAGED,)
+
+    def __init__(self, parts: SourceParts) -> None:
+        super().__init__(parts)
+        self._logs: dict[str, NotificationLog] = {}
+
+    @classmethod
+    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+        return Kind.MANAGED if isinstance(status, Listing) and LOG_DIRECTORY in status.directories else None
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        self._refuse(options, ["lookup.partition"] if options.partition is not None else [], kind)
+        super().check_options(options, kind)
+
+    def log(self, url: str) -> NotificationLog:
+        """The log of the managed table at a canonical URL."""
+        if url not in self._logs:
+            parts = self._parts
+            self._logs[url] = NotificationLog(parts.ufs, parts.disk, parts.metrics, parts.clock, parts.rng, url)
+        return self._logs[url]
+
+    def current(self, question: Question) -> Answer:
+        table = question.table
+        state = self.log(table.url).latest()
+        if state is None:
+            raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
+        return Answer(managed_version(table, state), question.started_s)
+
+    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+        states = [ask()]
+        log = self.log(table.url).known()
+        if log is not None and table.pinned is None:
+            with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # nor does anybody know infinity
+                states.append(managed_version(table, log, int(newest)))
+        return states
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        if metadata.position is None:
+            return None
+        state = self.log(table.url).known(metadata.position)
+        if state is None or metadata.table_id != state.table_id or metadata.position > state.position:
+            return None
+        with contextlib.suppress(VersionGoneError):
+            return managed_version(table, state, None if isinstance(table.pinned, str) else metadata.position)
+        return None
+
+    def has_commit(self, url: str, table_id: str, position: int) -> bool:
+        """Whether the log that this host knows of has a commit. (It was dropped else, or restored from a copy.)"""
+        state = self.log(url).known(position)
+        return state is not None and state.table_id == table_id and state.position >= position
+
+    # --- what views show --------------------------------------------------------------------------
+
+    def history(self, table: Table) -> list[dict[str, Any]] | None:
+        state = self.log(table.url).latest()
+        return None if state is None else [_row_of(state, number) for number in range(len(state.changes))]
+
+    def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
+        state = self.log(table.url).known()
+        valid = self.valid_write_ids(version)
+        if state is None or valid is None:
+            return {}
+        return {f"{table.url}/{file.path}": write_id for file, write_id, _ in state.files(valid)}
+
+    def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
+        return None if version.metadata is None else ValidWriteIdList.parse(version.metadata.state)
+
+    def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
+        metadata, state = metadata_of(table, version), self.log(table.url).known()
+        return {
+            "table_id": metadata.table_id,
+            "position": metadata.position,
+            "keys": list(metadata.keys),
+            "valid_write_ids": metadata.state,
+            "properties": dict(state.definition.properties) if state is not None else {},
+        }
+
+
+def _row_of(state: TableState, number: int) -> dict[str, Any]:
+    change = state.changes[number]
+    write = None if change.write_id is None else state.writes[change.write_id]
+    gone = write is not None and write.vacuumed
+    return {
+        "version": change.position,
+        "committed_at": change.at_s,
+        "operation": write.mode.value if write is not None else "create" if change.position == 1 else "alter",
+        "write_id": change.write_id,
+        "files_added": 0 if write is None else None if gone else len(write.files),
+        "rows_added": 0 if write is None else None if gone else write.rows,
+    }
+
+
+def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
+    """The version of a managed table at a position of its log (None: what the table's `pinned` says, or the current one).
+
+    Raises VersionGoneError for a pinned one that the log does not have.
+    """
+    known = state.memo.get((table, position))
+    if known is not None:
+        return cast(TableVersion, known)
+    try:
+        version = _managed_version(table, state, position)
+    except VersionGoneError as problem:
+        raise VersionGoneError(f"{redact('path', table.url)}: {problem}") from None
+    if len(state.memo) >= _VERSIONS_KEPT:
+        state.memo.clear()
+    state.memo[table, position] = version
+    return version
+
+
+def _managed_version(table: Table, state: TableState, position: int | None) -> TableVersion:
+    try:
+        if position is None and isinstance(table.pinned, str):
+            write_ids = ValidWriteIdList.parse(table.pinned)
+            metadata = state.version_of(write_ids, table.own)
+        elif position is None and table.own is not None:
+            write_ids = state.valid_write_ids().commit(table.own)
+            metadata = state.version_of(write_ids, table.own)
+        else:
+            at = position if position is not None else cast("int | None", table.pinned)
+            metadata = state.version(at)
+            write_ids = ValidWriteIdList.parse(metadata.state)
+    except ValueError as problem:
+        raise VersionGoneError(str(problem)) from None
+    deletes = tuple(DeleteFile(f"{table.url}/{file.path}", file.size) for file in state.deletes(write_ids))
+    files = (
+        dataclasses.replace(version_of_file(table, file), modified_at_s=at_s, deletes=deletes)
+        for file, _, at_s in state.files(write_ids)
+    )
+    return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), metadata)
+
+
+def version_of_file(table: Table, file: DataFile, identity: str = IMMUTABLE) -> FileVersion:
+    """A file that a managed table's log names, as the store has it."""
+    return FileVersion(f"{table.url}/{file.path}", file.size, identity, statistics=FileStatistics(file.rows))

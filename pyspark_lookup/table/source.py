@@ -1,0 +1,148 @@
+"""`VersionSource`: what the engine asks of a kind of table, whatever keeps its versions."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.io.block_cache import BlockCache
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.ufs import FileVersion, Listing, Ufs
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.host_versions import HostVersions
+from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
+
+__all__ = ["Answer", "Question", "SourceParts", "VersionSource"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceParts:
+    """What a source works with: the table's store and cached blocks, and this host's memory of its versions."""
+
+    ufs: Ufs
+    blocks: BlockCache
+    disk: Disk | None
+    host: HostVersions
+    metrics: CacheMetricGroup
+    clock: HostClock
+    rng: random.Random
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A call for the version that a reference to a table means now, begun at `started_s`.
+
+    `status`: what the store has just said of the path. `gone`: the digest of a version that cannot be read any more. `patient`:
+    wait for a job that writes, up to `lookup.busy-wait`.
+    """
+
+    table: Table
+    started_s: float
+    status: FileVersion | Listing | None = None
+    gone: str | None = None
+    patient: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A version, and when the call began by which it was found.
+
+    `kept`: it is the last one known here, while a job writes: no news.
+    """
+
+    version: TableVersion
+    started_s: float
+    kept: bool = False
+
+
+class VersionSource(abc.ABC):
+    """The versions of tables of some kinds. What a version is made of is in the version: see `TableVersion`.
+
+    `kinds`: the names of the kinds. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
+    table's metadata says its columns, so that options about reading them have no meaning.
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+    retained: ClassVar[bool] = True
+    described: ClassVar[bool] = True
+
+    def __init__(self, parts: SourceParts) -> None:
+        self._parts = parts
+
+    @classmethod
+    @abc.abstractmethod
+    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+        """The kind of table that the store's answer shows; None if it is none of this source's."""
+
+    @abc.abstractmethod
+    def current(self, question: Question) -> Answer:
+        """The version that the table's reference means: the current one, or that which it pins. One metadata call.
+
+        Raises UfsNotFoundError if there is no such table, NotATableError or another UfsError, VersionGoneError for a pin.
+        """
+
+    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+        """Versions that a token of that `newest` may name: the current one, which `ask` finds, and those before it."""
+        return [ask()]
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        """A version by its metadata, from what this host has on record; None if it is not there. No store call."""
+        return None
+
+    def check_options(self, options: LookupOptions, kind: str) -> None:
+        """Raise OptionError for an option that has no meaning for such a table."""
+        given = {
+            "lookup.format": options.format is not None,
+            "lookup.success-file": options.success_file,
+            "lookup.settle": options.settle_s is not None,
+            **{
+                key: True for key in sorted(options.explicit) if key == "lookup.schema" or key.startswith("lookup.csv.")
+            },
+        }
+        self._refuse(options, [key for key, is_given in given.items() if is_given], kind)
+
+    def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:
+        if keys:
+            shown = redact("path", options.path)
+            raise OptionError(f"option {keys[0]} has no meaning for {shown}, a {kind.lower()} table: remove it")
+
+    def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
+        """The format of a version's files."""
+        return FileFormatName.PARQUET
+
+    # --- what views show --------------------------------------------------------------------------
+
+    def history(self, table: Table) -> list[dict[str, Any]] | None:
+        """The versions that the table itself knows of, oldest first, as `lookup.view=versions` shows them; None: it knows none."""
+        return None
+
+    def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
+        """By which write each file of a version came, by URL, where that is known."""
+        return {}
+
+    def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
+        """Which writes a version lets through; None without write ids."""
+        return None
+
+    def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
+        """What `describe` shows of such a table besides."""
+        return {}
+
+    # --- jobs that write --------------------------------------------------------------------------
+
+    def was_here_lately(self, table: Table) -> bool:
+        """Whether a table that is not there now was a while ago, so that a job may be replacing it."""
+        return False
+
+    def lacks_files(self, version: TableVersion) -> bool:
+        """Whether a version that was kept while a job writes has files that the job has removed."""
+        return False

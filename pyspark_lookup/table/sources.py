@@ -1,0 +1,11 @@
+"""The sources of versions that there are, in the order in which they are asked what a path is."""
+
+from __future__ import annotations
+
+from pyspark_lookup.table.files_source import FilesSource
+from pyspark_lookup.table.log_source import LogSource
+from pyspark_lookup.table.source import VersionSource
+
+__all__ = ["SOURCES"]
+
+SOURCES: list[type[VersionSource]] = [LogSource, FilesSource]
