@@ -235,6 +235,13 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert not anchor or anchor in anchors(file), target
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    """The website's navigation in mkdocs.yml names each page in docs/, and no other; the rest come from scripts/docs_hooks.py."""
+    named = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    generated = ["changelog.md", "contributing.md", "index.md"]
+    assert sorted(named) == sorted([path.name for path in (ROOT / "docs").glob("*.md")] + generated)
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 def test_demo_claims_hold(tmp_path: Path) -> None:
