@@ -23,6 +23,7 @@ USED = (
     "pyspark_lookup.spark.reading",
     "pyspark_lookup.spark.writer",
     "pyspark_lookup.spark.udfs",
+    "tests.toy_source",
 )
 
 if __name__ == "__main__":

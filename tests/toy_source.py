@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def commit(
     for file in files:
         file["deleted"] = sorted({*file["deleted"], *deleted.get(file["path"], ())})
     columns = pa.schema([("id", pa.int64()), ("name", pa.string()), ("region", pa.string())])
-    states.append({"id": directory.name, "schema": text_of_schema(columns), "files": files})
+    table_id = states[-1]["id"] if states else uuid.uuid4().hex
+    states.append({"id": table_id, "schema": text_of_schema(columns), "files": files})
     (directory / "_new").write_text(json.dumps(states))
     os.replace(directory / "_new", path)
 
