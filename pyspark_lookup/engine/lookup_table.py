@@ -124,13 +124,11 @@ class LookupTable:
         if valid_write_ids is not None:
             options = options.overridden({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = runtime().engine(options)
-        try:
+        with engine.published():
             found = self._find(engine, options)
             engine.reader.metadata.count_served(found.table, found.version)
             engine.reader.metadata.count_asked(found.version)
             yield engine, found, planner.completed(options, found)
-        finally:
-            engine.publish_metrics()
 
     def write(self, rows: Rows, mode: WritingMode = "append") -> int:
         """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
@@ -147,8 +145,7 @@ class LookupTable:
         self._check_open()
         engine = runtime().engine(self._options)
         rows = rows_given(given, lambda: engine.schema_in_log(self._options), how is WriteMode.UPSERT)
-        writer = engine.writer(self._options)
-        try:
+        with engine.committing(self._options) as writer:
             # What is known to write nothing needs no write id, nor does what may have been written before.
             nothing = isinstance(rows, pa.Table) and not rows.num_rows and how is not WriteMode.OVERWRITE
             batch = self._options.write_batch
@@ -164,14 +161,11 @@ class LookupTable:
                     writer.abort(job, ())
                 raise
             state = writer.commit(job, files, None if batch is None else Batch(*batch))
-            engine.compact_if_due(self._options)
             if state is None:  # that batch was written before
                 state = engine.reader.metadata.log(engine.url_of(self._options.path)).latest()
                 assert state is not None
                 return state.position
             return writer.position_of(job, state)
-        finally:
-            engine.publish_metrics()
 
     def upsert(self, rows: Rows) -> int:
         """Write rows in place of those that have their keys, and beside the others, as one commit; its log position.
@@ -198,13 +192,8 @@ class LookupTable:
         self._check_open()
         check_no_batch(self._options, "a delete")
         engine = runtime().engine(self._options)
-        writer = engine.writer(self._options)
-        try:
-            position = writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
-            engine.compact_if_due(self._options)
-            return position
-        finally:
-            engine.publish_metrics()
+        with engine.committing(self._options) as writer:
+            return writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
 
     def compact(self) -> int:
         """Fold small writes, and what upserts and deletes left behind, into files in the order of the keys; the log position after it.
@@ -214,10 +203,8 @@ class LookupTable:
         """
         self._check_open()
         engine = runtime().engine(self._options)
-        try:
+        with engine.published():
             return engine.compactor(self._options).compact().position
-        finally:
-            engine.publish_metrics()
 
     def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
         """Remove files that no version of the last `older_than` needs, in the store's time; `files` and `bytes` of them.
@@ -236,10 +223,8 @@ class LookupTable:
         except ValueError as problem:
             raise OptionError(f"argument older_than = {older_than!r}: expected {problem}") from None
         engine = runtime().engine(self._options)
-        try:
+        with engine.published():
             return dataclasses.asdict(engine.vacuum(self._options, older_than_s, force))
-        finally:
-            engine.publish_metrics()
 
     def alter(
         self,
@@ -260,10 +245,8 @@ class LookupTable:
         if not isinstance(added, pa.Schema | None):
             raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
         engine = runtime().engine(self._options)
-        try:
+        with engine.published():
             return engine.writer(self._options).alter(added, keys, properties)
-        finally:
-            engine.publish_metrics()
 
     def reload(self) -> str:
         """Load the current version into this host's snapshot now; its digest.

@@ -104,10 +104,21 @@ class Engine:
         log, table, rows = self._managed(options, self._ufs.url_of(options.path))
         return OpenWrites(writer, log, table, rows, options.write_unique_keys, log.latest())
 
-    def compact_if_due(self, options: LookupOptions) -> None:
-        """After a commit: fold small writes, if there are enough of them (`lookup.write.compact-after`)."""
-        if options.write_compact_after:
-            self.compactor(options).compact_if_due()
+    @contextlib.contextmanager
+    def published(self) -> Iterator[None]:
+        """Publish what is counted in the block, however it ends."""
+        try:
+            yield
+        finally:
+            self.publish_metrics()
+
+    @contextlib.contextmanager
+    def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
+        """A writer for a block that commits. A compaction follows if `lookup.write.compact-after` asks for it, and counters are published."""
+        with self.published():
+            yield self.writer(options)
+            if options.write_compact_after:
+                self.compactor(options).compact_if_due()
 
     def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
         """The columns of the managed table at `options.path`; None if there is none."""

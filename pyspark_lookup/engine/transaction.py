@@ -120,21 +120,15 @@ class Transaction:
         """Make its writes the table's, all at once; the end of the block does so. Raises as `LookupTable.write` does."""
         self._check_open()
         self._ended = True
-        try:
+        with self._engine.committing(self._options):
             self.position = self._writes.commit()
-            if self.position is not None:
-                self._engine.compact_if_due(self._options)
-        finally:
-            self._engine.publish_metrics()
 
     def abort(self) -> None:
         """Give its writes up; an error in the block does so. Nothing, if it has ended."""
         if not self._ended:
             self._ended = True
-            try:
+            with self._engine.published():
                 self._writes.abort("the transaction was given up")
-            finally:
-                self._engine.publish_metrics()
 
     def _check_open(self) -> None:
         if self._ended:

@@ -1,7 +1,8 @@
 """Writing a managed table, without Spark: rows to files, files to commits."""
 
 from pyspark_lookup.managed.compaction import Compactor
-from pyspark_lookup.managed.data_files import DataFiles, matched
+from pyspark_lookup.managed.data_files import DataFiles
+from pyspark_lookup.managed.definitions import matched
 from pyspark_lookup.managed.heartbeat import Heartbeats
 from pyspark_lookup.managed.jobs import Job, batch_directory
 from pyspark_lookup.managed.open_transaction import OpenWrites

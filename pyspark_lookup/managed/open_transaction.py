@@ -19,7 +19,7 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.managed.conflicts import Both, ByKey, NewKeys, RowsByKey
-from pyspark_lookup.managed.data_files import conformed
+from pyspark_lookup.managed.definitions import conformed
 from pyspark_lookup.managed.jobs import Job
 from pyspark_lookup.managed.writer import TableWriter
 from pyspark_lookup.options.conf_file import redact

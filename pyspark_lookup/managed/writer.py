@@ -24,7 +24,6 @@ from pyspark_lookup.base.errors import (
     SchemaError,
     UfsError,
     UfsNotFoundError,
-    UfsUnavailableError,
     WriteConflictError,
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
@@ -33,16 +32,16 @@ from pyspark_lookup.columnar.keys import cast_keys, check_key_types
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.managed.aborts import Aborts, append_unseen, nothing_written
 from pyspark_lookup.managed.conflicts import ByKey, Effect, Keeping, NewKeys, Plain, RowsByKey
-from pyspark_lookup.managed.data_files import DataFiles, defined, kept_columns, matched
-from pyspark_lookup.managed.heartbeat import Heartbeats
-from pyspark_lookup.managed.jobs import Job, directory_of, named_files, own_write
+from pyspark_lookup.managed.data_files import DataFiles
+from pyspark_lookup.managed.definitions import defined, definition_with, kept_columns, matched
+from pyspark_lookup.managed.jobs import Job, directory_of, own_write
 from pyspark_lookup.managed.places import check_place
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import (
-    Abort,
     Allocate,
     Batch,
     Commit,
@@ -90,7 +89,8 @@ class TableWriter:
         self._committed = committed
         self._sizes = sizes
         self._metrics = metrics
-        self._hearts = Heartbeats(ufs, disk, clock, rng, log.url, options.write_timeout_s)
+        self._aborts = Aborts(ufs, log, disk, clock, rng, options.write_timeout_s)
+        self.abort, self.discard = self._aborts.abort, self._aborts.discard
         self._url = redact("path", log.url)
 
     # --- the driver's side ------------------------------------------------------------------------
@@ -105,22 +105,22 @@ class TableWriter:
         kept = () if first else self.kept(state.definition, schema, mode)
         if first and state.definition.keys and mode is not WriteMode.OVERWRITE:
             mode = WriteMode.UPSERT
-        known = None if self._abort_dead(state) else state
+        known = None if self._aborts.abort_dead(state) else state
         write_id: int | None = None
         nonces = [""]
         if name is None:
             found: list[int] = []
 
             def allocate(state: TableState, nonce: str, at_s: float) -> Event:
-                self._definition(state, schema, mode.by_key)
+                definition_with(state, schema, self._options, mode.by_key, self._url)
                 found[:] = [state.high_watermark + 1]
                 nonces[:] = [nonce]
                 return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0], mode)
 
-            state = self._append(allocate, after=known)
+            state = append_unseen(self._log, allocate, after=known)
             write_id = found[0]
             name = directory_of(write_id)
-        definition = self._definition(state, schema, mode.by_key)
+        definition = definition_with(state, schema, self._options, mode.by_key, self._url)
         return Job(state.table_id, write_id, mode, name, definition, self._clock.steady_s(), nonces[0], kept)
 
     def kept(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
@@ -144,39 +144,11 @@ class TableWriter:
         try:
             made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
         except CommitUnknownError as problem:
-            raise self._nothing_written(problem) from problem
+            raise nothing_written(self._log, problem) from problem
         state = made or self._log.latest()
         if state is None:
             raise UfsNotFoundError(f"{self._url}: the table was removed as it was created")
         return state
-
-    def _definition(self, state: TableState, schema: pa.Schema, by_key: bool) -> Definition:
-        """What the table is defined as with these rows. Raises SchemaError or OptionError."""
-        keys = self._options.keys
-        own = state.definition
-        if keys is not None and [k.casefold() for k in keys] != [k.casefold() for k in own.keys]:
-            raise OptionError(
-                f"option lookup.keys = {','.join(keys)!r}: {self._url} was created with {','.join(own.keys) or 'none'!r}; "
-                "leave it out"
-            )
-        given = {name.casefold() for name in schema.names}
-        lacking = [key for key in own.keys if key.casefold() not in given]
-        if lacking:
-            raise SchemaError(
-                f"{self._url}: the rows have no key column {lacking[0]!r}: nobody would find them; give it"
-            )
-        if (self._options.write_unique_keys or by_key) and not own.keys:
-            what = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
-            raise OptionError(f"{what}: {self._url} has no key columns (lookup.keys)")
-        try:
-            return matched(own, schema, self._options.write_merge_schema, self._url)
-        except SchemaError as problem:
-            if any(write.committed for write in state.writes.values()):
-                raise
-            raise SchemaError(
-                f"{problem}. (Nothing was ever committed to the table: who made it, or a first write that failed, has said its "
-                "columns. To say them anew, remove its directory)"
-            ) from None
 
     def effect(self, job: Job, files: Sequence[DataFile]) -> Effect:
         """What a write of those files does to the rows of others, as its mode and the options say."""
@@ -228,7 +200,7 @@ class TableWriter:
                 batch.query,
                 self._url,
             )
-            self._remove(job, files, state)
+            self._aborts.remove(job, files, state)
             return None
         try:
             # The rows that lack columns are not those that the table will have.
@@ -240,7 +212,7 @@ class TableWriter:
             self._give_up(job, files, "no rows")
             return self._log.latest()
         self._committed(state.table_id, self.position_of(job, state))
-        self._tidy(job, state)
+        self._aborts.tidy(job, state)
         return state
 
     def position_of(self, job: Job, state: TableState) -> int:
@@ -268,20 +240,8 @@ class TableWriter:
         if state is not None and write is not None and write.committed:
             return state
         if write is not None and isinstance(problem, CommitUnknownError):
-            raise self._nothing_written(problem) from problem
+            raise nothing_written(self._log, problem) from problem
         raise problem from problem.__cause__
-
-    def _nothing_written(self, problem: CommitUnknownError) -> UfsUnavailableError:
-        return UfsUnavailableError(f"nothing was written to {self._url}: {problem.__cause__ or problem}")
-
-    def _append(
-        self, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
-    ) -> TableState:
-        """Put an event by which nobody sees a row: where it is unknown whether it was put, nothing was written."""
-        try:
-            return self._log.append(make, after)
-        except CommitUnknownError as problem:
-            raise self._nothing_written(problem) from problem
 
     def _commit(
         self, job: Job, write_id: int, files: Sequence[DataFile], batch: Batch | None, effect: Effect
@@ -301,7 +261,9 @@ class TableWriter:
             deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
             write = state.writes[write_id]
             if files or deletes or (effect.replaces and not write.replaces):
-                state = after = self._append(self._writes(job, write_id, effect, files, deletes), after=after)
+                state = after = append_unseen(
+                    self._log, self._writes(job, write_id, effect, files, deletes), after=after
+                )
             files = ()
             if job.mode in _OF_ROWS and not state.writes[write_id].does_something:
                 return state
@@ -349,7 +311,7 @@ class TableWriter:
             found.append((state.high_watermark + 1, nonce))
             return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], job.mode)
 
-        state = self._append(allocate)
+        state = append_unseen(self._log, allocate)
         write_id, nonce = found[0] if found else (None, "")
         return state, dataclasses.replace(job, write_id=write_id, nonce=nonce)
 
@@ -370,76 +332,6 @@ class TableWriter:
     def _check_same(self, state: TableState, job: Job) -> None:
         if state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
-
-    def abort(
-        self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
-    ) -> TableState | None:
-        """See to it that no row of the job is ever seen, and remove its files; nothing if it is committed.
-
-        The table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write stays
-        open then, and its files where they are.
-        """
-        state = self._log.latest() if batch is not None or job.write_id is None else None
-        if batch is not None and state is not None and state.is_committed(batch):
-            _log.warning("batch %d of query %s is committed: not aborted", batch.id, batch.query)
-            return state
-        if job.write_id is not None:
-            write_id = job.write_id
-
-            def abort(state: TableState, nonce: str, at_s: float) -> Event | None:
-                write = own_write(state, job)
-                if write is None or write.ended_at is not None:
-                    return None
-                return Abort(state.position + 1, state.table_id, nonce, at_s, write_id, reason)
-
-            try:
-                state = self._append(abort)
-            except UfsNotFoundError:
-                return None
-            write = own_write(state, job)
-            if write is None:
-                return state
-            if write.committed:
-                # Its commit lies in the log, though its answer was lost.
-                _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
-                return state
-        self._remove(job, files, state)
-        return state
-
-    def _remove(self, job: Job, files: Iterable[DataFile], state: TableState | None) -> None:
-        """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
-        if state is not None:
-            self.discard(job, files, state)
-            self._tidy(job, state)
-
-    def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
-        """Remove those of a job's files that no write of the log names."""
-        if state.table_id != job.table_id:
-            return  # another table may use a directory of that name
-        named = named_files(state, job)
-        self._files(job).remove(file for file in files if file.path not in named)
-
-    def _tidy(self, job: Job, state: TableState) -> None:
-        """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
-        if state.table_id != job.table_id:
-            return
-        with contextlib.suppress(UfsError):
-            named = named_files(state, job)
-            with contextlib.suppress(UfsNotFoundError):
-                for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
-                    if file.url.removeprefix(self._log.url + "/") not in named:
-                        self._ufs.delete(file.url)
-            if job.write_id is not None and self._clock.steady_s() - job.began_s > self._hearts.interval_s:
-                self._hearts.forget(job.write_id)
-
-    def _abort_dead(self, state: TableState) -> bool:
-        """Abort the writes of which nothing was heard for too long; whether there are some."""
-        dead = self._hearts.dead(state.table_id, [write.id for write in state.open_writes()])
-        for write_id in dead:
-            job = Job(state.table_id, write_id, WriteMode.APPEND, directory_of(write_id), state.definition, 0.0)
-            _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
-            self.abort(job, (), f"no sign of life for {self._options.write_timeout_s:g} s")
-        return bool(dead)
 
     def keys_asked(self, keys: pa.Table) -> pa.Table:
         """Keys that somebody gives, as columns of the table's types. Raises SchemaError, OptionError, UfsNotFoundError."""
@@ -487,7 +379,7 @@ class TableWriter:
             found.append((state.high_watermark + 1, nonce))
             return Allocate(state.position + 1, state.table_id, nonce, at_s, found[0][0], WriteMode.ALTER)
 
-        state = self._append(allocate)
+        state = append_unseen(self._log, allocate)
         if not found:
             return state.position
         ((write_id, own_nonce),) = found
@@ -513,7 +405,7 @@ class TableWriter:
         state = self._log.known()
         if state is None or state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
-        if self._definition(state, schema, by_key).keys != job.definition.keys:
+        if definition_with(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         definition = matched(job.definition, schema, self._options.write_merge_schema, self._url)
         return dataclasses.replace(job, definition=definition)
@@ -541,5 +433,5 @@ class TableWriter:
         for batch in batches:
             if job.write_id is not None:
                 with contextlib.suppress(UfsError):
-                    self._hearts.beat(job.write_id)
+                    self._aborts.hearts.beat(job.write_id)
             yield batch

@@ -68,12 +68,10 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     if parsed.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.view), own if creating else None), None
     engine = runtime().engine(parsed)
-    try:
+    with engine.published():
         found = planner.find(engine.reader, parsed)
         columns = planner.table_columns(found, parsed)
         columns = change_columns(columns) if parsed.view is View.CHANGES else columns
-    finally:
-        engine.publish_metrics()
     return _with_options(columns, own if creating else None), found
 
 
@@ -94,10 +92,8 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     del own["lookup.schema"]  # from now on its log says what they are
     parsed = LookupOptions.parse(own, conf=conf_file_options())
     engine = runtime().engine(parsed)
-    try:
+    with engine.published():
         engine.writer(parsed).create(columns)
-    finally:
-        engine.publish_metrics()
     return {key: text for key, text in own.items() if key != "lookup.keys"}
 
 
@@ -273,10 +269,8 @@ class Planning:
         if self.options.view is not View.DATA:
             return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)
-        try:
+        with engine.published():
             return self._data_tasks(engine)
-        finally:
-            engine.publish_metrics()
 
     def _data_tasks(self, engine: Engine) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         found = self._found or planner.find(engine.reader, self.options)

@@ -30,7 +30,7 @@ def read(
     count_for_application(context)
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options(context))
     engine = runtime().engine(options)
-    try:
+    with engine.published():
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
             execution = current_execution(context, built_at_s)
@@ -43,8 +43,6 @@ def read(
         engine.publish_metrics()
         for batch in batches:
             yield batch if batch.schema.names == columns.names else _widened(batch, columns)
-    finally:
-        engine.publish_metrics()
 
 
 def _widened(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:

@@ -78,12 +78,10 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
             "option lookup.write.mode = 'upsert' is for Spark's append mode: an overwrite replaces all rows"
         )
     engine = runtime().engine(options)
-    try:
+    with engine.published():
         by_key = WriteMode.UPSERT if options.write_mode is KeyedWrite.UPSERT else WriteMode.APPEND
         mode = WriteMode.OVERWRITE if overwrite else by_key
         return engine.writer(options).begin(arrow_schema(schema), mode, name)
-    finally:
-        engine.publish_metrics()
 
 
 def _put(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
@@ -92,10 +90,8 @@ def _put(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) ->
     own = options.on_host(session_options(context))
     engine = runtime().engine(own)
     number = context.partitionId() if context is not None else 0
-    try:
+    with engine.published():
         return tuple(engine.writer(own).write(job, batches, f"part-{number:05d}"))
-    finally:
-        engine.publish_metrics()
 
 
 def _engine(options: LookupOptions) -> Engine:
@@ -117,20 +113,14 @@ class BatchWriter(DataSourceArrowWriter):
         return Written(_put(self._options, self._job, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        engine = _engine(self._options)
-        try:
-            batch = self._options.write_batch
-            engine.writer(self._options).commit(self._job, _files(messages), None if batch is None else Batch(*batch))
-            engine.compact_if_due(self._options)
-        finally:
-            engine.publish_metrics()
+        batch = self._options.write_batch
+        with _engine(self._options).committing(self._options) as writer:
+            writer.commit(self._job, _files(messages), None if batch is None else Batch(*batch))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         engine = _engine(self._options)
-        try:
+        with engine.published():
             engine.writer(self._options).abort(self._job, _files(messages), "the job failed")
-        finally:
-            engine.publish_metrics()
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -155,19 +145,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         told = next((message for message in messages if isinstance(message, Written)), None)
         if told is None or told.job is None or told.query is None:
             return
-        engine = _engine(self._options)
-        try:
-            engine.writer(self._options).commit(told.job, _files(messages), Batch(told.query, batchId))
-            engine.compact_if_due(self._options)
-        finally:
-            engine.publish_metrics()
+        with _engine(self._options).committing(self._options) as writer:
+            writer.commit(told.job, _files(messages), Batch(told.query, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
         told = next((message for message in messages if isinstance(message, Written)), None)
         if told is None or told.job is None or told.query is None:
             return
         engine = _engine(self._options)
-        try:
+        with engine.published():
             engine.writer(self._options).abort(told.job, _files(messages), batch=Batch(told.query, batchId))
-        finally:
-            engine.publish_metrics()

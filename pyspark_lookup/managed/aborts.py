@@ -1,0 +1,121 @@
+"""`Aborts`: writes that end without a commit, and the files that they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterable
+
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import CommitUnknownError, UfsError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.managed.data_files import remove_files
+from pyspark_lookup.managed.heartbeat import Heartbeats
+from pyspark_lookup.managed.jobs import Job, directory_of, named_files, own_write
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.log import Abort, Batch, DataFile, Event, NotificationLog, TableState, WriteMode
+
+__all__ = ["Aborts", "append_unseen", "nothing_written"]
+
+_log = logging.getLogger("pyspark_lookup.writing")
+
+
+class Aborts:
+    """Aborts of writes of the managed table at `log.url`. `timeout_s`: after how long without a sign of life a writer is dead."""
+
+    def __init__(
+        self, ufs: Ufs, log: NotificationLog, disk: Disk | None, clock: HostClock, rng: random.Random, timeout_s: float
+    ) -> None:
+        self._ufs = ufs
+        self._log = log
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._url = redact("path", log.url)
+        self.hearts = Heartbeats(ufs, disk, clock, rng, log.url, timeout_s)
+
+    def abort(
+        self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
+    ) -> TableState | None:
+        """See to it that no row of the job is ever seen, and remove its files; nothing if it is committed.
+
+        The table's state after that; None if there is no table. Raises a UfsError if the store cannot be asked; the write stays
+        open then, and its files where they are.
+        """
+        state = self._log.latest() if batch is not None or job.write_id is None else None
+        if batch is not None and state is not None and state.is_committed(batch):
+            _log.warning("batch %d of query %s is committed: not aborted", batch.id, batch.query)
+            return state
+        if job.write_id is not None:
+            write_id = job.write_id
+
+            def abort(state: TableState, nonce: str, at_s: float) -> Event | None:
+                write = own_write(state, job)
+                if write is None or write.ended_at is not None:
+                    return None
+                return Abort(state.position + 1, state.table_id, nonce, at_s, write_id, reason)
+
+            try:
+                state = append_unseen(self._log, abort)
+            except UfsNotFoundError:
+                return None
+            write = own_write(state, job)
+            if write is None:
+                return state
+            if write.committed:
+                # Its commit lies in the log, though its answer was lost.
+                _log.warning("write %d of %s is committed: not aborted", write_id, self._url)
+                return state
+        self.remove(job, files, state)
+        return state
+
+    def remove(self, job: Job, files: Iterable[DataFile], state: TableState | None) -> None:
+        """Remove a job's files, and what attempts of its tasks have left, but for what a write of the log names."""
+        if state is not None:
+            self.discard(job, files, state)
+            self.tidy(job, state)
+
+    def discard(self, job: Job, files: Iterable[DataFile], state: TableState) -> None:
+        """Remove those of a job's files that no write of the log names."""
+        if state.table_id != job.table_id:
+            return  # another table may use a directory of that name
+        named = named_files(state, job)
+        remove_files(self._ufs, self._log.url, (file for file in files if file.path not in named))
+
+    def tidy(self, job: Job, state: TableState) -> None:
+        """Remove what attempts of the job's tasks have left behind; another time if the store fails."""
+        if state.table_id != job.table_id:
+            return
+        with contextlib.suppress(UfsError):
+            named = named_files(state, job)
+            with contextlib.suppress(UfsNotFoundError):
+                for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
+                    if file.url.removeprefix(self._log.url + "/") not in named:
+                        self._ufs.delete(file.url)
+            if job.write_id is not None and self._clock.steady_s() - job.began_s > self.hearts.interval_s:
+                self.hearts.forget(job.write_id)
+
+    def abort_dead(self, state: TableState) -> bool:
+        """Abort the writes of which nothing was heard for too long; whether there are some."""
+        dead = self.hearts.dead(state.table_id, [write.id for write in state.open_writes()])
+        for write_id in dead:
+            job = Job(state.table_id, write_id, WriteMode.APPEND, directory_of(write_id), state.definition, 0.0)
+            _log.warning("aborting write %d of %s: nothing was heard of it for too long", write_id, self._url)
+            self.abort(job, (), f"no sign of life for {self._timeout_s:g} s")
+        return bool(dead)
+
+
+def append_unseen(
+    log: NotificationLog, make: Callable[[TableState, str, float], Event | None], after: TableState | None = None
+) -> TableState:
+    """Put an event by which nobody sees a row: where it is unknown whether it was put, nothing was written."""
+    try:
+        return log.append(make, after)
+    except CommitUnknownError as problem:
+        raise nothing_written(log, problem) from problem
+
+
+def nothing_written(log: NotificationLog, problem: CommitUnknownError) -> UfsUnavailableError:
+    """The error that says so."""
+    return UfsUnavailableError(f"nothing was written to {redact('path', log.url)}: {problem.__cause__ or problem}")
