@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.errors import SchemaError, SourceChangedError
+from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.snapshot_scan import planned_columns
@@ -25,7 +25,7 @@ from pyspark_lookup.columnar.key_rows import SEED, distinct_keys, key_numbers, m
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, one_array
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, columns_of, evaluate
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask, restless
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import keys_of
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.disk import key_of
@@ -36,10 +36,9 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import TableVersion
 from pyspark_lookup.table.partitions import select_partitions
+from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["get_many", "get_many_at", "held_many_at", "read_rows"]
-
-_STARTS = 5  # a table that changes under this many lookups in a row is read as it is
 
 
 def get_many(
@@ -86,12 +85,13 @@ def get_many_at(
             for batch in _from_snapshot(plan, snapshot, keys.slice(start, BATCH_ROWS), fields, start, schema)
         ]
         return pa.Table.from_batches(batches, schema), resolution
-    for _ in range(_STARTS):
-        try:
-            return _from_store(reader, plan, keys, fields, schema, resolution.version), resolution
-        except SourceChangedError as change:
-            resolution = reader.replaced(plan, resolution, execution, change)
-    raise restless(plan.table, _STARTS)
+    rows, version = read_with_restarts(
+        plan.table,
+        resolution.version,
+        functools.partial(_from_store, reader, plan, keys, fields, schema),
+        lambda gone, change: reader.replaced(plan, Resolution(gone, resolution.decided_here), execution, change),
+    )
+    return rows, Resolution(version, resolution.decided_here)
 
 
 def _from_store(

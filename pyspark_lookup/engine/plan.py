@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
 
-__all__ = ["ReadPlan", "ReadTask", "restless"]
+__all__ = ["ReadPlan", "ReadTask"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +33,3 @@ class ReadTask:
     count: int
     pieces: tuple[Slice, ...] | None = None
     digest: str | None = None
-
-
-def restless(table: Table, times: int) -> VersionGoneError:
-    """The error of a table that was another one at each of so many attempts to read it."""
-    return VersionGoneError(
-        f"{redact('path', table.url)} changed under {times} reads in a row: write new files and keep the old ones a while, "
-        "or set lookup.settle"
-    )

@@ -6,13 +6,14 @@ Everything an option can be wrong about is found here, on the driver.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import OptionError, SchemaError, SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.base.errors import OptionError, SchemaError, UfsNotFoundError
 from pyspark_lookup.cache.full.schedule import trigger_of
 from pyspark_lookup.cache.full.snapshot_scan import key_values
 from pyspark_lookup.columnar.keys import check_key_types
@@ -21,17 +22,15 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import check_readable, resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.table_reader import TableReader
-from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns, share_of
 from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
+from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["Found", "completed", "find", "keys_of", "plan_read", "plan_tasks", "table_columns"]
-
-_STARTS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +63,13 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.metadata.lacks_files(version):
         # Its tasks could not read what the job has removed, nor go on with other files.
         version = reader.metadata.resolve_again(table, options, None, version.digest)
-    for _ in range(_STARTS):
-        try:
-            data, partitions = reader.schema(table, version)
-        except SourceChangedError:
-            version = reader.metadata.resolve_again(table, options, None, version.digest)
-        else:
-            return Found(table, version, data, partitions)
-    raise VersionGoneError(f"{redact('path', table.url)} changed under {_STARTS} attempts to read its schema in a row")
+    (data, partitions), version = read_with_restarts(
+        table,
+        version,
+        functools.partial(reader.schema, table),
+        lambda gone, _: reader.metadata.resolve_again(table, options, None, gone.digest),
+    )
+    return Found(table, version, data, partitions)
 
 
 def completed(options: LookupOptions, found: Found) -> LookupOptions:

@@ -33,7 +33,7 @@ from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.engine.plan import ReadPlan, ReadTask, restless
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.stores import SETTLED_AFTER_S
@@ -50,6 +50,7 @@ from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["TableReader"]
 
@@ -260,12 +261,11 @@ class TableReader:
 
     def replaced(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
-    ) -> Resolution:
+    ) -> TableVersion:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
             raise self._gone(plan, change) from change
-        version = self.metadata.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
-        return Resolution(version, resolution.decided_here)
+        return self.metadata.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -345,14 +345,15 @@ class TableReader:
 
     def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> PreparedScan:
         """The only task of a read, with the version that replaced `gone`: nothing was handed out yet."""
-        for _ in range(_STARTS):
-            gone = self.metadata.resolve_again(plan.table, plan.options, execution, gone.digest)
-            pieces = slices_of(select_partitions(plan.table, gone, plan.options))
-            try:
-                return self._prepared(plan.table, gone, pieces, plan.projection)
-            except SourceChangedError:
-                continue
-        raise restless(plan.table, _STARTS + 1)
+
+        def read(version: TableVersion) -> PreparedScan:
+            pieces = slices_of(select_partitions(plan.table, version, plan.options))
+            return self._prepared(plan.table, version, pieces, plan.projection)
+
+        def renewed(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
+            return self.metadata.resolve_again(plan.table, plan.options, execution, version.digest)
+
+        return read_with_restarts(plan.table, renewed(gone), read, renewed)[0]
 
     def _newer_files(
         self,

@@ -16,11 +16,9 @@ from pyspark_lookup.base.decoding import shown
 from pyspark_lookup.base.errors import (
     NotATableError,
     OptionError,
-    SourceChangedError,
     UfsNotFoundError,
     VersionGoneError,
 )
-from pyspark_lookup.engine.plan import restless
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.conf_file import redact
@@ -28,10 +26,10 @@ from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution
 from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["Announcement", "announce", "told_table", "told_version"]
 
-_STARTS = 5
 _BYTES = struct.Struct(">16sd")  # digest, `TableVersion.newest`; the kind follows
 
 
@@ -73,16 +71,15 @@ def announce(
     of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
     """
     table, version = _resolved(reader, options, execution, known)
-    for _ in range(_STARTS):
-        try:
-            _secure(reader, table, options, version)
-        except SourceChangedError:
-            by_query = _is_built_by_queries(options)
-            version = reader.metadata.resolve_again(table, options, execution, version.digest, by_query)
-        else:
-            reader.metadata.host.remember(table, version)
-            return table, version
-    raise restless(table, _STARTS)
+    by_query = _is_built_by_queries(options)
+    _, version = read_with_restarts(
+        table,
+        version,
+        functools.partial(_secure, reader, table, options),
+        lambda gone, _: reader.metadata.resolve_again(table, options, execution, gone.digest, by_query),
+    )
+    reader.metadata.host.remember(table, version)
+    return table, version
 
 
 def _resolved(
@@ -153,14 +150,13 @@ def told_version(
 def told_table(reader: TableReader, options: LookupOptions, told: Announcement, execution: Execution | None) -> Found:
     """The same with its columns. Raises as `told_version`, and what reading a schema raises."""
     table, version = told_version(reader, options, told, execution)
-    for _ in range(_STARTS):
-        try:
-            data, partitions = reader.schema(table, version)
-        except SourceChangedError:
-            version = _replacement(reader, table, options, version.digest, execution)
-        else:
-            return Found(table, version, data, partitions)
-    raise restless(table, _STARTS)
+    (data, partitions), version = read_with_restarts(
+        table,
+        version,
+        functools.partial(reader.schema, table),
+        lambda gone, _: _replacement(reader, table, options, gone.digest, execution),
+    )
+    return Found(table, version, data, partitions)
 
 
 def _replacement(

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -32,6 +31,7 @@ from pyspark_lookup.columnar.keys import Keys, as_indices, one_array
 from pyspark_lookup.columnar.predicate import columns_of
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens
+from pyspark_lookup.options.factories import make
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.providers.call_runner import CallFailedError, Calls, CallTimeoutError, beside
@@ -100,19 +100,7 @@ class ProvidedTable:
         return pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
 
     def _made(self) -> LookupProvider:
-        module, _, factory = self.name.partition(":")
-        try:
-            made = importlib.import_module(module)
-            for part in factory.split("."):
-                made = getattr(made, part)
-            provider = made(self._context)  # type: ignore[operator]
-        except OptionError:
-            raise
-        except Exception as problem:  # whatever a user's module does when it is imported or called
-            raise OptionError(f"option {_KEY} = {self.name!r} cannot be made: {problem!r}") from cause_of(problem)
-        if not isinstance(provider, LookupProvider):
-            raise OptionError(f"option {_KEY} = {self.name!r} returned {provider!r}: return a LookupProvider")
-        return provider
+        return make(_KEY, self.name, self._context, LookupProvider)
 
     def _current(self) -> LookupProvider:
         """The provider; another one after a call of it was given up."""

@@ -24,7 +24,6 @@ from pyspark_lookup.base.errors import (
     SourceChangedError,
     UfsError,
     UfsNotFoundError,
-    VersionGoneError,
 )
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
@@ -43,11 +42,11 @@ from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["FullCache"]
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
-_STARTS = 5  # a table that changes under this many loads in a row is an error
 _FOLD_SHARE = 0.25  # rows in deltas or deleted, of those in the base
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
@@ -321,28 +320,26 @@ class FullCache:
     def _loaded(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
         """A version's snapshot, of which only what changed is fetched."""
         given = version
-        for _ in range(_STARTS):
-            version = given if given is not None else self._resolved(patient=state.latest is None)
-            chosen = self._chosen(version)
-            known = state.find(version.digest)
+
+        def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
+            chosen, known = self._chosen(version), state.find(version.digest)
             unchanged = self._stored.opened(known)
             if unchanged is not None and known is not None and all(file.cacheable for file in chosen.files):
                 return unchanged, known
             last = self._stored.opened(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
-            try:
-                # The types of columns are those of the whole version, whatever is kept of it.
-                layout = self._layout_of(version)
-                layers = self._loader.load(self._table, chosen, layout, last, stored, report)
-            except SourceChangedError:
-                if given is not None:
-                    raise
-                continue
+            # The types of columns are those of the whole version, whatever is kept of it.
+            layers = self._loader.load(self._table, chosen, self._layout_of(version), last, stored, report)
             self._metrics.inc("snapshotBuildCount")
             return self._stored.add(version, layers)
-        raise VersionGoneError(
-            f"{self._url} changed under {_STARTS} loads in a row: set lookup.settle, or write new files"
-        )
+
+        def renewed(gone: TableVersion, change: SourceChangedError) -> TableVersion:
+            if given is not None:
+                raise change
+            return self._resolved(patient=state.latest is None)
+
+        first = given if given is not None else self._resolved(patient=state.latest is None)
+        return read_with_restarts(self._table, first, load, renewed)[0]
 
     def _resolved(self, patient: bool) -> TableVersion:
         """The store's current version, with its files old enough to be told from their next state."""

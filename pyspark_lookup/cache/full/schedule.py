@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import importlib
 import logging
 import math
 import threading
 from collections.abc import Callable
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import OptionError, cause_of
 from pyspark_lookup.io.disk import Disk, Lock
 from pyspark_lookup.options.enums import ReloadStrategy
+from pyspark_lookup.options.factories import make
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import (
     Blackout,
@@ -46,28 +45,13 @@ def trigger_of(options: LookupOptions) -> CacheReloadTrigger | None:
     """The trigger that the options describe, None without one. Raises OptionError for a custom one that cannot be made."""
     strategy = options.reload_strategy
     if isinstance(strategy, str):
-        return _custom(strategy, options)
+        return make("lookup.full-cache.reload-strategy", strategy, options, CacheReloadTrigger)  # type: ignore[type-abstract]
     if strategy is ReloadStrategy.TIMED:
         assert options.reload_iso_time is not None
         return TimedCacheReloadTrigger(options.reload_iso_time, options.reload_interval_days)
     if options.reload_interval_s is None:
         return None
     return PeriodicCacheReloadTrigger(options.reload_interval_s, options.reload_schedule_mode)
-
-
-def _custom(strategy: str, options: LookupOptions) -> CacheReloadTrigger:
-    key = "lookup.full-cache.reload-strategy"
-    module, _, name = strategy.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-        trigger = factory(options)
-    except OptionError:
-        raise
-    except Exception as problem:  # whatever a user's module does when it is imported or called
-        raise OptionError(f"option {key} = {strategy!r} cannot be made: {problem!r}") from cause_of(problem)
-    if not isinstance(trigger, CacheReloadTrigger):
-        raise OptionError(f"option {key} = {strategy!r} returned {trigger!r}: return a CacheReloadTrigger")
-    return trigger
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,0 +1,36 @@
+"""Reading a version whose files may vanish meanwhile: then the version that takes its place is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pyspark_lookup.base.errors import SourceChangedError, VersionGoneError
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.model import Table, TableVersion
+
+__all__ = ["read_with_restarts"]
+
+_STARTS = 5
+T = TypeVar("T")
+
+
+def read_with_restarts(
+    table: Table,
+    version: TableVersion,
+    read: Callable[[TableVersion], T],
+    renew: Callable[[TableVersion, SourceChangedError], TableVersion],
+) -> tuple[T, TableVersion]:
+    """What `read` makes of a version, and of which: `renew` gives the next one where a file is gone.
+
+    Raises what both raise, and VersionGoneError for a table that changes under several reads in a row.
+    """
+    for _ in range(_STARTS):
+        try:
+            return read(version), version
+        except SourceChangedError as change:
+            version = renew(version, change)
+    raise VersionGoneError(
+        f"{redact('path', table.url)} changed under {_STARTS} reads in a row: write new files and keep the old ones a while, "
+        "or set lookup.settle"
+    )
