@@ -128,11 +128,6 @@ def unix(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def clock_text(at_s: float, zone: datetime.tzinfo) -> str:
-    """What clocks of a zone show."""
-    return datetime.datetime.fromtimestamp(at_s, zone).strftime("%m-%d %H:%M")
-
-
 @contextlib.contextmanager
 def system_zone(name: str) -> Iterator[None]:
     """This process as if its machine were in another zone."""
@@ -187,15 +182,6 @@ def test_a_trigger_without_a_method_is_none(missing: str) -> None:
 # --- periodic: when ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ScheduleMode)
-def test_the_first_periodic_reload_is_due_at_once(mode: ScheduleMode) -> None:
-    """Both modes begin with a delay of zero: one timer, and one reload when it runs."""
-    context = opened(PeriodicCacheReloadTrigger(10, mode), ManualContext())
-    assert context.due() == [NOON]
-    context.run_due()
-    assert context.asked == [NOON]
-
-
 @pytest.mark.parametrize("interval_s", [0, -1, -0.0, math.nan, math.inf, -math.inf])
 def test_an_interval_is_greater_than_zero(interval_s: float) -> None:
     """An interval that is not a finite number above zero is refused, with the option and the value."""
@@ -203,38 +189,6 @@ def test_an_interval_is_greater_than_zero(interval_s: float) -> None:
         PeriodicCacheReloadTrigger(interval_s)
     assert f"lookup.full-cache.periodic-reload.interval = {interval_s!r} s" in str(caught.value)
     assert isinstance(caught.value, ValueError)
-
-
-def test_the_mode_is_fixed_delay_unless_said() -> None:
-    """Without a mode the interval counts from the end of the last reload."""
-    trigger = PeriodicCacheReloadTrigger(10)
-    assert (trigger.interval_s, trigger.mode) == (10, DELAY)
-    assert trigger.next_due_s(LastReload(0, 100, 107), 110) == 117
-
-
-@pytest.mark.parametrize(
-    ("last", "now_s", "due_s"),
-    [
-        (LastReload(100, 100, 107), 108, 110),
-        (LastReload(100, 110, 112), 112, 120),
-        (LastReload(100, 113, 114), 115, 120),  # by hand: the grid stays
-        (LastReload(100, 110, 134), 134, 120),  # 120 and 130 were missed: one reload, now
-        (LastReload(100, 134, 136), 136, 140),
-        (LastReload(100.5, 100.5, 101), 102, 110.5),
-    ],
-)
-def test_fixed_rate_is_a_grid(last: LastReload, now_s: float, due_s: float) -> None:
-    """FIXED_RATE is due at the first point of the grid after the last start, however late it is by now."""
-    assert PeriodicCacheReloadTrigger(10, RATE).next_due_s(last, now_s) == due_s
-
-
-@pytest.mark.parametrize("mode", ScheduleMode)
-@pytest.mark.parametrize(
-    "last", [LastReload(500, 500, 507), LastReload(0, 500, 507), LastReload(3, 57, 507), LastReload(0, 52, 52)]
-)
-def test_a_clock_set_back_costs_one_interval(mode: ScheduleMode, last: LastReload) -> None:
-    """If the last reload lies in the future, the next is due one interval from now."""
-    assert PeriodicCacheReloadTrigger(10, mode).next_due_s(last, 50) == 60
 
 
 SECONDS = st.floats(0, 4e9)
@@ -288,24 +242,6 @@ def test_no_clock_makes_the_wait_longer(
 
 
 # --- periodic: what happens --------------------------------------------------------------------------
-
-
-def test_fixed_delay_counts_from_the_end() -> None:
-    """FIXED_DELAY plans nothing while a reload runs, and the next reload one interval after it."""
-    context = opened(PeriodicCacheReloadTrigger(10), ManualContext())
-    context.run_until(NOON + 25)
-    assert (context.asked, context.due()) == ([NOON], [])
-    context.end()
-    assert context.due() == [NOON + 35]
-    context.run_until(NOON + 35)
-    assert context.asked == [NOON, NOON + 35]
-
-
-def test_fixed_rate_does_not_wait() -> None:
-    """FIXED_RATE asks at every point of the grid, whether or not the reload before has ended."""
-    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext())
-    context.run_until(NOON + 25)
-    assert (context.asked, context.due()) == ([NOON, NOON + 10, NOON + 20], [NOON + 30])
 
 
 def test_fixed_rate_keeps_the_grid_of_the_first_start() -> None:
@@ -399,14 +335,6 @@ def test_fixed_rate_skips_a_point_that_another_process_took() -> None:
     context.reloaded(NOON + 10, NOON + 10)
     context.run_until(NOON + 10)
     assert (context.asked, context.due()) == ([], [NOON + 20])
-
-
-def test_a_reload_by_hand_in_between_moves_no_grid() -> None:
-    """With FIXED_RATE a reload between two points leaves the next point in place."""
-    context = opened(PeriodicCacheReloadTrigger(10, RATE), ManualContext(last=LastReload(NOON, NOON, NOON + 1)))
-    context.reloaded(NOON + 4, NOON + 5)
-    context.run_until(NOON + 10)
-    assert context.asked == [NOON + 10]
 
 
 @pytest.mark.parametrize("mode", ScheduleMode)
@@ -569,95 +497,9 @@ def test_timed_days_at_their_bounds(days: int, steps: int) -> None:
     assert due == started - 1 + days * DAY
 
 
-INITIAL = "2026-05-04T09:00"  # a Monday
-
-
-@pytest.mark.parametrize(
-    ("started", "days", "due"),
-    [
-        (INITIAL, 1, "2026-05-04T10:15"),  # the initial load: the next time of day
-        (INITIAL, 7, "2026-05-04T10:15"),  # with any number of days
-        ("2026-05-04T10:15", 1, "2026-05-05T10:15"),
-        ("2026-05-04T10:15:00.100", 1, "2026-05-05T10:15"),
-        ("2026-05-04T10:15:00.100", 7, "2026-05-11T10:15"),
-        ("2026-05-05T00:30", 1, "2026-05-05T10:15"),  # by hand: the time of day stays
-        ("2026-05-05T18:00", 1, "2026-05-06T10:15"),
-        ("2026-05-06T18:00", 7, "2026-05-11T10:15"),  # by hand, or after an outage: Monday stays Monday
-        ("2026-05-10T23:00", 7, "2026-05-11T10:15"),  # shortly before: Monday's is not left out
-        ("2026-05-13T08:00", 7, "2026-05-18T10:15"),
-        ("2026-05-11T10:15", 7, "2026-05-18T10:15"),
-        ("2026-05-11T10:14:59.999", 7, "2026-05-11T10:15"),
-        ("2026-06-03T18:00", 7, "2026-06-08T10:15"),  # four weeks late
-        ("2026-05-14T10:15", 3, "2026-05-16T10:15"),
-        ("2026-05-04T10:14:59.999", 1, "2026-05-04T10:15"),
-        ("2026-05-04T09:30", 7, "2026-05-04T10:15"),  # before the days began
-        ("2026-04-20T10:15", 7, "2026-04-27T10:15"),  # the clock was set back: the same days before the first
-        ("2026-04-22T10:15", 7, "2026-04-27T10:15"),
-        ("2026-04-27T10:14:59.999", 7, "2026-04-27T10:15"),
-        ("2026-05-03T10:15", 7, "2026-05-04T10:15"),
-    ],
-)
-def test_timed_days_count_from_the_first_time_of_day(started: str, days: int, due: str) -> None:
-    """The next reload is at the time of day, a multiple of the days after the first one, whenever the last one came."""
-    trigger = TimedCacheReloadTrigger(datetime.time(10, 15), days, UTC)
-    last = LastReload(unix(INITIAL), unix(started), unix(started) + 60)
-    assert trigger.next_due_s(last, last.finished_at_s) == unix(due)
-
-
-@given(
-    days=st.integers(1, 40),
-    first=st.floats(unix("2026-01-01"), unix("2026-12-31")),
-    later=st.floats(1, 400 * DAY),
-    zone=st.sampled_from([UTC, BERLIN, NEW_YORK]),
-)
-def test_timed_reloads_lie_on_a_grid_of_days(days: int, first: float, later: float, zone: datetime.tzinfo) -> None:
-    """Every due time is whole intervals of days after the first time of day, and none between the last reload and it."""
-    at_time = datetime.time(4, 30)
-    trigger = TimedCacheReloadTrigger(at_time, days, zone)
-    started = first + later
-    due = trigger.next_due_s(LastReload(first, started, started + 60), started + 60)
-    begun = trigger.next_due_s(LastReload(first, first, first), first)
-    anchor, found = (datetime.datetime.fromtimestamp(at, zone) for at in (begun, due))
-    assert (found.date() - anchor.date()).days % days == 0
-    assert found.time() == at_time
-    assert started < due
-    assert due == begun or (found.date() - datetime.datetime.fromtimestamp(started, zone).date()).days <= days
-
-
-@pytest.mark.parametrize(
-    ("first", "started", "due"),
-    [
-        ("2026-05-04T10:15", "2026-05-04T10:15", "2026-05-04T10:15"),  # just at the time: once more
-        ("2026-05-04T10:15", "2026-05-04T10:15:00.001", "2026-05-11T10:15"),
-        ("2026-05-04T10:14:59.999", "2026-05-04T10:15", "2026-05-11T10:15"),
-        ("2026-05-04T10:15:00.001", "2026-05-04T10:15:00.001", "2026-05-05T10:15"),  # just after: Tuesdays
-        ("2026-05-04T10:15:00.001", "2026-05-05T10:15", "2026-05-12T10:15"),
-        ("2026-05-04T10:15:00.001", "2026-05-11T10:15", "2026-05-12T10:15"),
-    ],
-)
-def test_the_first_time_of_day_is_at_or_after_the_first_start(first: str, started: str, due: str) -> None:
-    """The days count from the day of the initial load if it began by the time of day, and else from the next."""
-    trigger = TimedCacheReloadTrigger(datetime.time(10, 15), 7, UTC)
-    last = LastReload(unix(first), unix(started), unix(started) + 60)
-    assert trigger.next_due_s(last, last.finished_at_s) == unix(due)
-
-
 def test_the_first_timed_load_is_due_at_once() -> None:
     """Without a last reload a timed trigger is due now."""
     assert TimedCacheReloadTrigger(datetime.time(10, 15), 3, UTC).next_due_s(None, NOON) == NOON
-
-
-@pytest.mark.parametrize("zone", ["Pacific/Auckland", "Asia/Kathmandu", "UTC", "Pacific/Honolulu"])
-@pytest.mark.parametrize("hour", range(0, 24, 3))
-@pytest.mark.parametrize("minutes", [-10, 0, 10])
-def test_the_time_of_day_after_the_initial_load(zone: str, hour: int, minutes: int) -> None:
-    """After the initial load the next is due at the time of day at or after its start, wherever it is day or night."""
-    local = datetime.datetime(2026, 5, 4, hour, 30, tzinfo=zoneinfo.ZoneInfo(zone))
-    started = local.timestamp() - 60 * minutes
-    due = TimedCacheReloadTrigger(local.time(), 7, local.tzinfo).next_due_s(
-        LastReload(started, started, started), started
-    )
-    assert due == local.timestamp() + (DAY if minutes < 0 else 0)
 
 
 @pytest.mark.parametrize("days", [1, 7])
@@ -814,49 +656,11 @@ def test_the_systems_zone_is_a_zone_like_others(
 # --- timed: what happens -----------------------------------------------------------------------------
 
 
-def test_timed_reloads_follow_the_clocks() -> None:
-    """Through a year in Berlin a nightly reload comes once a day, at its time or, where that is skipped, an hour later."""
-    context = ManualContext(unix("2026-01-01T12:00"), reload_s=300.0)
-    opened(TimedCacheReloadTrigger(datetime.time(2, 30), 1, BERLIN), context)
-    context.run_until(unix("2026-12-31T12:00"))
-    shown = [clock_text(at_s, BERLIN) for at_s in context.asked]
-    day = datetime.date(2026, 1, 1)
-    nights = [day + datetime.timedelta(days=k) for k in range(1, 365)]
-    assert shown == ["01-01 13:00"] + [
-        f"{night:%m-%d} {'03:30' if f'{night:%m%d}' == '0329' else '02:30'}" for night in nights
-    ]
-
-
-def test_a_weekly_reload_keeps_its_day_through_the_year() -> None:
-    """With late timers and reloads by hand every Saturday, a weekly one stays on Sundays, when the clocks of Berlin change."""
-    context = ManualContext(unix("2026-01-03T12:00+01:00"), reload_s=300.0)
-    opened(TimedCacheReloadTrigger(datetime.time(2, 30), 7, BERLIN), context)
-    sundays = [datetime.date(2026, 1, 4) + datetime.timedelta(days=7 * k) for k in range(51)]
-    for sunday in sundays:
-        due = datetime.datetime.combine(sunday, datetime.time(2, 30), BERLIN).timestamp()
-        context.run_until(due - DAY / 2)
-        context.reloaded(due - DAY / 2, due - DAY / 2 + 300)
-        context.run_until(due - 1)
-        context.clock.wall_s = due + 0.005
-        context.run_until(due + DAY)
-    assert [clock_text(at_s, BERLIN) for at_s in context.asked] == ["01-03 12:00"] + [
-        f"{sunday:%m-%d} {'03:30' if f'{sunday:%m%d}' == '0329' else '02:30'}" for sunday in sundays
-    ]
-
-
 MONDAY = unix("2026-05-04T10:15")
 
 
 def on_mondays(context: ManualContext) -> ManualContext:
     return opened(TimedCacheReloadTrigger(datetime.time(10, 15), 7, UTC), context)
-
-
-def test_an_outage_does_not_shift_the_day_of_the_week() -> None:
-    """A Monday's reload that comes on Wednesday, when there is a process again, is followed by one on Monday."""
-    last = LastReload(MONDAY - 3600, MONDAY, MONDAY + 60)
-    context = on_mondays(ManualContext(MONDAY + 9 * DAY, last=last, reload_s=60.0))
-    context.run_until(MONDAY + 22 * DAY)
-    assert context.asked == [MONDAY + days * DAY for days in (9, 14, 21)]
 
 
 def test_an_outage_of_weeks_costs_one_reload() -> None:
@@ -867,40 +671,11 @@ def test_an_outage_of_weeks_costs_one_reload() -> None:
     assert context.asked == [MONDAY + days * DAY for days in (34, 35, 42)]
 
 
-@pytest.mark.parametrize("before_s", [DAY, 60.0, 0.001])
-def test_a_reload_by_hand_does_not_stand_for_the_one_that_follows(before_s: float) -> None:
-    """After a reload by hand on Sunday, even a moment before, Monday's comes, and the ones after it on Mondays."""
-    context = on_mondays(ManualContext(MONDAY - 3600, reload_s=30.0))
-    context.run_until(MONDAY + 7 * DAY - before_s)
-    context.reloaded(context.clock.wall_s, context.clock.wall_s)
-    context.run_until(MONDAY + 15 * DAY)
-    assert context.asked == [MONDAY - 3600, *(MONDAY + days * DAY for days in (0, 7, 14))]
-
-
-def test_a_failure_by_hand_moves_no_days() -> None:
-    """An attempt by hand that another process makes and fails with does not move the day either."""
-    context = on_mondays(ManualContext(MONDAY - 3600, reload_s=30.0))
-    context.run_until(MONDAY + DAY)
-    context.reloaded(MONDAY + 2 * DAY, MONDAY + 3 * DAY)
-    context.run_until(MONDAY + 8 * DAY)
-    assert context.asked == [MONDAY - 3600, MONDAY, MONDAY + 7 * DAY]
-
-
 def test_a_load_that_outlasts_the_time_of_day_is_followed_by_another() -> None:
     """A time of day that passed while the initial load ran is made good when it has ended: its data may be older."""
     context = opened(TimedCacheReloadTrigger(datetime.time(12, 15), 7, UTC), ManualContext(reload_s=3600.0))
     context.run_until(NOON + 10 * DAY)
     assert context.asked == [NOON, NOON + 3600, NOON + 900 + 7 * DAY]
-
-
-def test_a_reload_missed_for_days_comes_once() -> None:
-    """When no process lived for some days, one reload makes up for it and the time of day stays."""
-    last = LastReload(NOON - 30 * DAY, NOON - 5 * DAY - 3600, NOON - 5 * DAY - 3600)
-    context = opened(
-        TimedCacheReloadTrigger(datetime.time(11), 1, UTC), ManualContext(NOON + 7, last=last, reload_s=5.0)
-    )
-    context.run_until(NOON + DAY)
-    assert context.asked == [NOON + 7, NOON - 3600 + DAY]
 
 
 @pytest.mark.parametrize("days", [1, 7])
@@ -945,14 +720,6 @@ def test_a_timed_reload_that_another_process_made_is_left_out() -> None:
     context.clock.tick(65)
     context.run_due()
     assert (context.asked, context.due()) == ([], [NOON + DAY])
-
-
-def test_a_clock_set_back_does_not_put_a_timed_reload_off_for_ever() -> None:
-    """With the last reload a year ahead of the clock, reloads go on at the time of day."""
-    last = LastReload(NOON, NOON + 365 * DAY, NOON + 365 * DAY)
-    context = opened(TimedCacheReloadTrigger(datetime.time(13), 2, UTC), ManualContext(last=last, reload_s=60.0))
-    context.run_until(NOON + 5 * DAY)
-    assert context.asked == [NOON + 3600, NOON + 3600 + 2 * DAY, NOON + 3600 + 4 * DAY]
 
 
 @pytest.mark.parametrize("trace", [True, False])
@@ -1009,41 +776,6 @@ def test_bad_iso_times(text: str) -> None:
 
 
 # --- blackouts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "at", "free"),
-    [
-        ("12:00-13:00Z", "11:59:59.999", "11:59:59.999"),
-        ("12:00-13:00Z", "12:00", "13:00"),  # the start belongs to it
-        ("12:00-13:00Z", "12:59:59.999", "13:00"),
-        ("12:00-13:00Z", "13:00", "13:00"),  # the end does not
-        ("22:00-06:00Z", "21:00", "21:00"),
-        ("22:00-06:00Z", "23:30", "30:00"),  # past midnight
-        ("22:00-06:00Z", "03:00", "06:00"),
-        ("22:00-00:00Z", "23:00", "24:00"),
-        ("00:00-01:30Z", "00:00", "01:30"),
-        ("22:00-06:00+02:00", "20:00", "28:00"),
-        ("22:00-06:00+02:00", "04:00", "04:00"),
-        ("22:00-06:00-05:00", "02:59", "02:59"),
-        ("22:00-06:00-05:00", "03:00", "11:00"),
-        ("12:00-13:00Z, 13:00-14:00Z", "12:30", "14:00"),  # adjoining
-        ("13:00-14:00Z,12:00-13:30Z", "12:30", "14:00"),  # overlapping, in any order
-        ("12:00-14:00Z, 12:30-13:00Z", "12:45", "14:00"),  # one in another
-        ("22:00-02:00Z, 02:00-05:00Z, 06:00-07:00Z", "22:30", "29:00"),
-        ("12:00-13:00+01:00, 12:00-13:00Z", "11:30", "13:00"),  # adjoining by their offsets
-        ("08:00-07:59:59.500Z", "08:00", "31:59:59.500"),
-        ("12:00:30-12:00:45Z", "12:00:30", "12:00:45"),
-    ],
-)
-def test_blackouts_postpone(text: str, at: str, free: str) -> None:
-    """A time in a blackout becomes its end, followed on through windows that meet; any other stays."""
-
-    def on_that_day(clock: str) -> float:
-        hours, _, rest = clock.partition(":")
-        return unix(f"2026-05-04T00:{rest}") + 3600 * int(hours)
-
-    assert parse_blackout(text).postponed_s(on_that_day(at)) == pytest.approx(on_that_day(free), abs=1e-6)
 
 
 @pytest.mark.parametrize(
