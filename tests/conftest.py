@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.fuzzing import MORE
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -32,9 +34,9 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 _HOST = Path(tempfile.mkdtemp(prefix="lookupcache-tests-"))
 (_HOST / "lookupcache.conf").write_text(f"lookup.cache.dir = {_HOST / 'cache'}\n")
 os.environ["LOOKUPCACHE_CONF"] = str(_HOST / "lookupcache.conf")
-# What CI says is about the change: each run draws the same examples. A night (see `fuzzing`) draws others every time.
+# What CI says is about the change: each run draws the same examples. A night (see `fuzzing`) draws more, and others every time.
 settings.register_profile("day", derandomize=True)
-settings.register_profile("night")
+settings.register_profile("night", max_examples=100 * MORE, print_blob=True)
 settings.load_profile("night" if "LOOKUPCACHE_FUZZ" in os.environ else "day")
 
 

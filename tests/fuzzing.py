@@ -1,4 +1,4 @@
-"""Damage for `test_fuzz`: bytes of our own with something changed, and values of our own with something changed."""
+"""Generated cases: how many, and of which seeds; and damage for `test_fuzz`: bytes and values of our own with something changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 MORE = int(os.environ.get("LOOKUPCACHE_FUZZ", "1"))
-"""So many times as many examples: 1 in CI, 100 for a night. Where it is set, each run draws other ones."""
+"""So many times as many examples: 1 by day, 5 of `scripts/test --all`. Where it is set, each run draws other ones."""
 ALLOWED = 2 * 2**30  # bytes beyond what a process has: a length that was believed would ask for more
 
 
@@ -27,6 +27,14 @@ def fuzzed(examples: int) -> settings:
         print_blob=False,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
     )
+
+
+def seeds(count: int) -> list[int]:
+    """So many seeds, the same in each run by day; `MORE` times as many others by night; or the one of `LOOKUPCACHE_SEED`."""
+    if given := os.environ.get("LOOKUPCACHE_SEED"):
+        return [int(given)]
+    first = int.from_bytes(os.urandom(4), "big") if "LOOKUPCACHE_FUZZ" in os.environ else 0
+    return list(range(first, first + count * MORE))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import random
 import resource
 import shutil
@@ -158,28 +157,12 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "bit flipped": lambda path: path.write_bytes(flipped(path.read_bytes(), 500 * 8)),
     "noise": lambda path: path.write_bytes(data_of(9, path.stat().st_size)),
 }
-damaged = pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 
 
 def flipped(blob: bytes, bit: int) -> bytes:
     changed = bytearray(blob)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
-
-
-@damaged
-def test_a_damaged_block_is_a_miss(opened: Opened, damage: Callable[[Path], object]) -> None:
-    """A block whose file was changed in any way is counted, removed and absent; its place can be filled again."""
-    opened.disk.put_blocks({key(1): data_of(1), key(2): data_of(2)})
-    damage(opened.path(key(1)))
-    assert opened.disk.get_block(key(1)) is None
-    assert opened.count("blockDamagedCount") == 1
-    assert not opened.path(key(1)).exists()
-    assert opened.disk.get_block(key(1)) is None
-    assert opened.count("blockDamagedCount") == 1
-    assert opened.disk.get_block(key(2)) == data_of(2)
-    opened.disk.put_blocks({key(1): data_of(1)})
-    assert opened.disk.get_block(key(1)) == data_of(1)
 
 
 def test_any_flipped_bit_is_noticed(opened: Opened) -> None:
@@ -446,16 +429,6 @@ def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
     assert sorted(os.listdir(foreign)) == before
 
 
-def test_a_foreign_inner_directory_is_refused(tmp_path: Path) -> None:
-    """The versioned directory inside is held to the same rules as the outer one."""
-    (tmp_path / "c").mkdir(mode=0o700)
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (tmp_path / "c" / "v1").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CacheDirectoryError, match="links are refused"):
-        Opened(tmp_path / "c")
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
 def test_a_link_is_refused(tmp_path: Path) -> None:
     """A symbolic link in the directory's place is refused, also to a directory that would do."""
     (tmp_path / "real").mkdir(mode=0o700)
@@ -481,44 +454,6 @@ def test_a_place_that_holds_no_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CacheDirectoryError, match=f"cache directory {path}"):
             Opened(path)
-
-
-class Bomb:
-    """Unpickling it leaves a file behind."""
-
-    def __init__(self, marker: Path) -> None:
-        self._marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self._marker),)
-
-
-def test_a_planted_pickle_never_runs(opened: Opened, tmp_path: Path) -> None:
-    """A pickle in a block's or record's place, bare or in a sound envelope, is data or damage; nothing unpickles it."""
-    bomb = pickle.dumps(Bomb(tmp_path / "ran"))
-    pickle.loads(bomb)
-    assert (tmp_path / "ran").exists()  # it would work
-    (tmp_path / "ran").rmdir()
-    enveloped = BlockKey(key_of("f"), key_of("v"), 0, len(bomb))
-    opened.disk.put_blocks({enveloped: bomb, key(1): data_of(1)})
-    opened.path(key(1)).write_bytes(bomb)
-    for name in ("bare", "enveloped"):
-        opened.disk.create_record("version", name, 1)
-    (opened.root / "records" / "version" / "bare").write_bytes(bomb)
-    # The envelope of a record is a block's: one made for the record's name is sound.
-    plant_envelope(opened, "version/enveloped", bomb)
-    for name in ("usage", "swept", "usage.lock"):
-        (opened.root / name).write_bytes(bomb)
-    assert opened.disk.get_block(enveloped) == bomb
-    assert opened.disk.get_block(key(1)) is None
-    for name in ("bare", "enveloped"):
-        assert opened.disk.get_record("version", name) is None
-        assert opened.disk.create_record("version", name, 2) == 2
-    assert [value for _, value in opened.disk.records("version", "")] == [2, 2]
-    opened.disk.sweep()
-    opened.disk.check(repair=True)
-    opened.disk.put_blocks({key(2): data_of(2)})
-    assert not (tmp_path / "ran").exists()
 
 
 def plant_envelope(opened: Opened, name: str, payload: bytes) -> None:
@@ -569,19 +504,6 @@ def test_records_are_found_by_prefix(opened: Opened) -> None:
     assert list(opened.disk.records("nothing", "")) == []
 
 
-@damaged
-def test_a_damaged_record_is_none(opened: Opened, damage: Callable[[Path], object]) -> None:
-    """A damaged record is counted and absent, and its place is free for the next."""
-    path = opened.root / "records" / "version" / "k"
-    opened.disk.create_record("version", "k", "x" * 998)
-    damage(path)
-    assert opened.disk.get_record("version", "k") is None
-    assert opened.count("cacheFailureCount") == 1
-    assert not opened.disk.has_record("version", "k")
-    assert opened.disk.create_record("version", "k", "new") == "new"
-    assert opened.disk.get_record("version", "k") == "new"
-
-
 def test_a_record_in_anothers_place_is_none(opened: Opened) -> None:
     """A sound record under another's key or kind is not that other."""
     opened.disk.create_record("version", "a", 1)
@@ -589,29 +511,6 @@ def test_a_record_in_anothers_place_is_none(opened: Opened) -> None:
         opened.disk.create_record(kind, name, 2)
         shutil.copy(opened.root / "records" / "version" / "a", opened.root / "records" / kind / name)
         assert opened.disk.get_record(kind, name) is None
-
-
-def test_racing_threads_agree_on_a_record(opened: Opened) -> None:
-    """Of threads that record different values all get one of them, also where a damaged record lay before."""
-    directory = opened.root / "records" / "execution"
-    for number in range(40):
-        name = f"k{number}"
-        if number % 2:
-            directory.mkdir(exist_ok=True)
-            (directory / name).write_bytes(b"damaged")
-        start, answers = threading.Barrier(4), list[Any]()
-
-        def race(me: int, name: str = name, start: threading.Barrier = start, answers: list[Any] = answers) -> None:
-            start.wait()
-            answers.append(opened.disk.create_record("execution", name, me))
-
-        threads = [threading.Thread(target=race, args=(me,)) for me in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert set(answers) == {opened.disk.get_record("execution", name)}
-        assert len(answers) == 4
 
 
 def test_a_record_that_cannot_be_written_is_an_error(opened: Opened) -> None:

@@ -357,14 +357,6 @@ def test_parquet_without_rows() -> None:
     assert one.table(["pair"]).schema.names == ["pair"]
 
 
-def test_parquet_no_columns_still_count() -> None:
-    """A unit read without any column has its number of rows, from no bytes at all."""
-    stored = Stored("a.parquet", parquet(SAMPLE, row_group_size=20))
-    index = stored.open()
-    assert [index.ranges(unit, []) for unit in index.units] == [[], [], []]
-    assert [sum(b.num_rows for b in stored.batches(index, unit, [])) for unit in index.units] == [20, 20, 10]
-
-
 def test_parquet_large_unit_comes_in_batches() -> None:
     """A row group of more rows than a batch comes in several, in order."""
     rows = BATCH_ROWS * 2 + 5
@@ -516,13 +508,6 @@ def test_parquet_bounds_stored_as_bytes_are_none(store_schema: bool) -> None:
     )
 
 
-def test_parquet_stats_are_of_the_row_group() -> None:
-    """Each unit has its own bounds."""
-    index = Stored("a.parquet", parquet(pa.table({"c": [1, 2, 3, 4, 5]}), row_group_size=2)).open()
-    expected = [ColumnStats(1, 2, 0, 2), ColumnStats(3, 4, 0, 2), ColumnStats(5, 5, 0, 1)]
-    assert [index.stats(unit, "c") for unit in index.units] == expected
-
-
 def test_parquet_stats_with_nan() -> None:
     """NaN is never a bound: the others bound, and NaN alone bounds nothing."""
     nan = float("nan")
@@ -556,14 +541,6 @@ def test_arrow_rows(compression: str | None, columns: list[str] | None) -> None:
     assert [batch.num_rows for batch in batches] == [20, 20, 10]
     assert [row for batch in batches for row in batch.to_pylist()] == SAMPLE.select(names).to_pylist()
     assert all(index.stats(unit, "id") is None for unit in index.units)
-
-
-@pytest.mark.parametrize("compression", ["uncompressed", "lz4", "zstd"])
-def test_feather_v2(compression: str) -> None:
-    """What pyarrow calls Feather is the Arrow IPC file."""
-    out = io.BytesIO()
-    pa.feather.write_feather(SAMPLE, out, compression=compression, chunksize=30)
-    assert Stored("a.feather", out.getvalue()).table().to_pylist() == SAMPLE.to_pylist()
 
 
 def dictionaries(batches: int, rows: int) -> pa.Table:
@@ -892,18 +869,6 @@ def read_or_damaged(name: str, content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_good_files_are_no_damaged_ones(name: str) -> None:
-    """The files that the following tests damage are readable."""
-    assert not read_or_damaged(name, GOOD[name])
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_empty_file(name: str) -> None:
-    """A file of no bytes is damaged, but for one of text: Spark writes it where there was no row."""
-    assert read_or_damaged(name, b"") is not name.startswith(("d.csv", "d.json"))
-
-
-@pytest.mark.parametrize("name", GOOD)
 def test_truncated_file(name: str) -> None:
     """A file cut anywhere is damaged, by name; a text cut between lines may still be one, and ORC's last mark is optional."""
     content = GOOD[name]
@@ -927,19 +892,6 @@ def test_file_of_another_format(name: str, other: str) -> None:
         assert not damaged
     elif name != "d.csv" and (name, other) != ("d.csv.gz", "d.json.gz"):  # anything may be CSV
         assert damaged
-
-
-@pytest.mark.parametrize("name", GOOD)
-@settings(max_examples=100, deadline=None)
-@given(content=st.binary(max_size=300))
-def test_random_bytes(name: str, content: bytes) -> None:
-    """Bytes that mean nothing are damaged; as text they may be a table of no meaning, but never another error."""
-    try:
-        damaged = read_or_damaged(name, content)
-    except SchemaError:
-        assert name == "d.csv"  # a header that names a column twice
-        return
-    assert damaged or name in ("d.csv", "d.json") or not content
 
 
 @pytest.mark.parametrize("name", ["d.parquet", "d.arrow", "d.orc"])

@@ -9,7 +9,7 @@ import itertools
 import math
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -249,30 +249,6 @@ def test_the_order_of_columns_matters() -> None:
         assert not Keys(columns).equal(np.array([0]), Keys(columns), np.array([1])).any()
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 7, 8, 9, 15, 16, 17, 24, 1023, 1024, 1025, 3000])
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()], ids=str)
-def test_a_column_of_one_length_hashes_as_one_of_many(length: int, kind: pa.DataType) -> None:
-    """A text has one hash, whether its neighbours are as long, longer, shorter, or null."""
-    texts = ["a" * length, "b" * length, "a" * max(length - 1, 0) + "z" * min(length, 1)]
-    alone = hashed(pa.array(texts, kind))
-    assert hashed(pa.array(["é" * length + "x", *texts, ""], kind).slice(1))[:3] == alone
-    assert hashed(pa.array([*texts, "y" * (length + 1)], kind))[:3] == alone
-    assert hashed(pa.array([*texts, None], kind))[:3] == alone
-    assert hashed(pa.array(["q" * 2000, *texts], kind))[1:] == alone
-    assert [hashed(pa.array([text], kind))[0] for text in texts] == alone
-
-
-@pytest.mark.parametrize("seed", [SEED, OTHER, draw_seed(random.Random(5))])
-def test_nuls_and_lengths_tell_texts_apart(seed: Seed) -> None:
-    """Texts that differ only in NULs, in the last byte or in length differ, up to several KiB."""
-    texts = [*TEXTS, *LONG, *("\0" * length for length in (7, 8, 9, 16, 1023, 1024, 1025, 2000))]
-    for kind in (pa.string(), pa.large_binary()):
-        array = pa.array(texts, kind)
-        assert len(set(hashed(array, seed=seed))) == len(texts)
-        left, right = pairs_of(len(texts))
-        assert (Keys([array]).equal(left, Keys([array]), right) == (left == right)).all()
-
-
 def test_null_texts_may_span_bytes() -> None:
     """Bytes behind a null count for nothing: the values beside it hash as they do without it."""
     for values, null in ((["aaaa", "bbbb", "cccc"], 1), (["a", "x" * 3000, "cc"], 1), (["x" * 2000, "b", "c"], 0)):
@@ -295,12 +271,6 @@ def check_nans(kind: pa.DataType, patterns: list[int]) -> None:
     alike = [names[a] == names[b] for a, b in zip(left, right, strict=True)]
     assert [hashes[a] == hashes[b] for a, b in zip(left, right, strict=True)] == alike
     assert Keys([array]).equal(left, Keys([array]), right).tolist() == alike
-
-
-@pytest.mark.parametrize("kind", QUIET, ids=str)
-def test_every_nan_is_one_key_and_both_zeros_another(kind: pa.DataType) -> None:
-    """All bits that mean NaN are one key, and so are 0.0 and -0.0; they are no others."""
-    check_nans(kind, QUIET[kind])
 
 
 @pytest.mark.parametrize("kind", SIGNALLING, ids=str)
@@ -326,16 +296,6 @@ def test_columns_without_rows(kind: pa.DataType) -> None:
         assert keys.equal(nothing, keys, nothing).tolist() == []
 
 
-@each_kind
-def test_columns_of_nulls(kind: pa.DataType) -> None:
-    """A column that holds nothing but nulls has no valid row, at any offset."""
-    for array in (pa.nulls(5, kind), pa.nulls(9, kind).slice(4), pa.array([None] * 5, kind)):
-        keys = Keys([array])
-        assert keys.valid is not None
-        assert keys.valid.tolist() == [False] * 5
-        assert len(keys.hashes(SEED)) == 5
-
-
 def test_a_slice_without_its_null() -> None:
     """A slice that leaves the nulls of its column out is all valid."""
     array = pa.array([None, 1, 2, None])
@@ -357,16 +317,6 @@ def test_booleans_behind_offsets() -> None:
         ]
         if length and None not in expected:
             assert bits_of(array).tolist() == expected
-
-
-def test_decimals_of_all_digits() -> None:
-    """Decimals are compared by all of their 128 bits: neither half alone makes two of them equal."""
-    digits = [0, 1, -1, 2**64, -(2**64), 2**64 + 1, 2**63, -(2**63), 10**38 - 1, 1 - 10**38, 10**37]
-    for scale in (0, 10, 38):
-        array = pa.array([number(n, scale) for n in digits], pa.decimal128(38, scale))
-        assert len(set(hashed(array))) == len(digits)
-        left, right = pairs_of(len(digits))
-        assert (Keys([array]).equal(left, Keys([array]), right) == (left == right)).all()
 
 
 def test_seeds_are_odd_and_drawn() -> None:
@@ -442,12 +392,6 @@ def test_nested_columns_cannot_be_keys(kind: pa.DataType) -> None:
     assert "'tags'" in str(caught.value)
     assert str(kind) in str(caught.value)
     assert "lookup.keys" in str(caught.value)
-
-
-def test_flat_columns_can_be_keys() -> None:
-    """Every flat type of Spark can be a key, alone and together."""
-    check_key_types([pa.field(f"c{n}", kind) for n, kind in enumerate(KINDS)])
-    check_key_types([])
 
 
 def cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
@@ -531,13 +475,14 @@ DECIMALS = [
     pa.decimal128(1, 0), pa.decimal128(5, 2), pa.decimal128(9, 9), pa.decimal128(18, 4), pa.decimal128(38, 0),
     pa.decimal128(38, 10), pa.decimal128(38, 38),
 ]  # fmt: skip
+GIVEN_DECIMALS = [*DECIMALS, pa.decimal32(5, 2), pa.decimal64(15, 2), pa.decimal256(60, 2)]
 
 
 @examples(250)
 @given(data=st.data())
 def test_decimals_of_any_precision(data: st.DataObject) -> None:
-    """A decimal is the same number in the column's type, or null where that has too few digits before or behind the point."""
-    given_kind, kind = data.draw(st.sampled_from(DECIMALS)), data.draw(st.sampled_from(DECIMALS))
+    """A decimal, of any width, is the same number in the column's type, or null where that has too few digits for it."""
+    given_kind, kind = data.draw(st.sampled_from(GIVEN_DECIMALS)), data.draw(st.sampled_from(DECIMALS))
     assume(kind.precision - kind.scale + max(kind.scale, given_kind.scale) < 76)  # see test_decimals_far_apart
     values = data.draw(st.lists(st.none() | values_of(given_kind), max_size=6))
     array = pa.array(values, given_kind)
@@ -557,18 +502,6 @@ def test_decimals_far_apart(given_kind: pa.DataType, kind: pa.DataType) -> None:
     """A decimal of many digits behind the point is null in a column of many before it, unless it is 0; and the other way round."""
     values = [None, number(0, 0), number(10**given_kind.precision - 1, given_kind.scale)]
     assert cast(pa.array(values, given_kind), kind) == [exactly(value, kind) for value in values]
-
-
-@pytest.mark.parametrize(
-    "given_kind",
-    [pa.decimal32(5, 2), pa.decimal64(15, 2), pa.decimal128(5, 2), pa.decimal256(60, 2)],
-    ids=str,
-)
-def test_decimals_of_any_width(given_kind: pa.DataType) -> None:
-    """A decimal of 32, 64 or 256 bits is the same number in the column's type, or null."""
-    values = [None, number(125, 2), number(150, 2), number(-99999, 2)]
-    for kind in (pa.decimal128(9, 3), pa.decimal128(38, 10), pa.decimal128(5, 1), pa.decimal128(2, 1)):
-        assert cast(pa.array(values, given_kind), kind) == [exactly(value, kind) for value in values]
 
 
 @examples(200)
@@ -631,13 +564,8 @@ def test_text_and_binary_of_any_layout() -> None:
         assert cast(pa.array(texts, given_kind), pa.string()) == texts
         assert cast(pa.chunked_array([pa.array([t], given_kind) for t in texts]), pa.string()) == texts
     raw = [b"ab", None, b"\0\0"]
-    for given_kind in (pa.large_binary(), pa.binary(2), pa.binary()):
+    for given_kind in (pa.large_binary(), pa.binary_view(), pa.binary(2), pa.binary()):
         assert cast(pa.array(raw, given_kind), pa.binary()) == raw
-
-
-def test_binary_views() -> None:
-    """Binary views are binary, as in the files of a table."""
-    assert cast(pa.array([b"ab", None], pa.binary_view()), pa.binary()) == [b"ab", None]
 
 
 @pytest.mark.parametrize("index", [pa.int8(), pa.int32(), pa.uint16()], ids=str)
@@ -763,21 +691,3 @@ def test_an_encoded_key_of_another_family_is_refused() -> None:
         cast(pa.array(["1"]).dictionary_encode(), pa.int64())
     with pytest.raises(SchemaError, match="are int64, the table's are string"):
         cast(pa.array([1]).dictionary_encode(), pa.string())
-
-
-@examples(100)
-@given(data=st.data())
-def test_a_cast_key_finds_its_equal(data: st.DataObject) -> None:
-    """After the cast a key hashes as, and equals, the column's value that is the same number or time."""
-    casts: list[tuple[pa.DataType, pa.DataType, Callable[[Any], Any]]] = [
-        (pa.int8(), pa.int64(), lambda v: v),
-        (pa.int32(), pa.decimal128(20, 0), decimal.Decimal),
-        (pa.float32(), pa.float64(), lambda v: v),
-        (pa.string(), pa.string(), lambda v: v),
-    ]
-    narrow, wide, same = data.draw(st.sampled_from(casts))
-    values = data.draw(st.lists(values_of(narrow), min_size=1, max_size=6))
-    (found,) = cast_keys(pa.table({"k": pa.array(values, narrow)}), [pa.field("k", wide)])
-    stored = pa.array([same(value) for value in values], wide)
-    assert hashed(found) == hashed(stored)
-    assert Keys([found]).equal(np.arange(len(values)), Keys([stored]), np.arange(len(values))).all()

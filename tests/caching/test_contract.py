@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,6 @@ from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import (
-    ROWS,
     UNBOUNDED,
     Row,
     cache_of,
@@ -26,7 +23,6 @@ from tests.caching.common import (
     held,
     keys_of,
     opened,
-    row_of,
     rows_of,
     small,
 )
@@ -64,25 +60,6 @@ def test_what_was_passed_in_may_change() -> None:
     assert answer == [{"v": 1}, {"v": 2}]
     answer.clear()
     assert cache.get_if_present({"k": 1}) == [{"v": 1}, {"v": 2}]
-
-
-def test_answers_stay_as_they_were() -> None:
-    """What was answered is the same after the cache has grown, replaced all of it, moved it and let it go."""
-    with small():
-        cache = cache_of(max_rows=40)
-        answers = []
-        for serial in range(300):
-            batch = [(serial + n) % 70 for n in range(serial % 9)]
-            rows = [{**row_of(1000 * serial + n), KEY_INDEX: n // 2} for n in range(2 * len(batch)) if serial % 4]
-            cache.put_many(keys_of(*batch), pa.Table.from_pylist(rows, ROWS))
-            found = cache.get_many(keys_of(*range(70)))
-            answers.append((found, found.present.tolist(), found.rows and found.rows.to_pylist()))
-            if serial == 200:
-                cache.close()
-        cache.close()
-        for found, present, expected in answers:
-            assert found.present.tolist() == present
-            assert (found.rows and found.rows.to_pylist()) == expected
 
 
 @pytest.fixture
@@ -274,45 +251,3 @@ def test_rows_in_other_forms() -> None:
     twice = [(1, "b"), (3, "b"), (4, None)]
     expected = [(*row, 0) for row in twice] + [(2, "a", 1)] + [(*row, 2) for row in twice]
     assert list(zip(*(column.to_pylist() for column in found.rows.columns), strict=True)) == expected
-
-
-def test_the_order_of_rows_within_a_key_stays() -> None:
-    """However rows of several keys lie among each other, those of one key keep their order."""
-    cache = cache_of()
-    draw = np.random.default_rng(5)
-    for _ in range(5):
-        places = draw.integers(0, 50, 1000)
-        cache.put_many(keys_of(*range(50)), pa.table({"v": np.arange(1000), KEY_INDEX: places}))
-        expected = [np.flatnonzero(places == key).tolist() for key in range(50)]
-        assert found_in(cache.get_many(keys_of(*range(50)))) == expected
-        assert cache.size() == sum(max(len(rows), 1) for rows in expected)
-
-
-def test_a_key_asked_for_twice_is_answered_twice() -> None:
-    """Each of several equal keys has the rows, and is a hit or a miss of its own."""
-    cache, metrics = opened(cache_of())
-    cache.put_many(keys_of(1, 2), rows_of([10, 11], []))
-    assert found_in(cache.get_many(keys_of(1, 3, 2, 1, 3))) == [[10, 11], None, [], [10, 11], None]
-    assert counts(metrics) == (3, 2)
-
-
-@pytest.mark.parametrize(
-    ("values", "other"),
-    [
-        ([0.0, math.nan, 1.5], [-0.0, -math.nan, 1.5]),
-        ([0, -1, 2**63 - 1, -(2**63)], [0, -1, 2**63 - 1, -(2**63)]),
-        (["", "a", "a\0"], ["", "a", "a\0"]),
-        ([b"", b"\0", b"\0\0"], [b"", b"\0", b"\0\0"]),
-        ([True, False], [True, False]),
-    ],
-    ids=["floats", "integers", "texts", "bytes", "booleans"],
-)
-def test_keys_are_equal_as_keys(values: list[Any], other: list[Any]) -> None:
-    """NaN is NaN and -0.0 is 0.0; the ends of a type's range, 0, empty texts and NULs are keys like others."""
-    cache = cache_of()
-    for number, value in enumerate(values):
-        assert cache.put({"k": value}, [{"v": number}]) is None
-    for number, value in enumerate(other):
-        assert cache.get_if_present({"k": value}) == [{"v": number}]
-        assert cache.put({"k": value}, [{"v": -number}]) == [{"v": number}]
-    assert cache.size() == len(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import random
 from collections import OrderedDict
@@ -25,12 +24,8 @@ from tests.caching.common import (
     Row,
     cache_of,
     counts,
-    found_in,
-    held,
-    keys_of,
     opened,
     row_of,
-    rows_of,
     small,
 )
 from tests.fakes import FakeClock
@@ -328,11 +323,11 @@ LONG_RUNS = {
 @pytest.mark.parametrize(
     "kinds", [(pa.int64(),), (pa.string(),), COMPOSITE[1]], ids=lambda kinds: "-".join(map(str, kinds))
 )
-@pytest.mark.parametrize("hashes", ["good", "alike"])
+@pytest.mark.parametrize("hashes", ["good", "weak", "alike"])
 def test_a_cache_stays_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], bounds: Bounds, hashes: str) -> None:
     """The same over many steps on many keys, some of which are asked for more often."""
     draw = random.Random(str(kinds) + hashes)
-    numbers = [0, -1, 2**63 - 1, -(2**63), *range(1, 57)]
+    numbers = [0, -1, 2**63 - 1, -(2**63), *range(-28, -1), *range(1, 30)]
     values = {pa.int64(): numbers, pa.string(): [str(n) * (n % 7) + "é" for n in numbers]}
     values[pa.float64()] = [math.nan, -0.0, *(n / 3 for n in numbers[2:])]
     values[pa.bool_()] = [n % 2 == 0 for n in numbers]
@@ -345,42 +340,6 @@ def test_a_cache_stays_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], bou
             keys = [(number, draw.randrange(4), draw.randrange(20)) for number in some]
             pair.do(Step(draw.choice(names), keys, draw.choice([0, 0, 1, 2, 9]), draw.randrange(1, 4)), True)
         pair.compare_results()
-
-
-@examples(150)
-@given(
-    limit=st.integers(100, 3000),
-    batches=st.lists(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 400)), max_size=12), max_size=12),
-)
-def test_only_the_least_recently_used_make_way_for_bytes(limit: int, batches: list[list[tuple[int, int]]]) -> None:
-    """Entries never take more bytes than the bound, and those that are there were used later than those that went."""
-    cache = cache_of(max_bytes=limit)
-    order: dict[int, int] = {}  # key -> length of its text, the least recently put first
-    for batch in batches:
-        keys = keys_of(*(key for key, _ in batch))
-        texts = ["x" * length for _, length in batch]
-        cache.put_many(
-            keys, pa.table({"t": pa.array(texts, pa.string()), KEY_INDEX: pa.array(range(len(batch)), pa.int64())})
-        )
-        for key, length in batch:
-            order.pop(key, None)
-            order[key] = length
-        assert cache.bytes() <= limit
-        sizes = {key: size_alone(length) for key, length in order.items()}
-        fitting = [key for key in order if sizes[key] <= limit]
-        there = held(cache, list(order))
-        assert there == fitting[len(fitting) - len(there) :]
-        order = {key: order[key] for key in there}
-        assert cache.bytes() == sum(sizes[key] for key in there)
-
-
-@functools.cache
-def size_alone(length: int) -> int:
-    """Bytes of an entry with one text: a little more than the text."""
-    alone = cache_of()
-    alone.put({"k": 0}, [{"t": "x" * length}])
-    assert length < alone.bytes() < length + 150
-    return alone.bytes()
 
 
 @pytest.mark.parametrize("bounds", [{"max_rows": 300_000}, {"max_rows": 300_000, "expire_after_access_s": 1e9}])
@@ -409,46 +368,3 @@ def test_no_entry_is_lost_below_the_bound(bounds: dict[str, Any]) -> None:
     assert (found.present == (np.arange(600_001) > 300_000)).all()
     assert found.rows is not None
     assert (found.rows["v"].to_numpy() == numbers[300_001:] * 3).all()
-
-
-PAIRS = [(number, number ^ 5) for number in range(300)]  # hash alike under the weak seed
-
-
-def colliding(kind: str) -> tuple[list[tuple[Any, ...]], pa.DataType]:
-    if kind == "at the first slot":
-        return [(number,) for number in range(300)], pa.int64()
-    if kind == "from the last slot to the first":
-        return [(number,) for number in range(-150, 150)], pa.int64()
-    return PAIRS, pa.int64()
-
-
-@pytest.mark.parametrize("kind", ["at the first slot", "from the last slot to the first", "alike"])
-def test_colliding_hashes(kind: str) -> None:
-    """Keys that hash to the same slot, or alike to the last bit, are told apart, when some of them are gone as well."""
-    values, arrow = colliding(kind)
-    names = "ab"[: len(values[0])]
-
-    def table(some: Sequence[tuple[Any, ...]]) -> pa.Table:
-        return pa.table({name: pa.array([key[n] for key in some], arrow) for n, name in enumerate(names)})
-
-    with small():
-        cache = cache_of()
-        cache._seed = WEAK
-        hashes = Keys([column.combine_chunks() for column in table(values).columns]).hashes(WEAK)
-        slots = set((hashes >> np.uint64(53)).tolist())
-        assert slots <= {0, 2**11 - 1}
-        assert len(set(hashes.tolist())) == (1 if kind == "alike" else 300)
-        expected: dict[tuple[Any, ...], int] = {}
-        draw = random.Random(11)
-        for serial in range(60):
-            some = draw.choices(values, k=draw.randrange(20))
-            if serial % 3 == 2:
-                cache.invalidate_many(table(some))
-                for key in some:
-                    expected.pop(key, None)
-            else:
-                cache.put_many(table(some), rows_of(*(1000 * serial + n for n in range(len(some)))))
-                expected |= {key: 1000 * serial + n for n, key in enumerate(some)}
-            assert cache.size() == len(expected)
-            found = found_in(cache.get_many(table(values)))
-            assert found == [[expected[key]] if key in expected else None for key in values]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from tests.differential.machine import run
 from tests.differential.processes import Nursery
 from tests.differential.shorten import report
 from tests.differential.tables import Place
+from tests.fuzzing import seeds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,19 +28,26 @@ _AT_END = 30
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["flat", "partitioned"])
-@pytest.mark.parametrize("number", range(2))
 def test_what_spark_jobs_write(
     tmp_path: Path,
     nursery: Nursery,
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     partitioned: bool,
-    number: int,
 ) -> None:
     """Appends and overwrites of Spark, of timestamps in either form, are read alike, beside files of other writers."""
-    given = os.environ.get("LOOKUPCACHE_SEED")
-    seed = int(given) if given else int.from_bytes(os.urandom(4), "big")
-    rng = random.Random(seed)
+    for seed in seeds(2):
+        root = tmp_path / str(seed)
+        root.mkdir()
+        history = drawn(seed, spark, monkeypatch, partitioned)
+        found = run(history, root, nursery, at_end=_AT_END)
+        if found:
+            pytest.fail(report(history, found), pytrace=False)
+
+
+def drawn(seed: int, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, partitioned: bool) -> History:
+    """The history of a seed, some of whose steps are jobs of Spark."""
+    rng = random.Random(f"{seed} {partitioned}")
     partitions = (("r", _VALUES),) if partitioned else ()
     shape = rng.choice(_SHAPES)
 
@@ -67,7 +74,4 @@ def test_what_spark_jobs_write(
         steps.append(Step("job", (rng.choice(_JOBS), rng.random() < 0.5), rng.getrandbits(32)))
         steps += [put("put")] if rng.random() < 0.3 else []
     setup = Setup(partitions=partitions, partition="r=01" if partitioned else "max_pt()")
-    history = History(setup, tuple(steps), seed)
-    found = run(history, tmp_path, nursery, at_end=_AT_END)
-    if found:
-        pytest.fail(report(history, found), pytrace=False)
+    return History(setup, tuple(steps), seed)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from pyspark_lookup.base.errors import PysparkLookupError, UfsUnavailableError, 
 from tests.faults.cases import BELOW, BUCKET, Bench, Case, check_ended, home, named_case
 from tests.faults.server import ANSWERS, Fault, Mode, Sent, faults_of
 from tests.faults.writes import KINDS, SMALL, Kind, counted, rows
-from tests.fuzzing import MORE
+from tests.fuzzing import MORE, seeds
 from tests.s3server import S3Server
 
 TRIED = 3  # cases of each kind, times `MORE`
@@ -40,7 +39,7 @@ def test_every_write_ends_in_one_of_three_ways(bench: Bench, kind: Kind) -> None
     """Of every kind of write some of all cases are tried: how it ended is what the log says, and what every host reads."""
     whole = Case(bench, kind, None).run()
     assert whole.how == "acknowledged"
-    seed = random.randrange(2**32) if "LOOKUPCACHE_FUZZ" in os.environ else 7
+    seed = seeds(1)[0]
     rng = random.Random(f"{seed} {kind.name}")
     matrix = faults_of(whole.requests)
     for fault in rng.sample(matrix, min(TRIED * MORE, len(matrix))):

@@ -1,4 +1,4 @@
-"""Histories of a minute on each store, and that the checker finds what is wrong in one. Nightly: `scripts/history`."""
+"""Histories of a minute on each store, and that the checker finds what is wrong in one. Longer: `scripts/history`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return s3_place(server, "history")
 
 
-@pytest.mark.alone
-@pytest.mark.slow(70)
+@pytest.mark.nightly
 def test_every_read_is_of_some_prefix_of_the_log(place: Place, tmp_path: Path) -> None:
     """Six writers and eight readers, killed and failing, in all cache modes: no row is lost, doubled, early or back again."""
     told = run(place, tmp_path / "work", SECONDS, SEED)

@@ -32,8 +32,7 @@ from tests.fakes import FaultyStore
 from tests.processes.test_fill import in_fresh_process, must_end
 from tests.processes.test_snapshots import EACH, FILES, publish
 
-# Ahead of `test_snapshots`, so that the process that has the soak, which is one test, is given this one for afterwards.
-pytestmark = [pytest.mark.alone, pytest.mark.slow(60), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 SECONDS = 20
 AT_MOST_S = 120  # on a slow machine, until there are more of these

@@ -30,7 +30,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, make_host
 from tests.processes.test_fill import BOUND_S, in_fresh_process, must_end
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 # --- 1,000 reloads ------------------------------------------------------------------------------------
 

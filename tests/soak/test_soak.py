@@ -1,4 +1,4 @@
-"""A soak of five minutes. Nightly: `scripts/soak`."""
+"""A soak of five minutes. Longer: `scripts/soak`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.soak.run import soak
 
-pytestmark = [pytest.mark.alone, pytest.mark.spark, pytest.mark.slow(400), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.spark, pytest.mark.timeout(1800)]
 
 SECONDS = 300.0
 SEED = 20261121
