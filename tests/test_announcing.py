@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -189,19 +189,6 @@ def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> No
 # --- announcing: what it secures ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [NOTHING, PARTIAL], ids=["NONE", "PARTIAL"])
-def test_a_small_tables_bytes_are_here_when_it_is_announced(
-    options: Mapping[str, str], directory: Path, cache_dir: Path
-) -> None:
-    """All of them: whatever happens to the files, tasks of this host answer from the announced version."""
-    told = Process(directory, cache_dir, options).announce()
-    put(directory, 2, 0, 1)
-    (directory / "2.parquet").unlink()
-    task = Process(directory, cache_dir, options)
-    assert (task.rows(told).num_rows, task.states(told)) == (1500, {1})
-    assert task.calls() == []
-
-
 def test_a_large_table_is_not_fetched(tmp_path: Path, cache_dir: Path) -> None:
     """A table of more bytes than a task reads is announced for one metadata call, and no data."""
     path = tmp_path / "dim"
@@ -367,52 +354,6 @@ def test_another_host_asks_once(what: str, call: str, directory: Path, cache_dir
     assert found == [told.digest] * len(tasks)
     assert [kind for task in tasks for kind in task.calls()] == [call]
     assert sum(task.gone() for task in tasks) == 0
-
-
-def test_another_host_finds_the_version_below_what_was_added(directory: Path, cache_dir: Path, other_dir: Path) -> None:
-    """Files added since do not hide the version that was announced: its rows are those of the older files."""
-    age(directory)
-    told = Process(directory, cache_dir).announce()
-    put(directory, 1, 3)
-    put(directory / "more", 1, 4)
-    task = Process(directory, other_dir, FAIL)
-    assert task.told(told)[1].digest == told.digest
-    assert task.metadata_calls() == ["list"]
-    assert task.rows(told).num_rows == 1500
-    assert task.metadata_calls() == []
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "replaced": lambda path: put(path, 2, 1),
-    "removed": lambda path: (path / "1.parquet").unlink(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_another_host_takes_what_replaced_the_version(
-    change: str, directory: Path, cache_dir: Path, other_dir: Path
-) -> None:
-    """NEWER: a version that is gone is replaced by the current one, for all tasks of the execution on that host."""
-    told = Process(directory, cache_dir).announce()
-    CHANGES[change](directory)
-    first = Process(directory, other_dir)
-    _, version = first.told(told)
-    assert told.digest != version.digest == first.host.metadata.discover(first.options)[1].digest
-    assert first.gone() == 1
-    put(directory, 3, 0)
-    assert Process(directory, other_dir).told(told)[1].digest == version.digest
-    assert Process(directory, other_dir).told(told, TWO)[1].digest != version.digest
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_another_host_fails_where_it_shall(change: str, directory: Path, cache_dir: Path, other_dir: Path) -> None:
-    """FAIL: a version that is gone is an error that names the table and the version; where its bytes are, it is not gone."""
-    announcer = Process(directory, cache_dir, FAIL)
-    told = announcer.announce()
-    CHANGES[change](directory)
-    with pytest.raises(VersionGoneError, match=f"version {told.digest} of .*/dim, .* run the query again"):
-        Process(directory, other_dir, FAIL).told(told)
-    assert Process(directory, cache_dir, FAIL).states(told) == {1}
 
 
 @pytest.mark.parametrize(

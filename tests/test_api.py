@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import random
 import select
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +31,7 @@ from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io.stores import open_store
-from tests.fakes import FakeClock, FaultyStore, wait_until_settled
+from tests.fakes import FakeClock, FaultyStore
 
 BOUND_S = 120  # far above what any of this takes; a process not done by then hangs
 
@@ -234,17 +232,6 @@ def test_versions_are_equal_if_and_only_if_nothing_changed(table: Opens, tmp_pat
     assert seen[-1] == seen[0]  # a.parquet alone, untouched
 
 
-def test_files_that_do_not_count_do_not_change_the_version(table: Opens, tmp_path: Path) -> None:
-    """Hidden and empty files beside the data leave the version as it is."""
-    root = tmp_path / "t"
-    put(root / "a.parquet", id=[1])
-    first = table(at=root).version
-    (root / "_SUCCESS").touch()
-    (root / ".a.parquet.crc").write_bytes(b"1")
-    (root / "b.parquet").touch()
-    assert table(at=root).version == first
-
-
 def test_describe_tells_what_a_scan_would_read(table: Opens, tmp_path: Path) -> None:
     """Path, kind, format, the columns a scan returns, version, files, bytes and the options given."""
     root = tmp_path / "t"
@@ -383,45 +370,6 @@ def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, p
     assert process.calls() == ["head", "get"]
 
 
-def test_a_directory_costs_one_listing_per_question(table: Opens, process: Process, tmp_path: Path) -> None:
-    """An unchanged directory is one listing and no data; a glob is never asked what it is."""
-    put(tmp_path / "t" / "a.parquet", id=[1])
-    put(tmp_path / "t" / "b.parquet", id=[2])
-    opened = table(at=tmp_path / "t")
-    opened.scan()
-    assert process.calls() == ["status", "get", "get"]
-    opened.scan()
-    assert process.calls() == ["list"]
-    assert table(at=tmp_path / "t" / "*.parquet").scan().num_rows == 2
-    assert process.calls() == ["list"]
-
-
-def test_another_process_fetches_no_data_again(table: Opens, process: Process) -> None:
-    """A later process on the host makes its one metadata call and reads what the first one left."""
-    table().scan()
-    process.calls()
-    process.restart()
-    opened = table()
-    assert opened.scan().num_rows == 4
-    assert process.calls() == ["status"]
-
-
-def test_cache_mode_asks_nothing_within_its_interval(table: Opens, process: Process, path: Path) -> None:
-    """With lookup.metadata.source=CACHE a process answers from what its host knows until the interval is over."""
-    opened = table({"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "10 s"})
-    opened.scan()
-    process.calls()
-    put(path, id=[1])
-    process.clock.tick(9)
-    assert opened.scan().num_rows == 4
-    process.restart()
-    assert table({"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "10 s"}).scan().num_rows == 4
-    assert process.calls() == []
-    process.clock.tick(2)
-    assert opened.scan().num_rows == 1
-    assert process.calls() == ["head", "get"]
-
-
 # --- counters of several processes ----------------------------------------------------------------
 
 
@@ -473,34 +421,6 @@ def test_closing_publishes_the_counters(table: Opens, process: Process) -> None:
     opened.close()
     process.restart()
     assert table().metrics()["ufsHeadCount"] == 1
-
-
-CHILD = """
-import json, sys
-from pyspark_lookup.engine.lookup_table import LookupTable
-table = LookupTable(sys.argv[1], {"lookup.cache.dir": sys.argv[2]})
-assert table.scan().num_rows == 4
-print(json.dumps(table.metrics()))
-"""
-
-
-def test_metrics_sum_over_processes(path: Path, cache_dir: Path) -> None:
-    """A child that scans the same table reads the parent's blocks, and both see the sum of both."""
-    wait_until_settled(path)
-    opened = LookupTable(str(path), {"lookup.cache.dir": str(cache_dir)})
-    opened.scan()
-    own = opened.metrics()
-    assert (own["rowsReadCount"], own["ufsHeadCount"], own["fileLoadedCount"]) == (4, 1, 1)
-    command = [sys.executable, "-c", CHILD, str(path), str(cache_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
-    assert done.returncode == 0, done.stderr
-    both = opened.metrics()
-    assert counted(json.loads(done.stdout)) == counted(both)
-    assert (both["rowsReadCount"], both["ufsHeadCount"], both["rowGroupsReadCount"]) == (8, 2, 2)
-    assert both["fileLoadedCount"] == 1
-    assert (both["ufsGetCount"], both["ufsGetBytes"]) == (own["ufsGetCount"], own["ufsGetBytes"])
-    opened.scan()
-    assert opened.metrics()["rowsReadCount"] == 12
 
 
 _CACHED = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import threading
 import time
@@ -18,7 +17,7 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations, Known
 from pyspark_lookup.io.stores import FileVersion
 from tests.fakes import FakeClock, Host, make_host, wait_until_settled
-from tests.test_disk import DAMAGE, data_of, holding
+from tests.test_disk import data_of, holding
 
 MIB = 2**20
 Range = tuple[int, int]
@@ -228,28 +227,6 @@ def test_stores_and_paths_do_not_share_blocks(source: Source) -> None:
 
 
 # --- damage and loss ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_block_is_fetched_again(source: Source, damage: Callable[[Path], object]) -> None:
-    """Whatever was done to a block's file, the right bytes come from the store, once, and it is counted."""
-    blocks = [(0, 1000), (99_000, 1000)]
-    source.read(*blocks)
-    damage(source.file(blocks[0]))
-    for expected in ([(0, 1000)], []):
-        assert source.read(*blocks) == source.right(*blocks)
-        assert source.gets() == expected
-    assert counts(source.host, "blockDamagedCount", "blockHitCount", "blockMissCount") == (1, 3, 3)
-
-
-def test_a_swapped_block_is_fetched_again(source: Source) -> None:
-    """A sound block in another's place is never handed out as that other."""
-    blocks = [(0, 1000), (99_000, 1000)]
-    source.read(*blocks)
-    os.replace(source.file(blocks[1]), source.file(blocks[0]))
-    assert source.read(*blocks) == source.right(*blocks)
-    assert source.gets() == [(0, 1000), (99_000, 1000)]
-    assert counts(source.host, "blockDamagedCount") == (1,)
 
 
 def test_a_deleted_block_is_fetched_again(source: Source) -> None:

@@ -362,19 +362,6 @@ def test_a_directory_that_cannot_be_written_costs_single_flight_only(opened: Ope
     assert handles_below(opened.root) == []
 
 
-def test_a_full_disk_costs_single_flight_only(opened: Opened) -> None:
-    """A claim that cannot be written is counted, what others claim is left to them all the same, and no lock stays held."""
-    first, second = flights_of(opened), flights_of(opened)
-    with first.claim(numbers(1), V1):
-        with files_at_most(0), second.claim(numbers(1, 2), V1) as other:
-            assert other.mine.tolist() == [False, True]
-        with second.claim(numbers(3), V1) as more:
-            assert more.mine.all()
-    assert opened.count("cacheFailureCount") == 1
-    assert len(files_of(opened)) == 0
-    assert os.listdir(opened.root / "tmp") == []
-
-
 def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another holds the lock for too long, one loads without saying so."""
     monkeypatch.setattr(single_flight, "_LOCK_WAIT_S", 0.0)
@@ -437,34 +424,6 @@ def run_all(*functions: Callable[[], object]) -> None:
         thread.join(BOUND_S)
     assert not any(thread.is_alive() for thread in threads), "deadlock"
     assert failed == []
-
-
-@WHERE
-def test_crossing_claims_do_not_wait_for_each_other(opened: Opened, where: str) -> None:
-    """Two that claim A then B and B then A, over and over, get on: nobody waits while holding a claim."""
-    clock = HostClock()
-    disk = None if where == "no directory" else opened
-    first = flights_of(disk, clock=clock)
-    second = first if where != "two processes" else flights_of(Opened(opened.root.parent), clock=clock)
-    done: set[int] = set()
-    loads: list[int] = []
-    lock = threading.Lock()
-
-    def load_all(flights: Flights, order: int) -> None:
-        for number in range(25):
-            left = [2 * number, 2 * number + 1][::order]
-            while left:
-                with flights.claim(numbers(*left), V1) as flight:
-                    for key in [key for key, mine in zip(left, flight.mine.tolist(), strict=True) if mine]:
-                        if key not in done:
-                            loads.append(key)
-                            with lock:
-                                done.add(key)
-                flight.wait()
-                left = [key for key in left if key not in done]
-
-    run_all(lambda: load_all(first, 1), lambda: load_all(second, -1))
-    assert sorted(loads) == list(range(50))
 
 
 def test_a_disk_counts_where_its_claims_are_used(cache_dir: Path) -> None:

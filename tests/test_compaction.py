@@ -27,7 +27,6 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.managed import data_files as files_module
 from pyspark_lookup.managed.rows_by_key import KeyedRows
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import TableState, WriteMode
 from tests.test_by_key import MODES
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
@@ -106,17 +105,6 @@ def test_what_is_hidden_is_left_out(site: Site) -> None:
     (file,) = site.committed()
     assert pq.read_table(site.path / file).column("name").to_pylist() == ["a"] * 10 + ["new"] * 10 + ["a"] * 30
     assert list(site.state().deletes(site.state().valid_write_ids())) == []
-
-
-def test_deleting_all_leaves_no_file(site: Site) -> None:
-    """A table whose rows are all deleted is compacted to no file, and can be written again."""
-    table = site.created(OFF)
-    table.write(of_ids(0, 10))
-    table.delete(pa.table({"id": range(10)}))
-    table.compact()
-    assert (site.committed(), table.scan().num_rows) == ([], 0)
-    table.upsert(rows(3))
-    assert ids_of(table.scan()) == [3]
 
 
 def overlapping(site: Site, monkeypatch: pytest.MonkeyPatch) -> LookupTable:
@@ -377,15 +365,6 @@ def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
     assert ids_of(table.scan(valid_write_ids=without)) == [1, 2, 3]
 
 
-def test_columns_added_before(site: Site) -> None:
-    """Rows from before a column was added have null there after a compaction, too."""
-    table = site.created({**OFF, "lookup.write.merge-schema": "true"})
-    table.write(rows(1))
-    table.write(pa.table({"id": [2], "name": ["b"], "more": [7]}))
-    table.compact()
-    assert table.scan().sort_by("id").column("more").to_pylist() == [None, 7]
-
-
 def test_keys_that_were_changed(site: Site) -> None:
     """Upserts by other key columns than now are folded with all that they hide; alone they are refused by name."""
     table = site.created(OFF)
@@ -622,26 +601,6 @@ def test_vacuum_that_dies(site: Site) -> None:
         site.table({"lookup.version": "4"}).scan()
     assert table.vacuum("0 s", force=True)["files"] == 2
     assert ids_of(table.scan()) == [3]
-
-
-def test_what_was_folded_and_vacuumed(site: Site) -> None:
-    """Rounds of upserts, compactions and vacuums leave the files of one version, and lookups in each mode go on."""
-    table = site.created(OFF)
-    table.write(of_ids(0, 100))
-    readers = [site.table(mode, host="b") for mode in MODES.values()]
-    for round_ in range(5):
-        for number in range(4):
-            table.upsert(rows(number, 10 * round_ + 10 + number, name=str(round_)))
-        table.compact()
-        table.vacuum("0 s", force=True)
-        assert site.files() == site.committed()
-        for reader in readers:
-            assert [reader.get(number)[0]["name"] for number in range(4)] == [str(round_)] * 4
-            assert reader.scan().num_rows == 100
-    options = LookupOptions.parse({"path": str(site.path), "lookup.cache.dir": str(site.path) + "-new"})
-    state = site.runtime.engine(options).reader.metadata.log(str(site.path)).latest()
-    assert state is not None
-    assert TableState.of_plain(state.plain(), "a copy").plain() == state.plain()
 
 
 def test_partial_over_a_compaction_that_is_gone(site: Site) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -454,6 +455,44 @@ def test_a_place_that_holds_no_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(CacheDirectoryError, match=f"cache directory {path}"):
             Opened(path)
+
+
+class Bomb:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._marker),)
+
+
+def test_a_planted_pickle_never_runs(opened: Opened, tmp_path: Path) -> None:
+    """A pickle in a block's or record's place, bare or in a sound envelope, is data or damage; nothing unpickles it."""
+    bomb = pickle.dumps(Bomb(tmp_path / "ran"))
+    pickle.loads(bomb)
+    assert (tmp_path / "ran").exists()  # it would work
+    (tmp_path / "ran").rmdir()
+    enveloped = BlockKey(key_of("f"), key_of("v"), 0, len(bomb))
+    opened.disk.put_blocks({enveloped: bomb, key(1): data_of(1)})
+    opened.path(key(1)).write_bytes(bomb)
+    for name in ("bare", "enveloped"):
+        opened.disk.create_record("version", name, 1)
+    (opened.root / "records" / "version" / "bare").write_bytes(bomb)
+    # The envelope of a record is a block's: one made for the record's name is sound.
+    plant_envelope(opened, "version/enveloped", bomb)
+    for name in ("usage", "swept", "usage.lock"):
+        (opened.root / name).write_bytes(bomb)
+    assert opened.disk.get_block(enveloped) == bomb
+    assert opened.disk.get_block(key(1)) is None
+    for name in ("bare", "enveloped"):
+        assert opened.disk.get_record("version", name) is None
+        assert opened.disk.create_record("version", name, 2) == 2
+    assert [value for _, value in opened.disk.records("version", "")] == [2, 2]
+    opened.disk.sweep()
+    opened.disk.check(repair=True)
+    opened.disk.put_blocks({key(2): data_of(2)})
+    assert not (tmp_path / "ran").exists()
 
 
 def plant_envelope(opened: Opened, name: str, payload: bytes) -> None:

@@ -318,22 +318,6 @@ def test_a_snapshot_replaces_nothing_before_it_is_complete(directory: Path, cach
     assert table.versions(0, 500) == [2, 2]
 
 
-def test_a_damaged_snapshot_is_a_miss(directory: Path, cache_dir: Path) -> None:
-    """A bit that flipped on disk is noticed before a row is answered; the snapshot is built again."""
-    Table(directory, cache_dir, FULL).warm()
-    (segment,) = (cache_dir / "v1" / "snapshots").glob("*/*")
-    data = bytearray(segment.read_bytes())
-    data[200] ^= 1
-    segment.write_bytes(data)
-    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
-    assert table.versions(3) == [1]
-    assert table.metric("snapshotDamagedCount") == 1
-    assert table.metric("snapshotReadThroughCount") == 1
-    table.later.loads()
-    assert table.versions(3) == [1]
-    assert table.metric("snapshotReadThroughCount") == 1
-
-
 # --- CACHE --------------------------------------------------------------------------------------------
 
 
@@ -752,22 +736,6 @@ def test_a_snapshot_in_use_stays_until_it_is_let_go(directory: Path, cache_dir: 
 
 
 # --- options of a reference -----------------------------------------------------------------------------
-
-
-def test_columns_and_predicates_hold_for_lookups(directory: Path, cache_dir: Path) -> None:
-    """lookup.columns and lookup.where narrow a full cache's answers as they narrow those of the files."""
-    for more in (
-        {"lookup.columns": "text,id"},
-        {"lookup.where": "version = 1 AND id >= 3"},
-        {"lookup.columns": "id,version", "lookup.where": "text LIKE '1-x%'"},
-    ):
-        plain = Table(directory, cache_dir, {"lookup.keys": "id", **more})
-        full = Table(directory, cache_dir, {**FULL, **more})
-        full.warm()
-        ids = (0, 1, 2, 3, 4, 5, None, 4999, 77777)
-        assert full.get(*ids) == plain.get(*ids)
-        assert full.scan().equals(plain.scan())
-        assert full.metric("snapshotReadThroughCount") == 0
 
 
 def test_nested_keys_are_refused_at_planning(directory: Path, cache_dir: Path) -> None:

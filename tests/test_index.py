@@ -179,18 +179,6 @@ def test_many_keys(kind: pa.DataType, repeats: int) -> None:
     assert len(index.pairs(everything)) == len(rows) * repeats
 
 
-def test_float_keys_have_one_zero_and_one_nan() -> None:
-    """Any zero finds both zeros and any NaN all NaNs, alone and inside a composite key."""
-    for kind in (pa.float32(), pa.float64()):
-        values = np.array([0.0, -0.0, np.nan, 1.0, -np.nan], kind.to_pandas_dtype())
-        column = pa.Array.from_buffers(kind, 5, [None, pa.py_buffer(values)])
-        assert built([column]).pairs([column]) == [
-            *((n, row) for n in (0, 1) for row in (0, 1)), (2, 2), (2, 4), (3, 3), (4, 2), (4, 4),
-        ]  # fmt: skip
-        ones = pa.array([1] * 5)
-        assert len(built([ones, column]).pairs([ones, column])) == 9
-
-
 def test_large_and_small_text_find_each_other() -> None:
     """A column whose offsets take 64 bits is probed with ordinary text, and the other way round."""
     rows, asked = ["a", "b", "a", None, "c" * 3000], ["a", "c" * 3000, "d", None]
@@ -377,20 +365,6 @@ def test_colliding_hashes_change_no_answer(how: str, data: st.DataObject) -> Non
     index = built(columns, hashes=stored, strict=False, slots=False)
     assert index.pairs(asked, probed) == index.expected(asked)
     assert index.pairs(columns, stored) == index.expected(columns)
-
-
-def test_interleaved_keys_of_one_hash() -> None:
-    """Rows of many keys with one hash, interleaved, are brought together key by key."""
-    rng = random.Random(3)
-    values = [n % 50 for n in range(1000)]
-    rng.shuffle(values)
-    for column in (
-        pa.array(values),
-        pa.array([f"key {v}" for v in values]),
-        pa.array([None if v == 7 else v for v in values]),
-    ):
-        order = check_order([column], np.full(1000, 77 << 50, np.uint64))
-        assert len(order.first) == (50 if column.null_count == 0 else 49)
 
 
 # --- skew ------------------------------------------------------------------------------------------------

@@ -5,10 +5,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
-import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyarrow import csv, feather, orc
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import OptionError, SchemaError
@@ -132,39 +130,6 @@ def merged(table: pa.Table, keys: pa.Table, names: list[str]) -> list[dict[str, 
     return rows
 
 
-PREDICATES = [
-    "id = 3",
-    "id IN (1, 2, 99) AND name <> 'n1'",
-    "id IN (1, NULL)",
-    "id = 3 OR name = 'n4'",
-    "NOT (id = 3)",
-    "id > 10 AND id <= 12",
-    "id = 3 AND id = 4",
-    "id = 2.0",
-    "id IS NULL",
-    "name LIKE 'n1%'",
-    "name = 'n3' AND id >= 0",
-    "d = DATE '2024-01-03'",
-    "id <=> 7",
-]
-
-
-@pytest.mark.parametrize("keys", ["id", "name", "id,name", "d"])
-@pytest.mark.parametrize("predicate", PREDICATES)
-def test_predicates_answer_alike(predicate: str, keys: str, tmp_path: Path) -> None:
-    """lookup.where gives the same rows from a snapshot as from the files, whether it names keys or not."""
-    ids = [*range(20), 3, 3, None]
-    days = [datetime.date(2024, 1, 1 + (n or 0) % 5) for n in ids]
-    table = pa.table({"id": pa.array(ids, pa.int32()), "name": [f"n{n}" for n in ids], "d": days})
-    none, full = both(tmp_path, [table, table.slice(5)], keys)
-
-    def rows(source: LookupTable) -> list[str]:
-        return sorted(map(repr, source.scan(predicate=predicate).to_pylist()))
-
-    assert rows(full) == rows(none)
-    assert full.metrics()["snapshotReadThroughCount"] == 0
-
-
 def test_many_keys_are_answered_in_batches(tmp_path: Path) -> None:
     """More keys than a batch holds: key_index goes on counting."""
     table = pa.table({"id": range(1000), "v": range(1000)})
@@ -233,45 +198,6 @@ def test_columns_that_a_snapshot_leaves_out_are_read_from_the_files(tmp_path: Pa
     assert full.metrics()["snapshotReadThroughCount"] == 2
 
 
-WRITERS: dict[str, Callable[[pa.Table, str], object]] = {
-    "parquet": pq.write_table,
-    "arrow": feather.write_feather,
-    "csv": csv.write_csv,
-    "json": lambda table, path: Path(path).write_text("\n".join(map(json.dumps, table.to_pylist()))),
-    "orc": orc.write_table,
-}
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_every_format_and_partitions(form: str, tmp_path: Path) -> None:
-    """Files of every format, in partition directories, whose values are keys too: alike in both modes, as they change."""
-    path = tmp_path / "dim"
-
-    def put(day: int, first: int) -> None:
-        (path / f"day={day}").mkdir(parents=True, exist_ok=True)
-        file = path / f"day={day}" / f"part-{first}.{form}"
-        WRITERS[form](pa.table({"id": range(first, first + 5), "name": [f"n{n % 3}" for n in range(5)]}), str(file))
-        wait_until_settled(file)
-
-    def alike(more: Mapping[str, str]) -> int:
-        options = {"lookup.keys": "day,id", "lookup.cache.dir": str(tmp_path / "cache"), **more}
-        none, full = (LookupTable(str(path), {**options, "lookup.cache": mode}) for mode in ("NONE", "FULL"))
-        keys = pa.table({"day": [1, 2, 2, 3, 1], "id": [0, 0, 5, 20, 5]})
-        same(none.get_many(keys), full.get_many(keys))
-        rows = none.scan().to_pylist()
-        assert sorted(map(repr, rows)) == sorted(map(repr, full.scan().to_pylist()))
-        assert full.metrics()["snapshotReadThroughCount"] == 0
-        return len(rows)
-
-    put(1, 0)
-    put(2, 0)
-    put(2, 5)
-    assert [alike({}), alike({"lookup.partition": "max_pt()"}), alike({"lookup.partition": "day=1"})] == [15, 10, 5]
-    put(3, 20)
-    put(1, 5)
-    assert [alike({}), alike({"lookup.partition": "max_pt()"}), alike({"lookup.partition": "day=1"})] == [25, 5, 10]
-
-
 NESTED = pa.table(
     {
         "id": [1, 2, 3, 2],
@@ -283,14 +209,6 @@ NESTED = pa.table(
         "flag": [True, None, False, True],
     }
 )
-
-
-def test_columns_of_every_kind_come_back(tmp_path: Path) -> None:
-    """Nested columns, binary and booleans with nulls: looked up and scanned as the files have them."""
-    none, full = both(tmp_path, [NESTED, NESTED.slice(1, 2)], "id")
-    keys = pa.table({"id": [2, 9, 1, 3]})
-    same(none.get_many(keys), full.get_many(keys))
-    assert sorted(map(repr, none.scan().to_pylist())) == sorted(map(repr, full.scan().to_pylist()))
 
 
 @pytest.mark.slow

@@ -69,29 +69,6 @@ def test_a_file_costs_one_head_and_a_directory_one_list(tmp_path: Path, cache_di
         assert host.metrics.snapshot()["ufsGetCount"] == 0
 
 
-def test_digest_changes_with_any_file_and_only_then(directory: Path, cache_dir: Path) -> None:
-    """Equal digests mean equal files: adding, replacing, removing and restoring a file each show."""
-    host = make_host(str(directory), cache_dir)
-    opts = options(directory)
-    seen = [host.metadata.discover(opts)[1].digest]
-
-    def step(change: Callable[[], object]) -> str:
-        change()
-        seen.append(host.metadata.discover(opts)[1].digest)
-        return seen[-1]
-
-    assert step(lambda: None) == seen[0]
-    kept = directory.parent / "kept"
-    step(lambda: write(directory / "d.parquet"))
-    step(lambda: os.replace(directory / "d.parquet", kept))
-    assert seen[-1] == seen[0]
-    step(lambda: write(directory / "a.parquet"))
-    step((directory / "b.parquet").unlink)
-    step(lambda: os.replace(kept, directory / "b.parquet"))
-    assert len(set(seen[3:])) == len(seen[3:])
-    assert all(len(digest) == 32 for digest in seen)
-
-
 def test_one_execution_sees_one_version_and_asks_once(directory: Path, cache_dir: Path) -> None:
     """The first resolver of an execution records its version; later ones take it, whatever changed since."""
     first, second = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
@@ -333,19 +310,6 @@ def test_a_broken_cache_directory_costs_calls_not_answers(directory: Path, cache
     assert host.metrics.snapshot()["cacheFailureCount"] > 0
     uncached = make_host(str(directory), None)
     assert resolve(uncached, table, cached(directory, "-1")) == version
-
-
-def test_damaged_records_are_forgotten(directory: Path, cache_dir: Path) -> None:
-    """A flipped byte in any record costs a call, never a wrong version."""
-    host = make_host(str(directory), cache_dir)
-    opts = cached(directory, "-1")
-    table, first = host.metadata.discover(opts)
-    for record in (cache_dir / "v1" / "records").glob("*/*"):
-        data = bytearray(record.read_bytes())
-        data[-1] ^= 1
-        record.write_bytes(data)
-    assert resolve(host, table, opts, Execution("app", "e")) == first
-    assert host.store.kinds() == ["status", "list"]
 
 
 def test_known_versions_are_those_this_host_resolved(directory: Path, cache_dir: Path) -> None:

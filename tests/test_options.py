@@ -668,30 +668,6 @@ def test_parse_raises_nothing_but_option_errors(
             assert isinstance(hash(options), int)
 
 
-@settings(max_examples=300, deadline=None)
-@given(key=st.sampled_from([k for k in _KEYS if k != "lookup.storage.*"]), text=_TEXT)
-def test_each_options_parser_raises_nothing_but_option_errors(key: str, text: str) -> None:
-    """Arbitrary text for one known option is a value or an OptionError that names the option."""
-    try:
-        LookupOptions.parse({"path": "/t", key: text})
-    except OptionError as refused:
-        assert key in str(refused)
-
-
-@given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
-def test_any_conf_file_is_parsed_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    """A conf file of arbitrary bytes is a mapping of texts or an OptionError with its path."""
-    path = tmp_path_factory.getbasetemp() / "any.conf"
-    path.write_bytes(content)
-    try:
-        found = conf_file_options({"LOOKUPCACHE_CONF": str(path)})
-    except OptionError as refused:
-        assert str(path) in str(refused)
-    else:
-        assert all(isinstance(text, str) for text in found.values())
-
-
 def test_a_read_goes_back_to_the_store(tmp_path: Path) -> None:
     """A read's UFS drops the interval of the table's or the conf file's CACHE; its own interval contradicts it."""
     lower = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "5 min"}

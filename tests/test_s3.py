@@ -253,17 +253,6 @@ def test_a_multipart_object_has_one_token(s3: S3Server, bucket: str) -> None:
     assert ufs.read_many(whole(file)) == [[OLD]]
 
 
-def test_a_rewrite_of_equal_size_within_a_second(s3: S3Server, bucket: str) -> None:
-    """S3's times have whole seconds; two states within one are two versions all the same."""
-    put(s3, bucket, "a")
-    ufs = host_of(s3, f"s3://{bucket}/a").ufs
-    before = ufs.get_meta(f"s3://{bucket}/a")
-    put(s3, bucket, "a", data=NEW)
-    after = ufs.get_meta(f"s3://{bucket}/a")
-    assert before != after
-    assert before.size == after.size
-
-
 def test_a_rollback_to_an_older_version_is_seen(s3: S3Server, bucket: str, cache_dir: Path) -> None:
     """After the newest version of an object is deleted, its predecessor's rows are served again, and no byte of the other."""
     s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
@@ -324,60 +313,6 @@ def test_the_bytes_asked_for_are_the_bytes_sent(s3: S3Server, bucket: str) -> No
     file = ufs.get_meta(f"s3://{bucket}/a")
     assert ufs.read_ranges(file, [(0, 10), (290, 10)]) == [OLD[:10], OLD[290:]]
     assert [(request.kind, request.sent) for request in s3.log] == [("head", 0), ("get", 10), ("get", 10)]
-
-
-@pytest.mark.parametrize("data", [NEW, NEW[:50], NEW * 2, b""], ids=["equal size", "shorter", "longer", "empty"])
-def test_an_object_overwritten_between_two_ranges(s3: S3Server, bucket: str, data: bytes) -> None:
-    """A rewrite after the first range fails the second, whatever the new size; nothing is retried, nothing mixed."""
-    put(s3, bucket, "a")
-    host = host_of(s3, f"s3://{bucket}/a", max_retries=3)
-    file = host.ufs.get_meta(f"s3://{bucket}/a")
-    gets: list[str] = []
-
-    def overwrite(method: str, path: str) -> None:
-        if method == "GET":
-            gets.append(path)
-            if len(gets) == 2:
-                s3.client.put_object(Bucket=bucket, Key="a", Body=data)
-
-    s3.before = overwrite
-    with pytest.raises(SourceChangedError):
-        host.ufs.read_ranges(file, [(0, 100), (200, 100)])
-    assert len(gets) == 2
-    assert host.clock.slept == []
-    s3.before = None
-    assert host.ufs.read_many(whole(host.ufs.get_meta(f"s3://{bucket}/a"))) == [[data]] or data == b""
-
-
-def test_a_deleted_object_is_gone(s3: S3Server, bucket: str, cache_dir: Path) -> None:
-    """After a delete the name is not found and the version cannot be read from the store, listings notwithstanding."""
-    put(s3, bucket, "d/a", "d/b")
-    host = host_of(s3, f"s3://{bucket}/d", cache_dir)
-    a, b = host.ufs.list_status(f"s3://{bucket}/d").files
-    s3.client.delete_object(Bucket=bucket, Key="d/a")
-    with pytest.raises(SourceChangedError):
-        read_cached(host, a)
-    with pytest.raises(UfsNotFoundError, match="d/a does not exist"):
-        host.ufs.get_meta(a.url)
-    with pytest.raises(UfsNotFoundError):
-        host.ufs.get_status(a.url)
-    assert host.ufs.list_status(f"s3://{bucket}/d").files == (b,)
-
-
-def test_no_listing_is_remembered(s3: S3Server, bucket: str) -> None:
-    """After a listing, an external rewrite, create and delete are seen by HEAD, LIST and reads alike."""
-    put(s3, bucket, "d/a", "d/b")
-    ufs = host_of(s3, f"s3://{bucket}/d").ufs
-    before = ufs.list_status(f"s3://{bucket}/d")
-    put(s3, bucket, "d/a", data=NEW + b"!")
-    put(s3, bucket, "d/c")
-    s3.client.delete_object(Bucket=bucket, Key="d/b")
-    after = ufs.get_status(f"s3://{bucket}/d")
-    assert isinstance(after, Listing)
-    assert [file.url[-3:] for file in before.files] == ["d/a", "d/b"]
-    assert [(file.url[-3:], file.size) for file in after.files] == [("d/a", 301), ("d/c", 300)]
-    assert ufs.get_meta(f"s3://{bucket}/d/a") == after.files[0]
-    assert ufs.read_many(whole(after.files[0])) == [[NEW + b"!"]]
 
 
 # --- how many requests -------------------------------------------------------------------------------

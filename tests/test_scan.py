@@ -174,20 +174,6 @@ def test_several_tasks_lose_and_double_no_row(tmp_path: Path, form: str, count: 
         assert min(map(len, parts)) > (100 if form in ("parquet", "arrow") else -1)
 
 
-def test_planned_slices_read_the_same_rows(tmp_path: Path) -> None:
-    """Slices fixed by planning cover a table above lookup.scan.split-size, and none is empty."""
-    for number in range(2):
-        noise = pa.array([os.urandom(64) for _ in range(30_000)])
-        ids = pa.array(range(number * 30_000, (number + 1) * 30_000))
-        put(tmp_path / f"{number}.parquet", group=1000, id=ids, noise=noise)
-    host = make_host(str(tmp_path), None)
-    made, tasks = planned(host, tmp_path, {"scan.split-size": "1 MiB", "columns": "id"})
-    assert len(tasks) >= 4
-    ids = [[row["id"] for row in rows_of(host, made, task)] for task in tasks]
-    assert all(ids)
-    assert [number for part in ids for number in part] == list(range(60_000))
-
-
 # --- batches --------------------------------------------------------------------------------------
 
 

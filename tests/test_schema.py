@@ -559,19 +559,6 @@ def test_a_value_that_would_change_is_an_error(column: pa.Array, kind: pa.DataTy
         assert isinstance(caught.value.__cause__, pa.ArrowException)
 
 
-def test_nanoseconds_that_lose_nothing_are_read() -> None:
-    """Nanoseconds that are whole microseconds are those microseconds, a null among them too."""
-    column = pa.array([1_000, None, -5_000], pa.timestamp("ns"))
-    assert cast_column(column, US, "c", "f").cast(pa.int64()).to_pylist() == [1, None, -5]
-
-
-def test_naive_instants_are_utc() -> None:
-    """An INT96 column, which pyarrow gives without a zone, keeps its clock reading as UTC."""
-    column = pa.array([datetime.datetime(2020, 3, 1, 12, 30), None], pa.timestamp("ns"))
-    found = cast_column(column, US_UTC, "c", "f")
-    assert found.to_pylist() == [datetime.datetime(2020, 3, 1, 12, 30, tzinfo=datetime.timezone.utc), None]
-
-
 def test_a_column_already_right_is_handed_on() -> None:
     """No copy is made of a column that has the type."""
     column = pa.array([1, 2, 3])

@@ -231,18 +231,6 @@ def test_a_segment_given_up_is_gone(opened: Opened) -> None:
     assert opened.disk.segments("t") == []
 
 
-def test_a_published_segment_outlives_its_writer(opened: Opened) -> None:
-    """Closing a writer that has published, as often as one likes, removes nothing."""
-    writer = opened.disk.create_segment({"r": 2})
-    writer.add("more", b"z")
-    writer.append("r", b"xy")
-    writer.finish({})
-    opened.disk.publish_segment("t", "s", writer)
-    writer.close()
-    writer.close()
-    assert content(opened) == {"r": b"xy", "more": b"z"}
-
-
 def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is brought to the disk before it gets its name, and the name after that, so a crash leaves it whole or absent."""
     events: list[tuple[str, str]] = []
@@ -335,19 +323,6 @@ def test_a_segment_in_use_is_not_removed(opened: Opened, use: str) -> None:
     assert not path.exists()
 
 
-def test_every_opening_pins(opened: Opened) -> None:
-    """A segment opened several times is pinned until all of them are dropped, and costs no handle afterwards."""
-    published(opened)
-    before = handles_below(opened.root)
-    found = [opened.disk.open_segment("t", "s") for _ in range(3)]
-    while found:
-        assert not opened.disk.remove_segment("t", "s")
-        found.pop()
-        gc.collect()
-    assert handles_below(opened.root) == before
-    assert opened.disk.remove_segment("t", "s")
-
-
 def test_a_mapping_outlives_its_file(opened: Opened) -> None:
     """What a reader has mapped stays what it was when the directory is removed under it."""
     published(opened)
@@ -372,16 +347,11 @@ def in_region(blob: bytes) -> bytes:
     return flipped(blob, blob.index(REGIONS["two"]) * 8 + 8 * 76)
 
 
-def forged(blob: bytes, footer: bytes) -> bytes:
-    """The file with another footer, whose checksum is right."""
-    length, _, _ = TAIL.unpack(blob[-TAIL.size :])
-    return blob[: len(blob) - TAIL.size - length] + footer + TAIL.pack(len(footer), zlib.crc32(footer), MAGIC)
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "truncated by a byte": lambda blob: blob[:-1],
     "truncated to half": lambda blob: blob[: len(blob) // 2],
     "cut in the head": lambda blob: blob[:5],
+    "empty": lambda blob: b"",
     "one byte": lambda blob: blob[:1],
     "head only": lambda blob: blob[:64],
     "longer": lambda blob: blob + b"x",
@@ -445,17 +415,6 @@ def test_any_flipped_bit_is_noticed_or_harmless(opened: Opened) -> None:
             unnoticed.add(bit // 8)
     assert unnoticed == gaps
     assert opened.count("snapshotDamagedCount") == (len(blob) - len(gaps)) * 8
-
-
-def test_an_empty_file_is_damage(opened: Opened) -> None:
-    """A file without bytes, as a crash may leave one, is absent, counted as damaged and removed; `check` finds it too."""
-    path = published(opened)
-    edited(lambda blob: b"")(path)
-    assert opened.disk.check(repair=False).damaged == ("snapshots/t/s",)
-    assert opened.disk.open_segment("t", "s") is None
-    assert opened.count("snapshotDamagedCount") == 1
-    assert opened.count("cacheFailureCount") == 0
-    assert not path.exists()
 
 
 def test_a_directory_in_a_segments_place(opened: Opened) -> None:
@@ -562,31 +521,15 @@ def files_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_region_that_cannot_be_written(opened: Opened) -> None:
-    """A full disk under a region is an OSError, and closing leaves nothing."""
-    writer = opened.disk.create_segment({"r": 10_000})
-    with files_at_most(5000), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-        writer.append("r", bytes(10_000))
-    writer.close()
-    assert os.listdir(opened.root / "tmp") == []
-
-
-def test_a_footer_that_is_cut_short(opened: Opened) -> None:
-    """A full disk in the middle of the footer is an OSError, not a segment that is published and damaged."""
-    writer = opened.disk.create_segment({"r": 10})
-    writer.append("r", bytes(10))
-    try:
-        with files_at_most(100), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            writer.finish({"much": "x" * 500})
-    finally:
-        writer.close()
-
-
-def test_a_segment_that_cannot_be_begun(opened: Opened) -> None:
-    """A full disk under the first bytes is an OSError that leaves no file and no handle."""
+@pytest.mark.parametrize("limit", [0, 5000, 10_100, 10_400])
+def test_a_full_disk(opened: Opened, limit: int) -> None:
+    """Wherever a file cannot grow any more, at its first bytes, in a region or in its footer: an OSError, and nothing is left."""
     before = handles_below(opened.root)
-    with files_at_most(0), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-        opened.disk.create_segment({"r": 10})
+    with files_at_most(limit), pytest.raises(OSError, match=os.strerror(errno.EFBIG)), contextlib.ExitStack() as stack:
+        writer = opened.disk.create_segment({"r": 10_000})
+        stack.callback(writer.close)
+        writer.append("r", bytes(10_000))
+        writer.finish({"much": "x" * 1000})
     assert os.listdir(opened.root / "tmp") == []
     assert handles_below(opened.root) == before
 

@@ -10,11 +10,12 @@ import socket
 import struct
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import aiohttp
 import botocore.exceptions
@@ -37,6 +38,9 @@ from pyspark_lookup.io.stores import LOCAL_GRANULE_S, FileVersion, Listing, Stor
 from pyspark_lookup.io.ufs import Ufs
 from tests.fakes import FakeClock, FaultyStore, wait_until_settled
 
+if TYPE_CHECKING:
+    from tests.s3server import S3Server
+
 OLD, NEW = b"old" * 100, b"new" * 100
 LATER = FakeClock().host().wall_s  # a clock long after every file of these tests
 
@@ -57,7 +61,7 @@ def read_whole(store: Any, file: FileVersion) -> bytes:
     return ufs_of(store).read_ranges(file, [(0, file.size)])[0]
 
 
-# --- three unlike stores with one file, behind one face ----------------------------------------------
+# --- four unlike stores with one file, behind one face -----------------------------------------------
 
 
 class WebServer:
@@ -179,11 +183,28 @@ class WebPlace(Place):
         self._server.files.clear()
 
 
-@pytest.fixture(params=["local", "memory", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+class S3Place(Place):
+    def __init__(self, server: S3Server) -> None:
+        self._client, self._object = server.client, {"Bucket": f"b-{uuid.uuid4().hex[:12]}", "Key": "dim/a.parquet"}
+        self._client.create_bucket(Bucket=self._object["Bucket"])
+        self.url = f"s3://{self._object['Bucket']}/dim/a.parquet"
+
+    def write(self, data: bytes) -> None:
+        self._client.put_object(**self._object, Body=data)
+
+    def remove(self) -> None:
+        self._client.delete_object(**self._object)
+
+
+@pytest.fixture(params=["local", "memory", "http", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A place of each kind that holds OLD."""
     if request.param == "http":
         found: Place = WebPlace(request.getfixturevalue("web"))
+    elif request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        found = S3Place(server)
     elif request.param == "memory":
         found = MemoryPlace()
     else:
@@ -204,14 +225,14 @@ def test_an_unchanged_file_keeps_its_version(place: Place) -> None:
 
 
 def test_a_rewrite_of_equal_size_is_another_version(place: Place) -> None:
-    """New bytes of the same length give an unequal version, and the old content put back a third."""
+    """New bytes of the same length give an unequal version, and the old content put back a third (on S3 the first again)."""
     store = store_of(place.url)
     seen = [store.get_meta(place.url, ignore)]
     for data in (NEW, OLD):
         place.write(data)
         seen.append(store.get_meta(place.url, ignore))
         assert read_whole(store, seen[-1]) == data
-    assert len(set(seen)) == 3
+    assert len(set(seen)) == (2 if place.url.startswith("s3") else 3)
     assert {version.size for version in seen} == {len(OLD)}
 
 
@@ -297,11 +318,11 @@ def test_a_listing_is_never_remembered(place: Place) -> None:
 
 
 def test_calls_are_told_before_they_are_made(place: Place) -> None:
-    """`count` hears each call by its kind once: one head for a file, one list for each directory."""
+    """`count` hears each call by its kind once: one head for a file (S3: one list of its name), one list for each directory."""
     store, told = store_of(place.url), list[str]()
     store.get_meta(place.url, told.append)
     store.get_status(place.url, told.append)
-    assert told == ["head", "head"]
+    assert told == ["head", "list" if place.url.startswith("s3") else "head"]
     if not place.url.startswith("http"):
         told.clear()
         store.list_status(place.url.rsplit("/", 1)[0], told.append)

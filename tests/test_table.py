@@ -388,13 +388,6 @@ def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: li
     assert "lookup.partition" in str(caught.value)
 
 
-def test_without_the_option_every_file_is_read() -> None:
-    """No `lookup.partition` leaves all files, in order, whatever their directories."""
-    table, files = directory_of("dt=1/a.parquet", "dt=2/b.parquet")
-    version = TableVersion(table.id, files)
-    assert select_partitions(table, version, LookupOptions.parse({"path": "/data/dim"})) == files
-
-
 # --- what is no version ---------------------------------------------------------------------------
 
 FOREIGN = {
@@ -547,17 +540,6 @@ def test_ids_are_equal_if_and_only_if_references_must_agree(one: Table, other: T
     same = dataclasses.replace(one, format=None) == dataclasses.replace(other, format=None)
     assert (one.id == other.id) == same
     assert len(one.id) == 32
-
-
-def test_two_buckets_with_one_path_are_two_tables() -> None:
-    """Equal file sets under one name in two buckets, or at two endpoints, share neither id nor digest."""
-    tables = [
-        Table("s3://a/dim", 's3"http://one"', Kind.DIRECTORY, None),
-        Table("s3://b/dim", 's3"http://one"', Kind.DIRECTORY, None),
-        Table("s3://a/dim", 's3"http://two"', Kind.DIRECTORY, None),
-    ]
-    assert len({table.id for table in tables}) == 3
-    assert len({version_of({"x": (1, "1")}, table.id).digest for table in tables}) == 3
 
 
 def test_one_partition_column_twice_is_an_error(tmp_path: Path) -> None:

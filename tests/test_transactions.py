@@ -42,34 +42,6 @@ def kinds(path: Path) -> list[str]:
     return [json.loads(file.read_text())["kind"] for file in sorted((path / "_lookup" / "log").iterdir())]
 
 
-def test_its_own_writes_are_seen_inside_only(site: Site) -> None:
-    """Rows that it appends, upserts and deletes are seen by its reads at once, and by others when the block has ended."""
-    table = site.created()
-    table.write(rows(1, 2, 3))
-    readers = [site.table(mode, host=host) for mode in MODES.values() for host in "ab"]
-    with table.transaction() as t:
-        t.write(rows(4, 5))
-        t.upsert(rows(1, 4, 6, name="new"))
-        t.delete(pa.table({"id": [2, 5]}))
-        assert {(row["id"], row["name"]) for row in t.scan().to_pylist()} == {
-            (1, "new"),
-            (3, "a"),
-            (4, "new"),
-            (6, "new"),
-        }
-        assert [row["name"] for row in t.get(4)] == ["new"]
-        assert t.get(2) == t.get(5) == []
-        assert t.get_many(pa.table({"id": [5, 6, 1]})).column("key_index").to_pylist() == [1, 2]
-        assert t.scan(["name"], "id = 6").to_pylist() == [{"name": "new"}]
-        for reader in readers:
-            assert ids_of(reader.scan()) == [1, 2, 3]
-            assert reader.get(4) == []
-    for reader in readers:
-        assert ids_of(reader.scan()) == [1, 3, 4, 6]
-        assert [row["name"] for row in reader.get(4)] == ["new"]
-    assert t.position == site.state().position
-
-
 def test_the_list_marks_its_own_id(site: Site) -> None:
     """The list of write ids of a transaction lets its own writes through, and nothing that others began since."""
     table = site.created()
@@ -124,21 +96,6 @@ def test_a_delete_of_nothing(site: Site) -> None:
     assert (table.version, kinds(site.path)[-1], t.position) == (version, "abort", None)
 
 
-def test_an_overwrite_inside(site: Site) -> None:
-    """It takes the place of all rows, own ones too; what follows is beside it."""
-    table = site.created()
-    table.write(rows(1, 2))
-    with table.transaction() as t:
-        t.write(rows(3))
-        t.write(rows(7, 8), "overwrite")
-        assert ids_of(t.scan()) == [7, 8]
-        t.upsert(rows(8, 9, name="new"))
-        assert ids_of(t.scan()) == [7, 8, 9]
-    assert ids_of(table.scan()) == [7, 8, 9]
-    assert table.get(8)[0]["name"] == "new"
-    assert not [file for file in site.files() if file.startswith("write-00000000000000000002/")]
-
-
 def test_it_can_create_the_table(site: Site) -> None:
     """The first write of a transaction creates the table; before it there is nothing to read."""
     table = site.table({"lookup.keys": "id"})
@@ -149,19 +106,6 @@ def test_it_can_create_the_table(site: Site) -> None:
         t.upsert(rows(1, name="new"))
         assert [row["name"] for row in t.scan().to_pylist()] == ["new"]
     assert [row["name"] for row in table.scan().to_pylist()] == ["new"]
-
-
-def test_what_others_commit_meanwhile(site: Site) -> None:
-    """It is not seen inside; of one key the later commit counts, which is the transaction's."""
-    table, other = site.created(), site.table(host="b")
-    table.write(rows(1, 2))
-    with table.transaction() as t:
-        t.upsert(rows(1, name="mine"))
-        t.delete(pa.table({"id": [5]}))
-        other.upsert(rows(1, 2, 5, 6, name="theirs"))
-        other.compact()
-        assert {row["name"] for row in t.scan().to_pylist()} == {"mine", "a"}
-    assert {(row["id"], row["name"]) for row in table.scan().to_pylist()} == {(1, "mine"), (2, "theirs"), (6, "theirs")}
 
 
 def test_conflicts(site: Site) -> None:

@@ -26,12 +26,11 @@ from pyspark_lookup.cache.partial import carry_over
 from pyspark_lookup.cache.partial.carry_over import Changes
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, spark_type
-from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
 from tests.fakes import make_host
-from tests.partial.common import COUNTERS, SPACE, Dim, edited, flip, new_directory, stats
+from tests.partial.common import COUNTERS, SPACE, Dim, new_directory, stats
 from tests.test_disk import Opened
 from tests.test_keys import examples
 from tests.test_segments import files_at_most
@@ -166,32 +165,6 @@ def test_the_latest_version(cache_dir: Path) -> None:
         process.remember("a.1")  # known already, so it is no news
         assert process.changes.is_latest(two.digest)
     assert Known(None, RANGES).changes.is_latest(one.digest)
-
-
-def test_a_damaged_record_is_none(cache_dir: Path) -> None:
-    """Bounds that are not as they were written are not believed, counted, and recorded anew."""
-    known = Known(cache_dir, RANGES)
-    one, other = known.remember("a.1"), known.remember("b.1")
-    assert known.opened is not None
-    for path in (known.opened.root / "records" / "bounds").iterdir():
-        edited(path, flip(0.5))
-    fresh = Known(cache_dir, RANGES)
-    assert fresh.differ(one, other, [1]) is None
-    assert fresh.metrics.snapshot()["cacheFailureCount"] == 2
-    fresh.remember("a.1")
-    fresh.remember("b.1")
-    assert fresh.asked == 2
-    assert Known(cache_dir, {}).differ(one, other, [1, 50]) == [True, False]
-
-
-@pytest.mark.parametrize("value", [5, ["x"], {"a": 1}, "bm8gQXJyb3c=", "x"])
-def test_a_record_of_another_kind_is_none(cache_dir: Path, value: Any) -> None:
-    """What another release may have recorded under the name is not believed."""
-    known = Known(cache_dir, RANGES)
-    one, other = known.remember("a.1"), known.remember("b.1")
-    assert known.opened is not None
-    known.opened.disk.replace_record("bounds", key_of(one.digest, "k"), value)
-    assert Known(cache_dir, RANGES).differ(one, other, [1]) is None
 
 
 def test_keys_of_another_type_have_other_bounds(cache_dir: Path) -> None:

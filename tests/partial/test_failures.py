@@ -52,18 +52,6 @@ def test_a_damaged_segment_is_a_miss(cache_dir: Path, clock: FakeClock, damage: 
     assert Process(cache_dir, clock).get(1, 5000) == {1: [7], 5000: [5]}
 
 
-def test_an_empty_segment_is_damaged(process: Process) -> None:
-    """What a crash may leave of a small segment, a name without content, is removed when it is seen."""
-    process.put({1: [1]})
-    (name,) = process.names()
-    os.truncate(process.directory / name, 0)
-    reader = Process(process.directory.parents[2], process.clock)
-    for _ in range(3):
-        assert reader.get(1) == {1: None}
-    assert reader.count("snapshotDamagedCount") == 1
-    assert reader.names() == []
-
-
 def test_a_directory_that_vanished(process: Process) -> None:
     """Without its directory a process misses and shares nothing; each failure is counted, none is raised."""
     process.put({1: [1]})

@@ -79,27 +79,6 @@ def test_keys_without_rows_are_carried_over_with_care(directory: Path, cache_dir
     assert [row["id"] for row in dim.rows(keys)] == [100 * EACH + 3]
 
 
-def test_many_commits(directory: Path, cache_dir: Path) -> None:
-    """Commit after commit, merged in between: answers are those of the files, and only what changed is loaded."""
-    rng = random.Random(5)
-    dim, other = Dim(directory, cache_dir), Dim(directory, cache_dir)
-    dim.get(*FIRSTS[::5])
-    for version in range(2, 16):
-        changed = rng.randrange(100)
-        publish(directory, changed, version, rows=20)
-        dim.host.clock.tick(0.1)
-        other.host.clock.tick(0.1)
-        for table in (dim, other):
-            before = table.metric("loadCount")
-            assert {row["version"] for row in table.check({"id": [FIRSTS[changed]]})} == {version}
-            table.check({"id": FIRSTS[::5]})
-            assert table.metric("loadCount") - before <= 1
-            for _, run in table.later.waiting:
-                run()
-            table.later.waiting.clear()
-    assert dim.metric("sharedMergeCount") + other.metric("sharedMergeCount") > 0
-
-
 def test_the_latest_partition(tmp_path: Path, cache_dir: Path) -> None:
     """With max_pt() rows come from the latest partition, whatever was cached of the one before."""
     path = tmp_path / "dim"

@@ -43,16 +43,6 @@ def test_what_was_put_is_there_for_all(cache_dir: Path, clock: FakeClock, missin
     assert len(one.names()) == (2 if missing else 1)
 
 
-def test_the_latest_put_of_a_key_counts(process: Process) -> None:
-    """All rows of a key come from its latest load, whatever an earlier one brought."""
-    process.put({1: [1, 2, 3], 2: [4]})
-    process.put({1: [5], 3: []})
-    process.put({3: [6, 7]})
-    assert process.get(1, 2, 3) == {1: [5], 2: [4], 3: [6, 7]}
-    process.put({1: []})
-    assert process.get(1, 2) == {1: [], 2: [4]}
-
-
 def test_the_age_is_since_the_load(cache_dir: Path, clock: FakeClock) -> None:
     """Who takes a key over learns how long ago it was loaded."""
     process = Process(cache_dir, clock)

@@ -34,17 +34,6 @@ def test_an_entry_is_of_a_version(cache_dir: Path, clock: FakeClock) -> None:
         assert other.count("sharedCarriedOverCount") == len(carried)
 
 
-def test_each_version_has_its_own_rows(process: Process) -> None:
-    """Loads of several versions lie beside each other; the latest one that can be right answers."""
-    process.put({1: [1], 2: [2]}, "v1")
-    process.put({1: [10], 3: [3]}, "v2", differing(1))
-    process.put({1: [1]}, "v1")
-    assert process.get(1, 2, 3, version="v1", may_differ=differing(1)) == {1: [1], 2: [2], 3: [3]}
-    assert process.get(1, 2, 3, version="v2", may_differ=differing(1)) == {1: [10], 2: [2], 3: [3]}
-    assert process.get(1, 2, 3, version="v3", may_differ=differing(1)) == {1: None, 2: [2], 3: [3]}
-    assert process.get(1, 2, 3, version="v3") == {1: None, 2: None, 3: None}
-
-
 def test_only_keys_that_are_not_found_yet_are_asked_about(process: Process) -> None:
     """What a version differs in is asked for the keys that later segments do not have."""
     process.put({1: [1], 2: [2], 3: [3]}, "v1")

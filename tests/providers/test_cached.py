@@ -28,7 +28,6 @@ from tests.providers.common import (
     beside,
     counted,
     names,
-    pairs,
     provider,
     raises,
     rows_of,
@@ -85,17 +84,6 @@ def test_gauges_are_set_by_the_first_load(desk: Desk) -> None:
     with pytest.raises(LookupFunctionError):
         table.get(1)
     assert table.metrics()["latestLoadTime"] == 250
-
-
-def test_some_of_a_batch_are_held(desk: Desk) -> None:
-    """Of 1,2,1,12,3,12,4,3 each key is asked for once, in one call, but for the one that is held; repeats are hits."""
-    function = SyncFunction(rows_of({n: [f"n{n}"] for n in range(5)}))
-    table = desk.serve(function, PARTIAL)
-    table.get(4)
-    found = pairs(table, 1, 2, 1, 12, 3, 12, 4, 3)
-    assert found == [(0, "n1"), (1, "n2"), (2, "n1"), (4, "n3"), (6, "n4"), (7, "n3")]
-    assert function.log.asked == [[4], [1, 2, 3, 12]]
-    assert counted(table) == {"hitCount": 4, "missCount": 5, "loadCount": 5}
 
 
 def test_absences_are_not_kept_on_request(desk: Desk) -> None:

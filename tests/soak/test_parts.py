@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk import BlockKey, Disk
 from tests.s3server import S3Server
 from tests.soak import chaos, proxy, tables
 from tests.soak.checker import Batch, Findings, batches_of, check_batches, check_commits, check_rows, epochs_by_position
-from tests.soak.directories import check_directory
-from tests.soak.notes import Following, Notes, notes_in
 from tests.soak.watch import Pulse, growth, quarters
 
 # --- the harm -------------------------------------------------------------------------------------------
@@ -230,27 +226,6 @@ def test_batches_of_a_long_run(tmp_path: Path) -> None:
     assert [batch.rows.column("value").to_pylist() for batch in found] == [[0], [119], [121]]
 
 
-# --- notes ----------------------------------------------------------------------------------------------
-
-
-def test_notes(tmp_path: Path) -> None:
-    """Notes of all processes come in order of time, once each; what a kill has cut off is none."""
-    one, two = Notes(tmp_path / "notes", "one"), Notes(tmp_path / "notes", "two")
-    following = Following(tmp_path / "notes")
-    one.add("a", n=1)
-    two.add("b")
-    assert [note["kind"] for note in following.new()] == ["a", "b"]
-    with (tmp_path / "notes" / "two.jsonl").open("a") as file:
-        file.write('{"kind": "cut')
-    one.add("c")
-    assert [note["kind"] for note in following.new()] == ["c"]
-    assert [(note["who"], note["kind"]) for note in notes_in(tmp_path / "notes")] == [
-        ("one", "a"),
-        ("two", "b"),
-        ("one", "c"),
-    ]
-
-
 # --- what grows -----------------------------------------------------------------------------------------
 
 
@@ -294,78 +269,6 @@ def test_growth() -> None:
     assert quarters([(float(at), float(at // 20)) for at in range(80)]) == [0, 1, 2, 3]
 
 
-# --- cache directories ----------------------------------------------------------------------------------
-
-
-def test_a_directory_of_the_dead(tmp_path: Path) -> None:
-    """Damage is repaired and listed, leftovers are swept when they are old; what nobody knows is wrong."""
-    disk = Disk(tmp_path, 2**20, CacheMetricGroup(), lambda: 4e9, random.Random(0))
-    key = BlockKey("0" * 32, "1" * 32, 0, 3)
-    disk.put_blocks({key: b"abc"})
-    (tmp_path / "v1" / "tmp" / "left").touch()
-    (block,) = (tmp_path / "v1" / "blocks").rglob("0-3")
-    block.write_bytes(b"damaged")
-    told, wrong = check_directory(tmp_path)
-    assert wrong == []
-    assert told["repaired"] == [f"blocks/{key.name}"]
-    assert told["left by the dead"] == 1
-    (tmp_path / "v1" / "strange").touch()
-    assert "strange" in check_directory(tmp_path)[1][0]
-
-
-# --- full disks -----------------------------------------------------------------------------------------
-
-_WRITES = """
-import sys
-for path in sys.stdin:
-    try:
-        with open(path.strip(), "wb") as file:
-            file.write(b"x" * 10)
-        print("written", flush=True)
-    except OSError:
-        print("refused", flush=True)
-"""
-
-
-@pytest.fixture
-def writer() -> Iterator[Callable[[Path], str]]:
-    """A process that writes to a file, and says how that went."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _WRITES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-    def write(path: Path) -> str:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{path}\n")
-        process.stdin.flush()
-        return process.stdout.readline().strip()
-
-    write.process = process.pid  # type: ignore[attr-defined]
-    yield write
-    process.communicate()
-
-
-def test_a_disk_that_is_filled_and_freed(tmp_path: Path, writer: Callable[[Path], str]) -> None:
-    """Either way there is: nothing can be written to a full disk, and again to one that was freed."""
-    disks: list[chaos.Disk] = [chaos.LimitedFiles(tmp_path, lambda: [writer.process])]  # type: ignore[attr-defined]
-    try:
-        disks.append(chaos.SmallDisk(tmp_path / "mount"))
-        disks[-1].directory.mkdir()
-    except OSError:
-        pass  # none may be mounted here
-    try:
-        for disk in disks:
-            assert writer(disk.directory / "before") == "written"
-            disk.fill()
-            assert writer(disk.directory / "while") == "refused"
-            disk.free()
-            assert writer(disk.directory / "while") == "written"
-    finally:
-        for disk in disks:
-            disk.close()
-
-
 # --- the proxy ------------------------------------------------------------------------------------------
 
 
@@ -380,21 +283,6 @@ def endpoint(s3: S3Server) -> Iterator[str]:
     process.kill()
     process.wait()
     process.stdout.close()
-
-
-def test_a_proxy_that_does_nothing(s3: S3Server, endpoint: str) -> None:
-    """All kinds of requests give what the store gives."""
-    through = tables.client(endpoint)
-    s3.client.create_bucket(Bucket="proxied")
-    data = random.Random(3).randbytes(300_000)
-    through.put_object(Bucket="proxied", Key="key", Body=data)
-    assert through.get_object(Bucket="proxied", Key="key", Range="bytes=5-9")["Body"].read() == data[5:10]
-    assert through.head_object(Bucket="proxied", Key="key")["ContentLength"] == len(data)
-    assert [found["Key"] for found in through.list_objects_v2(Bucket="proxied")["Contents"]] == ["key"]
-    assert s3.client.get_object(Bucket="proxied", Key="key")["Body"].read() == data
-    with pytest.raises(ClientError, match="404"):
-        through.head_object(Bucket="proxied", Key="other")
-    assert set(proxy.counts(endpoint)) == {"whole"}
 
 
 @pytest.mark.parametrize("fault", ["refused", "lost", "unanswered", "truncated"])

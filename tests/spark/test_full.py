@@ -99,23 +99,3 @@ def test_a_catalog_table_serves_what_was_loaded(spark: SparkSession, tmp_path: P
         row.name for row in spark.read.format("lookupcache").option("lookup.view", "metrics").load(str(path)).collect()
     }
     assert {"hitCount", "loadCount", "numCachedRecords", "latestLoadTime"} <= names
-
-
-def test_a_stream_sees_each_version(spark: SparkSession, tmp_path: Path) -> None:
-    """The static side of a running stream is, in each micro-batch, the snapshot of the table as it is then."""
-    path = put(tmp_path / "dim.parquet", 1)
-    events = tmp_path / "events"
-    put(events / "1.parquet", 0)
-    stream = spark.readStream.schema("id long, version long").parquet(str(events)).select("id")
-    joined = stream.join(load(spark, path, FULL), "id")
-    query = joined.writeStream.format("memory").queryName("joined_full").start()
-    try:
-        query.processAllAvailable()
-        for version in (2, 3):
-            put(path, version)
-            put(events / f"{version}.parquet", 0)
-            query.processAllAvailable()
-        counts = {row.version: row["count"] for row in spark.table("joined_full").groupBy("version").count().collect()}
-    finally:
-        query.stop()
-    assert counts == {1: 10, 2: 10, 3: 10}

@@ -227,21 +227,3 @@ def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> Non
     rows = spark.table("counted").groupBy("at", "version").agg({"count": "max"}).collect()
     assert sorted(tuple(row)[1:] for row in rows if row.version) == [(7, 5)] * 3
     assert sorted(tuple(row)[1:] for row in rows if row.version is None) == [(None, 5)] * 3
-
-
-def test_inside_foreach_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """A join made inside foreachBatch: all actions of a batch are of one version, even when the table changes between them."""
-    path = put(tmp_path / "dim.parquet", 1)
-    for number in range(2):
-        events(tmp_path / "events", number, range(10))
-    found: list[set[int]] = []
-
-    def write(batch: DataFrame, number: int) -> None:
-        joined = lookup_join(batch, str(path), "id", strategy="cache", options=FULL)
-        first = {row.version for row in joined.collect()}
-        put(path, 10 + number)
-        found.append(first | {row.version for row in joined.filter("id < 5").collect()})
-
-    query = started(stream_of(spark, tmp_path / "events"), tmp_path, write)
-    run_until(query, None)
-    assert found == [{1}, {10}]

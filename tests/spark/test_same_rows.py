@@ -516,27 +516,6 @@ def from_snapshots(name: str, table: Table, expected: Mapping[str, set[int]]) ->
     return asked
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_lookups_by_any_column_are_equal(name: str, tables: dict[str, Table]) -> None:
-    """With any column of any type as the key, a full cache finds the rows that the files have, null keys none."""
-    table = tables[name]
-    whole = LookupTable(str(table.path)).scan()
-    for column in table.columns:
-        if column.literals is None:
-            continue
-        keys = whole.select([column.name]).slice(0, 100)
-        none, full = (
-            LookupTable(str(table.path), {"lookup.keys": f"`{column.name}`", "lookup.cache": mode})
-            for mode in ("NONE", "FULL")
-        )
-        found = full.get_many(keys)
-        assert found.num_rows >= 100 - keys.column(0).null_count, f"seed {SEED}, table {name}, key {column.name}"
-        mine, theirs = (answer.select(["key_index", "row_id"]).to_pylist() for answer in (found, none.get_many(keys)))
-        assert mine == theirs, f"seed {SEED}, table {name}, key {column.name}"
-        none.close()
-        full.close()
-
-
 @pytest.mark.parametrize("way", ["where", "filter", "both"])
 def test_predicates_answer_alike_in_spark(way: str, tables: dict[str, Table], spark: SparkSession) -> None:
     """`lookup.where`, a Spark filter above a read, and both at once select the rows that Spark's reader gives."""

@@ -261,24 +261,6 @@ def test_all_tasks_of_a_query_are_on_one_version(
     assert [(row.version, row["count"]) for row in rows] == [(2, 80_000)]
 
 
-def test_s3_directory_on_plain_and_versioned_buckets(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
-    """100 objects unchanged cost one LIST and nothing else, whether or not the bucket keeps versions."""
-    body = put(tmp_path / "part.parquet", 1).read_bytes()
-    for bucket in ("plain", "versioned"):
-        s3.client.create_bucket(Bucket=bucket)
-        if bucket == "versioned":
-            s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-        for number in range(100):
-            s3.client.put_object(Bucket=bucket, Key=f"dim/k={number}/part.parquet", Body=body)
-        s3.log.clear()
-        df = load(spark, f"s3://{bucket}/dim", {"lookup.storage.endpoint_url": s3.endpoint})
-        assert s3.count()["list"] == 1
-        assert df.count() == 1000
-        s3.log.clear()
-        assert df.count() == 1000
-        assert s3.count() == {"head": 0, "list": 1, "get": 0, "bytes": 0}
-
-
 def test_a_directory_under_an_overwriting_job_is_never_half_a_table(spark: SparkSession, tmp_path: Path) -> None:
     """While a Spark job overwrites the directory again and again, a read is one version whole, or a named error after a wait."""
     directory = str(tmp_path / "dim")
@@ -491,17 +473,6 @@ def test_a_user_schema_prunes_columns(spark: SparkSession, tmp_path: Path) -> No
         spark.read.format("lookupcache").schema("id string").load(str(path)).collect()
     with pytest.raises(Exception, match="contradicts the given schema"):
         spark.read.format("lookupcache").schema("b double").option("lookup.columns", "a").load(str(path)).collect()
-
-
-def test_larger_tables_are_split_by_bytes(spark: SparkSession, tmp_path: Path) -> None:
-    """A table above lookup.scan.split-size is read by several tasks, whose rows add up to the table's."""
-    path = tmp_path / "dim.parquet"
-    noise = pa.array([os.urandom(100) for _ in range(40_000)])
-    pq.write_table(pa.table({"id": range(40_000), "noise": noise}), path, row_group_size=4_000)
-    df = load(spark, path, {"lookup.scan.split-size": "1 MiB"})
-    assert df.rdd.getNumPartitions() >= 4
-    assert df.selectExpr("count(DISTINCT id)", "count(1)").collect()[0][:] == (40_000, 40_000)
-    assert load(spark, path).rdd.getNumPartitions() == 1
 
 
 def test_session_conf_moves_the_cache_at_run_time(spark: SparkSession, tmp_path: Path) -> None:

@@ -347,17 +347,6 @@ def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path)
     assert sorted(file.relative_to(path).as_posix() for file in data_files(path)) == sorted(committed)
 
 
-def test_a_stream_of_upserts(spark: SparkSession, tmp_path: Path) -> None:
-    """Each micro-batch takes the place of the rows with its keys."""
-    path = tmp_path / "t"
-    write(spark.range(40), path)
-    for number in range(3):
-        feed(tmp_path / "in", number)
-    run_stream(spark, tmp_path, path, **{"lookup.write.mode": "upsert"})
-    assert ids(spark, path) == list(range(40))
-    assert [event["mode"] for event in events(path) if event["kind"] == "allocate"] == ["append", *["upsert"] * 3]
-
-
 def test_a_query_with_a_new_checkpoint_is_another(spark: SparkSession, tmp_path: Path) -> None:
     """Batches are told apart by their query: a new one begins at 0 and is committed all the same."""
     path = tmp_path / "t"
@@ -438,25 +427,3 @@ def test_a_stream_needs_a_path(spark: SparkSession, tmp_path: Path) -> None:
         query = source.writeStream.format("lookupcache").option("checkpointLocation", str(tmp_path / "c")).toTable(name)
         query.processAllAvailable()
     spark.sql(f"DROP TABLE {name}")
-
-
-def test_a_running_stream_sees_commits(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream joined to a managed table answers each micro-batch from the version at its start."""
-    path = tmp_path / "dim"
-    table = LookupTable(str(path), {"lookup.keys": "id"})
-    table.write(pa.table({"id": list(range(10)), "v": [0] * 10}))
-    (tmp_path / "in").mkdir()
-    source = spark.readStream.schema("id long").option("maxFilesPerTrigger", "1").parquet(str(tmp_path / "in"))
-    seen: list[list[int]] = []
-    joined = lookup_join(source.withColumn("id", sf.col("id") % 10), str(path), "id")
-    query = joined.writeStream.foreachBatch(lambda rows, _: seen.append([r.v for r in rows.collect()])).start()
-    try:
-        for version in range(3):
-            if version:
-                table.write(pa.table({"id": list(range(10)), "v": [version] * 10}), "overwrite")
-            feed(tmp_path / "in", version)
-            query.processAllAvailable()
-    finally:
-        query.stop()
-        table.close()
-    assert seen == [[version] * 10 for version in range(3)]
