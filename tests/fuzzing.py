@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 MORE = int(os.environ.get("LOOKUPCACHE_FUZZ", "1"))
-"""So many times as many examples: 1 by day, 5 of `scripts/test --all`. Where it is set, each run draws other ones."""
+"""So many times as many examples: 1 by day, 10 of `scripts/test --all`. Where it is set, each run draws other ones."""
 ALLOWED = 2 * 2**30  # bytes beyond what a process has: a length that was believed would ask for more
 
 

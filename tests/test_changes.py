@@ -24,6 +24,7 @@ from pyspark_lookup.managed.change_feed import (
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import TableState, WriteMode
 from pyspark_lookup.table.model import Kind
+from tests.fuzzing import MORE
 from tests.test_by_key import SCHEMA, Model, steps
 from tests.test_compaction import OFF
 from tests.test_writing import Site, rows, site
@@ -66,7 +67,7 @@ def played(rows_before: collections.Counter[Row], found: list[Row]) -> collectio
 
 
 @given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 * MORE, deadline=None)
 def test_changes_played_back_are_the_versions(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], small: int
 ) -> None:

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ import pyarrow as pa
 import pytest
 from adbc_driver_postgresql import dbapi
 
-from examples.postgres_provider import PostgresLookup
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import LookupFunctionError, OptionError
 from tests.postgres import PostgresServer
@@ -364,17 +362,6 @@ def test_more_keys_than_sqlite_binds_are_several_statements(sqlite: SqliteDataba
             assert table.get_many(wanted)["key_index"].to_pylist() == [0, 19_999]
 
 
-def test_batches_of_keys_in_postgres(postgres: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More keys than `batch_size` are several statements, each with its own part of the keys."""
-    monkeypatch.setattr(PostgresLookup, "batch_size", 7)
-    texts = [f"n{number}" for number in range(20)]
-    name = postgres.made("k TEXT, v INTEGER", *(f"('{text}', {number})" for number, text in enumerate(texts)))
-    with postgres.refer(name, "k").table() as table:
-        table.get("")
-        with postgres.sends(3):
-            assert table.get_many(pa.table({"k": texts}))["v"].to_pylist() == list(range(20))
-
-
 def test_the_count_is_of_executions(postgres: PostgresDatabase) -> None:
     """The same statement executed for each of three rows is three in the log that these tests count by."""
     rows = pa.record_batch({"k": [1, 2, 3]})
@@ -410,30 +397,6 @@ def test_a_cached_key_sends_nothing(database: Database) -> None:
             assert table.get(7) == []
 
 
-def test_a_changed_row_is_seen_once_the_old_one_expired(database: Database) -> None:
-    """A row is as old as lookup.partial-cache.expire-after-write at most; so is the absence of one."""
-    name = people(database)
-    expire = {"lookup.partial-cache.expire-after-write": "300 ms"}
-    with database.refer(name, "id", PARTIAL, expire).table() as table:
-        assert (table.get(1), table.get(4)) == ([{"id": 1, "name": "one"}], [])
-        database.execute(f"UPDATE {name} SET name = 'new' WHERE id = 1")
-        database.execute(f"INSERT INTO {name} VALUES (4, 'four')")
-        time.sleep(0.35)
-        assert (table.get(1), table.get(4)) == ([{"id": 1, "name": "new"}], [{"id": 4, "name": "four"}])
-
-
-def test_without_a_cache_every_lookup_asks(database: Database) -> None:
-    """With lookup.cache=NONE each lookup is one statement, and sees what was committed before it."""
-    name = people(database)
-    with database.refer(name, "id").table() as table:
-        table.get(1)
-        for text in ("a", "b"):
-            database.execute(f"UPDATE {name} SET name = '{text}' WHERE id = 1")
-            with database.sends(1):
-                assert table.get(1) == [{"id": 1, "name": text}]
-        assert counted(table) == (0, 0, 0, 0)
-
-
 def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
     """A file that was put in the place of the database is the database from then on."""
     with sqlite.refer(people(sqlite), "id").table() as table:
@@ -445,14 +408,6 @@ def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
 
 
 # --- failures ----------------------------------------------------------------------------------------
-
-
-def test_a_cache_needs_an_age(database: Database) -> None:
-    """There is no version to tell changes by: PARTIAL without expire-after-write is refused."""
-    reference = database.refer(people(database), "id", PARTIAL)
-    del reference.options["lookup.partial-cache.expire-after-write"]
-    with pytest.raises(OptionError, match=r"no version\(\).*expire-after-write"):
-        reference.table()
 
 
 def test_mistakes_are_named(database: Database) -> None:

@@ -31,6 +31,7 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.scan.formats.spark_types import spark_fields
 from pyspark_lookup.table.file_names import format_of
+from tests.fuzzing import MORE
 
 FORMATS = {
     ".parquet": FileFormatName.PARQUET,
@@ -182,7 +183,7 @@ def test_format_of_mixed() -> None:
 # --- RangesFile ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * MORE, deadline=None)
 @given(st.data())
 def test_ranges_file_reads_as_the_file(data: st.DataObject) -> None:
     """Seek, tell, read and readinto give what a file of those bytes gives, over gaps, overlaps and fetches."""
@@ -895,7 +896,7 @@ def test_file_of_another_format(name: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["d.parquet", "d.arrow", "d.orc"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(content=st.binary(max_size=300))
 def test_random_bytes_between_marks(name: str, content: bytes) -> None:
     """The format's marks around bytes that mean nothing make no file."""
@@ -909,7 +910,7 @@ def test_random_bytes_between_marks(name: str, content: bytes) -> None:
     assert read_or_damaged(name, start + content + footer + end)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * MORE, deadline=None)
 @given(
     name=st.sampled_from(["d.parquet", "d.arrow", "z.arrow"]),
     length=st.integers(-(2**31), 2**31 - 1) | st.integers(-50, 5000),
@@ -923,7 +924,7 @@ def test_flipped_footer_length(name: str, length: int) -> None:
         assert read_or_damaged(name, content[:at] + struct.pack("<i", length) + content[at + 4 :])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * MORE, deadline=None)
 @given(name=st.sampled_from([name for name in GOOD if not name.endswith((".parquet", ".orc"))]), data=st.data())
 def test_flipped_bytes(name: str, data: st.DataObject) -> None:
     """Flipped bytes give other values, damage or a type Spark lacks, but never a read beyond the file or memory.

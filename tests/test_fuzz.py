@@ -69,7 +69,7 @@ DAMAGE_COUNTERS = ("blockDamagedCount", "cacheFailureCount", "snapshotDamagedCou
 
 
 @given(st.data())
-@fuzzed(150)
+@fuzzed(60)
 def test_a_damaged_block_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever became of a block's file: what was put, or nothing, which is counted, and the file is gone."""
     opened = Opened(tmp_path_factory.mktemp("blocks"))
@@ -84,7 +84,7 @@ def test_a_damaged_block_is_a_miss(tmp_path_factory: pytest.TempPathFactory, dat
 
 
 @given(st.data())
-@fuzzed(150)
+@fuzzed(60)
 def test_a_damaged_record_is_a_miss(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """So for a record, which can be made anew then."""
     opened = Opened(tmp_path_factory.mktemp("records"))
@@ -237,7 +237,7 @@ each_kind = pytest.mark.parametrize("kind", ["files", "log"])
 @each_kind
 @each_read
 @given(data=st.data())
-@fuzzed(10)
+@fuzzed(4)
 def test_a_damaged_cache_costs_no_row(kind: str, name: str, data: st.DataObject) -> None:
     """Whatever became of a file of a host's cache directory, the rows are the right ones, and there is no error."""
     made = world(kind, name)
@@ -273,7 +273,7 @@ def refooted(blob: bytes, alter: Callable[[Any], Any]) -> bytes:
 @each_kind
 @each_read
 @given(data=st.data())
-@fuzzed(20)
+@fuzzed(8)
 def test_a_record_of_another_shape_is_none(kind: str, name: str, data: st.DataObject) -> None:
     """Records and segments that are sound, and say something else than they could: no error that is not ours."""
     made = world(kind, name)
@@ -323,7 +323,7 @@ def log_files(path: Path) -> list[Path]:
 
 
 @given(data=st.data(), known=st.booleans())
-@fuzzed(60)
+@fuzzed(24)
 def test_a_damaged_log_is_told(data: st.DataObject, known: bool) -> None:
     """Whatever became of a file of a table's log, or of one that names hidden rows: the right rows, or an error of ours."""
     with tempfile.TemporaryDirectory() as home:
@@ -352,7 +352,7 @@ def resealed_event(blob: bytes, alter: Callable[[Any], Any]) -> bytes:
 
 
 @given(data=st.data())
-@fuzzed(60)
+@fuzzed(24)
 def test_a_log_that_says_what_cannot_be(data: st.DataObject) -> None:
     """Events and checkpoints that are sound, and say something else: no error that is not ours, in any question."""
     with tempfile.TemporaryDirectory() as home:
@@ -398,7 +398,7 @@ DELETED_ROWS = pa.table(
 
 
 @given(data=st.data())
-@fuzzed(200)
+@fuzzed(80)
 def test_damaged_deleted_rows(data: st.DataObject) -> None:
     """What is left of such a file names the same rows, or is refused; pages have checksums, the footer has none."""
     blob = delete_file_bytes(distinct_places(DELETED_ROWS))
@@ -444,7 +444,7 @@ def test_deleted_rows_that_cannot_be(rows: dict[str, Any]) -> None:
 
 
 @given(data=st.data(), sound=st.booleans())
-@fuzzed(60)
+@fuzzed(24)
 def test_a_damaged_sink_log_is_told(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, sound: bool) -> None:
     """Of a damaged `_spark_metadata` follow the files that it commits, no others, or an error of ours."""
     path = publish(publish(tmp_path_factory.mktemp("sink") / "dim", 0, 1, 5), 1, 1, 5)
@@ -468,7 +468,7 @@ PIECES = [":", ",", "0", "-1", "9" * 19, "9" * 5000, "%3A", "%", "$", "\0", " ",
 
 
 @given(st.data())
-@fuzzed(300)
+@fuzzed(120)
 def test_misspelled_write_ids(data: st.DataObject) -> None:
     """A text is the list that it is written as, or an error that says what was expected; as an option, one that names it."""
     text = data.draw(misspelled(data.draw(st.sampled_from(LISTS)), PIECES))
@@ -507,7 +507,7 @@ OPTION_PIECES = [
 
 
 @given(st.data())
-@fuzzed(400)
+@fuzzed(160)
 def test_misspelled_options(data: st.DataObject) -> None:
     """An option is understood, and then all that follows from it can be asked; or it is an error that names it."""
     options = dict(data.draw(st.sampled_from(OPTIONS)))
@@ -561,7 +561,7 @@ WHERE_PIECES = [
 
 
 @given(st.data())
-@fuzzed(250)
+@fuzzed(100)
 def test_misspelled_predicates(data: st.DataObject) -> None:
     """A predicate is understood, and can be asked of rows; or it is an error that names the option."""
     text = data.draw(misspelled(data.draw(st.sampled_from(WHERE)), WHERE_PIECES))
@@ -575,7 +575,7 @@ def test_misspelled_predicates(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@fuzzed(60)
+@fuzzed(24)
 def test_a_damaged_conf_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """The file that is shipped, with its lines in use and something changed, is read or refused without showing a line."""
     shipped = (Path(__file__).parents[1] / "conf" / "lookupcache.conf").read_text()
@@ -596,7 +596,7 @@ def test_a_damaged_conf_file(tmp_path_factory: pytest.TempPathFactory, data: st.
 
 
 @given(st.data())
-@fuzzed(60)
+@fuzzed(24)
 def test_damaged_offsets(data: st.DataObject) -> None:
     """What a stream's checkpoint says is where it goes on, or an error of ours."""
     made = world("log", "none")
@@ -618,7 +618,7 @@ def test_damaged_offsets(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@fuzzed(200)
+@fuzzed(80)
 def test_damaged_table_options(data: st.DataObject) -> None:
     """The options that a catalog keeps in a column's metadata are texts, or refused; so are the paths of a load()."""
     options = json.dumps({"path": "s3://b/t", "lookup.keys": "id"})
@@ -634,7 +634,7 @@ def test_damaged_table_options(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@fuzzed(100)
+@fuzzed(40)
 def test_damaged_announcements(data: st.DataObject) -> None:
     """What tasks are told of a version is a version that can be read, a newer one, or an error of ours."""
     made = world("log", "none")

@@ -32,6 +32,7 @@ from pyspark_lookup.columnar.keys import (
     draw_seed,
     offsets_and_data,
 )
+from tests.fuzzing import MORE
 
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 OTHER = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -55,9 +56,9 @@ SIGNALLING = {pa.float64(): [0x7FF0 << 48 | 1, 0xFFF4 << 48], pa.float32(): [0x7
 
 
 def examples(count: int) -> settings:
-    """So many examples, however slow the machine is."""
+    """So many examples, by night `MORE` times as many, however slow the machine is."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=count, deadline=None, suppress_health_check=slow)
+    return settings(max_examples=count * MORE, deadline=None, suppress_health_check=slow)
 
 
 def number(digits: int, scale: int) -> decimal.Decimal:

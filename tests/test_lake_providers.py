@@ -349,17 +349,6 @@ def test_a_table_in_the_place_of_another(lake: Lake, factory: str) -> None:
     assert names(table, 1) == ["another"]
 
 
-def test_a_host_may_say_which_version_is_current(lake: Lake) -> None:
-    """With lookup.metadata.source=CACHE the table is asked once per interval; a cached key costs no look at it."""
-    lake.create("people", PEOPLE)
-    table = lake.table(
-        "people", "id", PARTIAL, {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
-    )
-    assert names(table, 1) == ["one"]
-    lake.drop("people")
-    assert names(table, 1) == ["one"]
-
-
 def test_lookups_from_many_threads(lake: Lake) -> None:
     """Versions are asked on another thread than rows: both go on while the table grows."""
     lake.create("people", PEOPLE)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from tests.fakes import wait_until_settled
+from tests.fuzzing import MORE
 
 _serial = itertools.count()
 UTC = datetime.timezone.utc
@@ -46,7 +47,9 @@ KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "decimal": (pa.decimal128(38, 2), st.sampled_from([decimal.Decimal(d) for d in ("0.00", "-0.01", "1.10")])),
 }
 ADVERSE = settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=5 * MORE,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
@@ -211,7 +214,7 @@ NESTED = pa.table(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_than_two_gib_of_text_in_a_column(tmp_path: Path) -> None:
     """A column whose text needs 64-bit offsets is kept, looked up and scanned like any other."""
     rows, width = 36_000, 64 * 1024

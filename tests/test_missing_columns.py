@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import NonUniqueKeyError, SchemaError, WriteConflictError
 from pyspark_lookup.table.log import NotificationLog
+from tests.fuzzing import MORE
 from tests.test_writing import Site, site
 
 __all__ = ["site"]
@@ -133,7 +134,7 @@ def act(site: Site, kind: str, what: list[Any], model: dict[int, Row]) -> None:
         table.compact()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60 * MORE, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     first=st.lists(FULL, max_size=4, unique_by=lambda row: row["id"]),
     own=st.lists(FULL, min_size=1, max_size=4, unique_by=lambda row: row["id"]),

@@ -32,6 +32,7 @@ from pyspark_lookup.table.log import Allocate, DataFile, Event, TableState, Writ
 from pyspark_lookup.table.log.events import event_bytes, event_of, sealed
 from pyspark_lookup.table.model import VersionMetadata
 from tests.fakes import FakeClock, FaultyStore
+from tests.fuzzing import MORE
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
 DEFINITION = log.Definition(pa.schema([("id", pa.int64()), ("name", pa.string())]), ("id",), {"a": "b"})
@@ -105,7 +106,7 @@ def mutations(draw: st.DrawFn, texts: st.SearchStrategy[bytes]) -> bytes:
 
 
 @given(events_)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150 * MORE, deadline=None)
 def test_events_round_trip(event: Event) -> None:
     """Each kind of event is read back as it was written, at its own position only; a later format is refused by name."""
     assert event_of(event_bytes(event), event.position, "x") == event
@@ -128,7 +129,7 @@ damaged = st.one_of(
 @given(damaged, st.integers(1, 3))
 @example(b"[" * 100_000, 1)
 @example(b'{"format":' + b"9" * 5000, 1)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300 * MORE, deadline=None)
 def test_damage_is_told(data: bytes, position: int) -> None:
     """Random, truncated and altered bytes are an event or a checkpoint, or one of two errors that name the file."""
     for read in (lambda: event_of(data, position, "the-file"), lambda: TableState.of_bytes(data, "the-file")):
@@ -139,7 +140,7 @@ def test_damage_is_told(data: bytes, position: int) -> None:
 
 
 @given(mutations(checkpoints))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300 * MORE, deadline=None)
 def test_a_checkpoint_that_is_read_can_be_used(data: bytes) -> None:
     """Questions to a state that came from damaged bytes raise our errors, if any: the damage was found when it was read."""
     with contextlib.suppress(errors.PysparkLookupError):
@@ -220,7 +221,7 @@ def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[VersionMetadata, Any
 
 
 @given(models())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150 * MORE, deadline=None)
 def test_states_follow_the_model(made: tuple[TableState, list[tuple[VersionMetadata, Any, ValidWriteIdList]]]) -> None:
     """At each position a later state says what was true then; digests are equal exactly where the same writes are seen."""
     last, found = made

@@ -34,6 +34,7 @@ from pyspark_lookup.options.enums import (
 from pyspark_lookup.options.lookup_options import HOST_KEYS, LookupOptions, options_table
 from pyspark_lookup.options.parsing import parse_bytes, parse_duration_s
 from tests import test_full_cache_options
+from tests.fuzzing import MORE
 
 MIB = 2**20
 SECRET = "s3cr3t-Value"
@@ -652,7 +653,7 @@ _TEXT = st.one_of(
 _LAYER = st.dictionaries(st.one_of(st.sampled_from([*_KEYS, "lookup.storage.x"]), st.text()), _TEXT, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 * MORE, deadline=None)
 @given(read=_LAYER, table=_LAYER, conf=_LAYER)
 def test_parse_raises_nothing_but_option_errors(
     read: dict[str, str], table: dict[str, str], conf: dict[str, str]

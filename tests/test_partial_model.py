@@ -22,6 +22,7 @@ from pyspark_lookup.engine.lookup import get_many, read_rows
 from pyspark_lookup.engine.plan import ReadTask
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, Host, Later, make_host
+from tests.fuzzing import MORE
 
 FILES = 4
 IDS = st.integers(-2, 30)
@@ -170,7 +171,7 @@ class CompositeModes(Modes):
     names = ("id", "part")
 
 
-MANY = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=12 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 TestModes = Modes.TestCase
 TestModes.settings = MANY
 TestCompositeModes = CompositeModes.TestCase

@@ -33,6 +33,7 @@ from pyspark_lookup.columnar.predicate import (
     may_match,
     negate,
 )
+from tests.fuzzing import MORE
 
 UTC = datetime.timezone.utc
 Tree = tuple[Any, ...]
@@ -221,7 +222,7 @@ def answers_of(node: Predicate, chunk: Mapping[str, pa.Array]) -> list[bool | No
     return list(found.to_pylist())
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150 * MORE, deadline=None, derandomize=True)
 @given(cases())
 def test_evaluate_is_sparks_answer(case: tuple[dict[str, pa.Array], Tree]) -> None:
     """Every row of every type is true, false or null as Spark says."""
@@ -265,7 +266,7 @@ def _bounds(values: Sequence[Any]) -> tuple[Any, Any]:
     return min(known, key=_key), max(known, key=_key)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100 * MORE, deadline=None, derandomize=True)
 @given(cases(), st.integers(0, 3))
 def test_evaluate_takes_slices(case: tuple[dict[str, pa.Array], Tree], start: int) -> None:
     """Arrays that start inside their buffers answer like fresh ones."""
@@ -275,7 +276,7 @@ def test_evaluate_takes_slices(case: tuple[dict[str, pa.Array], Tree], start: in
     assert answers_of(node, sliced) == answers_of(node, chunk)[start:]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150 * MORE, deadline=None, derandomize=True)
 @given(cases())
 def test_negate_is_not(case: tuple[dict[str, pa.Array], Tree]) -> None:
     """NOT twice is the predicate itself; NOT once swaps true and false and leaves null."""
@@ -312,7 +313,7 @@ def _key(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=250 * MORE, deadline=None, derandomize=True)
 @given(st.data(), cases())
 def test_may_match_loses_no_row(data: st.DataObject, case: tuple[dict[str, pa.Array], Tree]) -> None:
     """Where statistics rule a predicate out, no row makes it true."""

@@ -29,6 +29,7 @@ from pyspark_lookup.scan.contract import share_of, slices_of
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Slice
 from tests.fakes import Host, make_host
+from tests.fuzzing import MORE
 
 NONE: Mapping[str, str] = MappingProxyType({})
 TAIL = 64 * 1024  # what opening a large parquet file asks for
@@ -428,7 +429,7 @@ SMALL_FILES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80 * MORE, deadline=None)
 @given(st.lists(SMALL_FILES, max_size=4), TESTS, st.integers(1, 4), st.sampled_from(["i", "i,p", "s,i,n", ""]))
 def test_filtered_rows_are_a_plain_models(files: list[SmallFile], test: Condition, count: int, columns: str) -> None:
     """Over partitions, missing columns, nulls and pruned row groups the rows are those a loop in Python finds, in order."""

@@ -24,6 +24,7 @@ from pyspark_lookup.columnar.types import (
     widens,
 )
 from pyspark_lookup.spark.types import arrow_schema, struct_type
+from tests.fuzzing import MORE
 
 US, US_UTC = pa.timestamp("us"), pa.timestamp("us", "UTC")
 
@@ -459,7 +460,7 @@ def nested(draw: st.DrawFn, children: st.SearchStrategy[Made]) -> Made:
 KINDS = st.recursive(st.sampled_from(flat_kinds()), nested, max_leaves=6)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200 * MORE, deadline=None)
 @given(st.data())
 def test_cast_keeps_values(data: st.DataObject) -> None:
     """Any slice of any column, nested and null at any level, has the same values in Spark's type."""

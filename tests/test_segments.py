@@ -303,24 +303,27 @@ USES: dict[str, Callable[[OpenSegment], Any]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
-def test_a_segment_in_use_is_not_removed(opened: Opened, use: str) -> None:
+def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
     """Whatever part of a segment somebody holds pins it, until the last such part is dropped."""
-    path = published(opened)
-    found = opened.disk.open_segment("t", "s")
-    assert found is not None
-    held = USES[use](found)
-    del found
+    paths = {use: published(opened, str(number)) for number, use in enumerate(USES)}
+    held: list[Any] = []
+    for path, use in zip(paths.values(), USES.values(), strict=True):
+        found = opened.disk.open_segment("t", path.name)
+        assert found is not None
+        held.append(use(found))
+        del found
     gc.collect()
-    for disk in (opened.disk, Opened(opened.root.parent).disk):
-        assert not disk.remove_segment("t", "s")
-    assert path.exists()
-    assert record_of(opened).exists()
-    assert content(opened) == REGIONS
-    del held
+    for use, path in paths.items():
+        for disk in (opened.disk, Opened(opened.root.parent).disk):
+            assert not disk.remove_segment("t", path.name), use
+        assert path.exists()
+        assert record_of(opened, path.name).exists()
+        assert content(opened, path.name) == REGIONS
+    held.clear()
     gc.collect()
-    assert opened.disk.remove_segment("t", "s")
-    assert not path.exists()
+    for use, path in paths.items():
+        assert opened.disk.remove_segment("t", path.name), use
+        assert not path.exists()
 
 
 def test_a_mapping_outlives_its_file(opened: Opened) -> None:

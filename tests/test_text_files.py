@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import DamagedFileError, OptionError, PysparkLookupError, SchemaError
 from pyspark_lookup.scan.formats.inference import NOTHING, converted, infer_texts, joined
+from tests.fuzzing import MORE
 
 D = decimal.Decimal
 UTC = datetime.timezone.utc
@@ -122,7 +123,7 @@ def is_back(text: str, value: Any) -> bool:
     return text == (value.isoformat() if isinstance(value, datetime.date) else str(value))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150 * MORE, deadline=None)
 @given(texts=COLUMNS, data=st.data())
 def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
     """Every value of a column is written back as it was read; whatever files they are in, its type is the same."""
@@ -213,7 +214,7 @@ def means(value: Any, found: Any, kind: pa.DataType) -> bool:
     return bool(found == value) and (not isinstance(value, int) or int(found) == value)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150 * MORE, deadline=None)
 @given(rows=OBJECTS, cut=st.integers(0, 4), array=st.booleans())
 def test_json_of_any_shape(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], cut: int, array: bool

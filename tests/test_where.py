@@ -28,6 +28,7 @@ from pyspark_lookup.columnar.predicate import (
     StartsWith,
 )
 from pyspark_lookup.columnar.sql_predicate import parse_where
+from tests.fuzzing import MORE
 
 UTC = datetime.timezone.utc
 SCHEMA = pa.schema(
@@ -351,7 +352,7 @@ def test_long_lists_and_chains() -> None:
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300 * MORE, deadline=None, derandomize=True)
 @given(TEXTS)
 def test_any_text_can_be_quoted(text: str) -> None:
     """With backslashes before quotes and backslashes, a literal is any text; so is a LIKE prefix without wildcards."""
@@ -362,7 +363,7 @@ def test_any_text_can_be_quoted(text: str) -> None:
         assert parse_where(f"name LIKE {quoted[:-1]}%'", SCHEMA) == StartsWith("name", text)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300 * MORE, deadline=None, derandomize=True)
 @given(TEXTS | st.text("id=1()' ORANDNT`.<>%,-/*;\"\\", max_size=20))
 def test_any_text_parses_or_is_refused(text: str) -> None:
     """No text makes another error than PredicateError."""

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.base.write_ids import NO_OPEN_WRITE_ID, RangeResponse, ValidWriteIdList
+from tests.fuzzing import MORE
 
-HISTORIES = 100_000
+HISTORIES = 20_000 * MORE
 
 
 @st.composite

@@ -291,7 +291,7 @@ KEY_KINDS: list[tuple[pa.DataType, ...]] = [*((kind,) for kind in KINDS), *COMPO
 
 
 @pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
-@examples(40)
+@examples(12)
 @given(data=st.data())
 def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
     """Whatever is put, read and forgotten: presence, rows, their order, size, bytes and counts are the model's.
@@ -335,7 +335,7 @@ def test_a_cache_stays_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], bou
     names = ["put"] * 10 + ["get"] * 12 + ["peek", "invalidate", "invalidate", "wait"]
     with hashing(hashes):
         pair = Pair(kinds, pool, bounds, hashes)
-        for _ in range(120):
+        for _ in range(60):
             some = [int(60 * draw.random() ** 2) if draw.randrange(40) else -1 for _ in range(draw.randrange(25))]
             keys = [(number, draw.randrange(4), draw.randrange(20)) for number in some]
             pair.do(Step(draw.choice(names), keys, draw.choice([0, 0, 1, 2, 9]), draw.randrange(1, 4)), True)

@@ -58,21 +58,6 @@ def test_a_large_segment_is_not_moved_each_time(process: Process) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_merge_keeps_what_can_answer(cache_dir: Path, clock: FakeClock) -> None:
-    """Of versions that differ in some keys a merge keeps the others, as of the version of whoever merges."""
-    process = Process(cache_dir, clock)
-    process.put({1: [1], 2: [2], 3: []}, "v1")
-    process.put({4: [4]}, "v2", differing(1))
-    process.put({5: [5]}, "v3", differing(1))
-    assert process.merge() == 1
-    assert len(process.names()) == 1
-    other = Process(cache_dir, clock)
-    assert other.get(1, 2, 3, 4, 5, version="v3") == {1: None, 2: [2], 3: [], 4: [4], 5: [5]}
-    assert other.count("sharedCarriedOverCount") == 0
-    assert other.get(2, version="v1") == {2: None}
-
-
-@pytest.mark.usefixtures("often")
 def test_a_merge_gives_up_what_nothing_is_known_of(process: Process) -> None:
     """Of a version that cannot be compared nothing is kept."""
     process.put({1: [1]}, "v1")
@@ -149,18 +134,6 @@ def test_only_one_merges(cache_dir: Path, clock: FakeClock) -> None:
     lock = process.disk.acquire("merge", SPACE, 0)  # it was given back
     assert lock is not None
     lock.release()
-
-
-@pytest.mark.usefixtures("often")
-def test_a_second_merge_finds_nothing_to_do(cache_dir: Path, clock: FakeClock) -> None:
-    """Two that wanted to merge the same segments do it once after the other, and lose nothing."""
-    one, other = Process(cache_dir, clock), Process(cache_dir, clock)
-    for number in range(3):
-        one.put({number: [number]})
-    other.put({3: [3]})
-    assert one.merge() == other.merge() == 1
-    assert one.get(0, 1, 2, 3) == other.get(0, 1, 2, 3) == {n: [n] for n in range(4)}
-    assert len(one.names()) == 1
 
 
 @pytest.mark.usefixtures("often")

@@ -314,21 +314,3 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
         signal.signal(signal.SIGINT, was)
     assert names(table, 1) == ["Alice"]
     assert waited == []  # it stands still yet
-
-
-def test_a_hit_without_a_version_waits_for_no_lookup(desk: Desk) -> None:
-    """A key that is held is answered while another one is being looked up."""
-    gate, asking = threading.Event(), threading.Event()
-
-    def slow(keys: pa.Table) -> pa.Table:
-        asking.set()
-        gate.wait(BOUND_S)
-        return rows_of(USERS)(keys)
-
-    table = desk.serve(SyncFunction(in_turn(rows_of(USERS), slow)), PARTIAL)
-    assert names(table, 1) == ["Alice"]
-    other = beside(lambda: table.get(2))
-    assert asking.wait(BOUND_S)
-    assert beside(lambda: names(table, 1))(BOUND_S) == ["Alice"]
-    gate.set()
-    assert len(other(BOUND_S)) == 2

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import LookupFunctionError
+from tests.fuzzing import MORE
 from tests.providers.common import FLIP, ONCE, PARTIAL, SCHEMA, Desk, made, pairs, rows_of
 
 IDS = st.integers(0, 12) | st.none()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25 * MORE, deadline=None)
 @given(
     batches=st.lists(st.lists(IDS, max_size=8), min_size=1, max_size=6),
     rows=st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["x", "y", ""])), max_size=12),
