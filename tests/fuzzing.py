@@ -7,10 +7,11 @@ import copy
 import os
 import resource
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,16 @@ def seeds(count: int) -> list[int]:
         return [int(given)]
     first = int.from_bytes(os.urandom(4), "big") if "LOOKUPCACHE_FUZZ" in os.environ else 0
     return list(range(first, first + count * MORE))
+
+
+def by_day(cases: Iterable[Any], every: int) -> list[Any]:
+    """Cases of a test, of which each `every`-th is tried by day and the others by night."""
+    return [
+        case
+        if number % every == 0
+        else pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.nightly)
+        for number, case in enumerate(cases)
+    ]
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def test_readme_examples_run(tmp_path: Path) -> None:
     assert re.findall(r"\|\s*2\|\s*(\w+)\|", pasted(README, tmp_path, shell=False)) == ["NULL", "Bergen", "Bergen"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_guide_examples_run(tmp_path: Path) -> None:
     """So do those of the guide to joins."""
@@ -88,7 +88,7 @@ def test_guide_examples_run(tmp_path: Path) -> None:
     assert shown.count("Kennedy") >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_managed_examples_run(tmp_path: Path) -> None:
     """And those of the guide to managed tables."""
@@ -146,7 +146,7 @@ def test_sql_examples_run(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_dimension_examples_run(tmp_path: Path) -> None:
     """And those of the guide to dimensions, which say what they print."""
@@ -242,7 +242,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(named) == sorted([path.name for path in (ROOT / "docs").glob("*.md")] + generated)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_demo_claims_hold(tmp_path: Path) -> None:
     """The demo runs, everything it claims about what was fetched and seen holds, and it draws its stream."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join
+from tests.fuzzing import by_day
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,8 +77,7 @@ def by_range(found: DataFrame, table: DataFrame, how: str) -> list[Any]:
     return sorted(newest.select("event", "name").collect())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("kind", "mode"), by_day(itertools.product(TYPES, MODES), 4))
 def test_as_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str) -> None:
     """Generated histories with gaps and nulls, left and inner: what Spark's join on ranges gives."""
     path = str(tmp_path / "t")

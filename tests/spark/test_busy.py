@@ -20,6 +20,7 @@ import pytest
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join
+from tests.fuzzing import by_day
 from tests.spark.test_join_streams import MODES, events, stream_of
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def after(kind: str) -> Epochs:
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("kind", by_day(JOBS, 3))
 def test_a_job_writes_under_a_stream(spark: SparkSession, dim: Path, kind: str) -> None:
     """No stream dies, no answer has half a commit; the first micro-batch after the commit sees it, as do late hosts."""
     stream, job = Stream(spark, dim), Job(spark, dim, kind)
@@ -170,6 +171,7 @@ rows.write.mode("append").partitionBy("p").parquet(sys.argv[1])
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(280)
 def test_a_job_that_is_killed(spark: SparkSession, dim: Path) -> None:
     """What it leaves keeps nobody: the stream goes on with what it knew, and new hosts once nothing has changed for a while."""

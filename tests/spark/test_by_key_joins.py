@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyspark_lookup import lookup_join
+from tests.fuzzing import by_day
 from tests.test_by_key import ALL_KEYS, MODES, Model
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ STEPS = ["write", "write", "write", "begin", "commit", "compact", "vacuum"]
 KINDS = ["append", "append", "upsert", "upsert", "delete", "overwrite"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", by_day(MODES, 3))
 def test_joins_are_as_the_model(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     """A random history of all kinds of writes and upkeep: after each step a left join finds for every key what the model has."""
     draw = random.Random(f"joins {mode}")

@@ -22,7 +22,7 @@ from tests.cluster import NOTHING, Cluster, environment
 from tests.fakes import wait_until_settled
 from tests.spark.test_source import put
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.nightly, pytest.mark.timeout(280)]
 
 KEYS = 400
 BATCHES = 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession as ClassicSession
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from tests.fuzzing import by_day
 from tests.spark.test_join_streams import events, stream_of
 from tests.spark.test_source import conf
 
@@ -86,9 +88,10 @@ def test_what_a_batch_writes_it_reads_back(spark: SparkSession, tmp_path: Path, 
     assert seen == [dict.fromkeys(("scan", "join", "function"), keys) for keys in expected]
 
 
-@pytest.mark.parametrize("adaptive", ["true", "false"])
-@pytest.mark.parametrize("side", ["scan", "stream", "neither"])
-@pytest.mark.parametrize("kind", ["plain", "managed"])
+@pytest.mark.parametrize(
+    ("kind", "side", "adaptive"),
+    by_day(itertools.product(["plain", "managed"], ["scan", "stream", "neither"], ["true", "false"]), 5),
+)
 def test_the_streams_own_lookups_keep_a_batch_to_one_version(
     spark: SparkSession, tmp_path: Path, kind: str, side: str, adaptive: str
 ) -> None:
@@ -141,6 +144,7 @@ def test_what_a_function_builds_keeps_its_version_in_the_batch(spark: SparkSessi
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.nightly
 def test_a_long_stream_keeps_nothing_of_its_batches(spark: SparkSession, tmp_path: Path) -> None:
     """After many micro-batches with a join built in each, no session, no object of the JVM and no memory is left of them."""
     dim = Dim("plain", tmp_path, spark, "long_stream")

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join
+from tests.fuzzing import by_day
 from tests.spark.test_source import load, put
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Renamed(Replaced):
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(("kind", "batches"), [(Renamed, 50), (Replaced, 20)])
+@pytest.mark.parametrize(("kind", "batches"), by_day([(Replaced, 20), (Renamed, 50)], 2))
 def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path, kind: type[Replaced], batches: int) -> None:
     """Micro-batches in all three modes at once, changes while they run, three restarts: one version in each batch, none older
     than the one before, no row lost or doubled; and the query's progress says which version it was."""

@@ -11,7 +11,7 @@ from pyspark_lookup import LookupTable
 from tests.cluster import Cluster
 from tests.spark.test_cluster import Application
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.nightly, pytest.mark.timeout(280)]
 
 SPECULATION = {
     "spark.speculation": "true",
