@@ -179,14 +179,6 @@ def test_many_keys(kind: pa.DataType, repeats: int) -> None:
     assert len(index.pairs(everything)) == len(rows) * repeats
 
 
-def test_large_and_small_text_find_each_other() -> None:
-    """A column whose offsets take 64 bits is probed with ordinary text, and the other way round."""
-    rows, asked = ["a", "b", "a", None, "c" * 3000], ["a", "c" * 3000, "d", None]
-    for small, large in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())):
-        for stored, probed in ((large, small), (small, large)):
-            assert built([pa.array(rows, stored)]).pairs([pa.array(asked, probed)]) == [(0, 0), (0, 2), (1, 4)]
-
-
 # --- what is kept, and how --------------------------------------------------------------------------------
 
 

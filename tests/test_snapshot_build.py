@@ -306,21 +306,6 @@ def test_every_way_of_building(workshop: Workshop, way: str, keys: list[str], sh
         assert segment.ordinals.tolist() == plainly.ordinals.tolist()
 
 
-@in_every_way
-@pytest.mark.parametrize("kind", [pa.int64(), pa.string()], ids=str)
-def test_keys_that_are_all_null(workshop: Workshop, way: str, kind: pa.DataType) -> None:
-    """Rows without a key are kept, and found by no key; so are the few with one among them."""
-    for known in ([], [3]):
-        rows: list[Any] = [None] * 500
-        for row in known:
-            rows[row] = 7 if kind == pa.int64() else "seven"
-        files = [pa.RecordBatch.from_pydict({"k": pa.array(rows, kind), "row": pa.array(range(500))})]
-        deal, partition, memory, *_ = WAYS[way]
-        with limits(deal, partition):
-            opened = workshop.made(files, ["k"], cut_up(files, 50), memory=memory)
-        check(opened, files, ["k"])
-
-
 @pytest.mark.parametrize("keys", [["k"], ["text"], ["text", "k"], []], ids=str)
 @pytest.mark.parametrize("sizes", [[0], [0, 0, 0], [], [0, 1, 0]], ids=str)
 def test_a_segment_of_nothing(workshop: Workshop, keys: list[str], sizes: list[int]) -> None:
@@ -462,20 +447,6 @@ def test_texts_that_turn_out_many(workshop: Workshop, way: str, turn: int) -> No
     opened = made(workshop, way, files, ["k"], cut_up(files, 90))
     assert not coded(opened, 2)
     check(opened, files, ["k"])
-
-
-def test_two_columns_give_codes_up_at_different_times(workshop: Workshop) -> None:
-    """Each column is codes or text by itself, whenever it changes, across several temporary files."""
-    count = 1200
-    columns_ = {
-        f"t{turn}": pa.array([f"few {n % 5}" if n < turn else f"many {n}" for n in range(count)])
-        for turn in (0, 300, 310, 700, count)
-    }
-    files = [numbered([n * 1_000_003 % 977 for n in range(count)], **columns_)]
-    for way in WAYS:
-        opened = made(workshop, way, files, ["k"], cut_up(files, 100))
-        check(opened, files, ["k"])
-        assert [coded(opened, number) for number in range(2, 7)] == [False, False, False, False, True]
 
 
 def test_how_many_texts_are_few(workshop: Workshop) -> None:

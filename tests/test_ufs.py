@@ -120,19 +120,6 @@ def test_nothing_asked_is_nothing_counted() -> None:
     assert door.counts() == {}
 
 
-def test_counts_on_real_files(tmp_path: Path) -> None:
-    """A local directory is one list per directory, a file one head, a range one get."""
-    (tmp_path / "t" / "d=1").mkdir(parents=True)
-    (tmp_path / "t" / "a").write_bytes(bytes(100))
-    (tmp_path / "t" / "d=1" / "b").write_bytes(bytes(10))
-    host = make_host(str(tmp_path / "t"), None)
-    first, second = host.ufs.list_status(str(tmp_path / "t")).files
-    host.ufs.read_many([(first, [(0, 100), (0, 1)]), (second, [(0, 10)])])
-    assert host.ufs.get_meta(str(tmp_path / "t" / "a")) == first
-    moved = {name: n for name, n in host.metrics.snapshot().items() if n > 0}
-    assert moved == {"ufsListCount": 2, "ufsHeadCount": 1, "ufsGetCount": 3, "ufsGetBytes": 111}
-
-
 # --- further attempts --------------------------------------------------------------------------------
 
 CALLS = {
@@ -265,13 +252,6 @@ def test_an_unpinned_store_is_asked_again_after_the_bytes(data: bytes | None) ->
         door.ufs.read_ranges(file, [(0, 100)])
     assert [kind for kind, _ in door.store.calls] == ["head", "get", "head"]
     assert door.counts()["ufsHeadCount"] == 1
-
-
-def test_a_pinned_store_is_not_asked_again() -> None:
-    """Where the store pins reads itself, no further call is made."""
-    door = Door()
-    door.ufs.read_ranges(door.version(), [(0, 100)])
-    assert [kind for kind, _ in door.store.calls] == ["head", "get"]
 
 
 def test_a_change_of_an_unpinned_file_is_not_shown_with_credentials() -> None:

@@ -44,23 +44,6 @@ def test_a_null_does_not_decide_the_type() -> None:
         assert cache.get_if_present({"k": 2}) == [{"v": 5}]
 
 
-def test_rows_of_another_type_are_not_converted() -> None:
-    """A value comes back as it was put, or is refused, where the column has another type."""
-    for held_type, other in ((pa.string(), pa.int64()), (pa.int64(), pa.string()), (pa.int64(), pa.bool_())):
-        cache = cache_of()
-        cache.put_many(keys_of(1), pa.table({"v": pa.array([], held_type), KEY_INDEX: pa.array([], pa.int64())}))
-        with pytest.raises(SchemaError):
-            cache.put_many(keys_of(2), pa.table({"v": pa.array([1], pa.int64()).cast(other), KEY_INDEX: [0]}))
-
-
-def test_a_row_with_more_columns_is_not_cut() -> None:
-    """Of rows with different columns none is lost without a word."""
-    cache = cache_of()
-    with contextlib.suppress(SchemaError):
-        cache.put({"k": 1}, [{"v": 1}, {"v": 2, "w": 3}])
-        assert cache.get_if_present({"k": 1}) == [{"v": 1, "w": None}, {"v": 2, "w": 3}]
-
-
 def test_rows_without_columns_are_rows() -> None:
     """Where rows without any column are held, rows with one are refused."""
     cache = cache_of()

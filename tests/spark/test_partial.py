@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from tests.fakes import wait_until_settled
 from tests.spark.test_source import Calls, load, put
 
 if TYPE_CHECKING:
@@ -47,44 +44,6 @@ def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path) -> None:
     assert calls.since()["missCount"] == 0
 
 
-def test_a_new_version_is_seen(spark: SparkSession, tmp_path: Path) -> None:
-    """The next execution of the same DataFrame sees a replaced file, and loads only keys that it can hold."""
-    path = tmp_path / "dim"
-    put(path / "0.parquet", 1, range(100))
-    put(path / "1.parquet", 1, range(100, 200))
-    df = load(spark, path, {**PARTIAL, "lookup.where": "id IN (5, 105)"})
-    assert sorted(map(tuple, df.collect())) == [(5, 1), (105, 1)]
-    put(path / "1.parquet", 2, range(100, 200))
-    calls = Calls(str(path), KEYS)
-    assert sorted(map(tuple, df.collect())) == [(5, 1), (105, 2)]
-    delta = calls.since()
-    assert (delta["missCount"], delta["hitCount"], delta["sharedCarriedOverCount"]) == (1, 1, 1)
-
-
-def test_other_scans_leave_the_cache_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """A scan without keys gives what the files hold and neither reads nor fills the cache, however many tasks it has."""
-    path = tmp_path / "dim"
-    path.mkdir()
-    for number in range(3):
-        ids = range(number * 100_000, (number + 1) * 100_000)
-        pq.write_table(
-            pa.table({"id": ids, "v": [n * 7 for n in ids]}), path / f"{number}.parquet", row_group_size=20_000
-        )
-        wait_until_settled(path / f"{number}.parquet")
-    options = {**PARTIAL, "lookup.scan.split-size": "1 MiB"}
-    df = load(spark, path, options)
-    assert df.rdd.getNumPartitions() > 1
-    total = df.selectExpr("count(*)", "sum(v)").collect()
-    assert total == [(300_000, 7 * 299_999 * 300_000 // 2)]
-    assert load(spark, path, {**options, "lookup.where": "v > 100"}).count() == 299_985
-    metrics = LookupTable(str(path), KEYS).metrics()
-    assert metrics["hitCount"] == metrics["missCount"] == metrics["loadCount"] == 0
-    # A large table, and still one task for a few keys.
-    keyed = load(spark, path, {**options, "lookup.where": "id IN (1, 250000)"})
-    assert keyed.rdd.getNumPartitions() == 1
-    assert sorted(map(tuple, keyed.collect())) == [(1, 7), (250_000, 1_750_000)]
-
-
 def test_a_catalog_table(spark: SparkSession, tmp_path: Path, dim: str) -> None:
     """A table of the catalog keeps its options; a view over its keys and a join answer through the cache."""
     path = put(tmp_path / "dim.parquet", 1)
@@ -114,22 +73,3 @@ def test_pushed_filters_over_keys(spark: SparkSession, tmp_path: Path) -> None:
         assert (delta["missCount"], delta["hitCount"]) == (1, 1)
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lookup.partial-cache.max-rows": "5"}, "should be 'PARTIAL'"),
-        ({"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "5"}, "needs lookup.keys"),
-        ({**PARTIAL, "lookup.keys": "nope"}, "the table has no column 'nope'"),
-        ({**PARTIAL, "lookup.partial-cache.max-rows": "-1"}, "expected a whole number"),
-        ({"lookup.provider": "no.such:provider", "lookup.keys": "id"}, "No module named 'no'"),
-    ],
-)
-def test_mistakes_are_told_when_the_read_is_planned(
-    spark: SparkSession, tmp_path: Path, options: dict[str, str], message: str
-) -> None:
-    """Options of the partial cache that contradict each other fail at load(), by name."""
-    path = put(tmp_path / "dim.parquet", 1)
-    with pytest.raises(Exception, match=message):
-        load(spark, path, options)

@@ -381,16 +381,6 @@ def test_location_and_relative_paths(
         spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS ('lookup.keys' 'id')")
 
 
-def test_tables_that_lost_their_options_say_how_to_create_them(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """A column list never reaches schema(): reading such a table shows the statement that works."""
-    path = put(tmp_path / "dim.parquet", 1)
-    spark.sql(f"CREATE TABLE {name} (id BIGINT) USING lookupcache OPTIONS (path '{path}')")
-    with pytest.raises(Exception, match=r"CREATE TABLE dim USING lookupcache OPTIONS"):
-        spark.sql(f"SELECT * FROM {name}").collect()
-    with pytest.raises(Exception, match="no lookupcache options"):
-        LookupTable.for_name(spark, name)
-
-
 def test_reads_that_name_a_path_ignore_a_copied_schema(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A schema taken from one table and used to load another reads the path that is named."""
     one, other = put(tmp_path / "one.parquet", 1), put(tmp_path / "other.parquet", 2)
