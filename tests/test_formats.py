@@ -641,37 +641,6 @@ def csv_rows(text: str, planned: pa.Schema | None = None, name: str = "a.csv") -
     return found
 
 
-def test_csv_values() -> None:
-    """Types are inferred; a quoted field may hold commas, quotes and newlines."""
-    text = 'id,name,price,day,at,ok\n1,"a, ""b""\nc",1.5,2020-01-02,2020-01-02 03:04:05,true\n2,ü,2,1969-12-31,1969-12-31 00:00:00,false\n'
-    assert csv_rows(text) == [
-        {"id": 1, "name": 'a, "b"\nc', "price": 1.5, "day": datetime.date(2020, 1, 2), "at": datetime.datetime(2020, 1, 2, 3, 4, 5), "ok": True},
-        {"id": 2, "name": "ü", "price": 2.0, "day": datetime.date(1969, 12, 31), "at": datetime.datetime(1969, 12, 31), "ok": False},
-    ]  # fmt: skip
-
-
-def test_csv_empty_is_null_and_quoted_empty_is_text() -> None:
-    """An empty field is null in every type; `""` is the empty text; NA and null are texts."""
-    assert csv_rows('id,name\n1,\n,""\n3,NA\n4,null\n') == [
-        {"id": 1, "name": None},
-        {"id": None, "name": ""},
-        {"id": 3, "name": "NA"},
-        {"id": 4, "name": "null"},
-    ]
-
-
-def test_csv_column_without_values() -> None:
-    """A column of empty fields has no type of its own and reads as null texts."""
-    stored = Stored("a.csv", b"id,x\n1,\n2,\n")
-    assert stored.open().schema.field("x").type == pa.null()
-    assert stored.table().to_pylist() == [{"id": 1, "x": None}, {"id": 2, "x": None}]
-
-
-def test_csv_times_stay_text() -> None:
-    """A time of day, which Spark has no column for, is the text it was."""
-    assert csv_rows("at,n\n10:11:12,1\n23:00,2\n") == [{"at": "10:11:12", "n": 1}, {"at": "23:00", "n": 2}]
-
-
 @pytest.mark.parametrize(("last", "kind"), [("2.5", pa.float64()), ("x", pa.string()), ("5000000000", pa.int64())])
 def test_csv_late_value_decides_the_type(last: str, kind: pa.DataType) -> None:
     """Every value counts for the type, be it the last after megabytes."""
@@ -687,12 +656,6 @@ def test_csv_header_only(text: str) -> None:
     stored = Stored("a.csv", text.encode())
     assert stored.open().schema == pa.schema([("id", pa.null()), ("name", pa.null())])
     assert csv_rows(text) == []
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
-def test_csv_line_ends(end: str) -> None:
-    """Lines end as on any system; the last one need not."""
-    assert csv_rows((end or "\n").join(["a,b", "1,x", "2,y"]) + end) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 
 
 def test_csv_planned_types() -> None:
@@ -742,20 +705,6 @@ def test_text_with_a_value_of_megabytes(name: str) -> None:
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------
-
-
-def test_json_values() -> None:
-    """Fields missing, null, nested or listed are read, and a late field counts like an early one."""
-    lines = [{"id": 1, "s": {"x": [1, 2]}}, {"id": None, "t": "ü"}, {"id": 2.5, "s": {"y": "z"}}]
-    text = "\n".join(json.dumps(line) for line in lines)
-    expected = [
-        {"id": 1.0, "s": {"x": [1, 2], "y": None}, "t": None},
-        {"id": None, "s": None, "t": "ü"},
-        {"id": 2.5, "s": {"x": None, "y": "z"}, "t": None},
-    ]
-    assert Stored("a.json", text.encode()).table().to_pylist() == expected
-    assert Stored("a.jsonl.gz", gzip.compress(text.encode())).table().to_pylist() == expected
-    assert Stored("a.ndjson.bz2", bz2.compress(text.encode() + b"\n")).table().to_pylist() == expected
 
 
 def test_json_late_field_after_megabytes() -> None:

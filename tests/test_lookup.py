@@ -1,56 +1,21 @@
-"""Lookups by key: FULL answers as NONE does and as a merge in pandas does, for keys of every type."""
+"""Lookups by key, in FULL as in NONE: what is asked for how, and what is refused."""
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import itertools
-import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from tests.fakes import wait_until_settled
-from tests.fuzzing import MORE
 
 _serial = itertools.count()
-UTC = datetime.timezone.utc
-
-# Few values of each type, so that generated keys meet, with those that are easily taken for another.
-KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
-    "int8": (pa.int8(), st.integers(-128, 127)),
-    "int32": (pa.int32(), st.integers(-5, 5) | st.sampled_from([2**31 - 1, -(2**31)])),
-    "dense int64": (pa.int64(), st.integers(10, 20)),
-    "sparse int64": (pa.int64(), st.integers(-3, 3).map(lambda n: n * 10**15) | st.sampled_from([2**63 - 1, -(2**63)])),
-    "string": (pa.string(), st.sampled_from(["", "a", "a\0", "b", "é", "x" * 40, "x" * 39 + "y", "x" * 3000])),
-    "binary": (pa.binary(), st.sampled_from([b"", b"\0", b"\0\0", b"\xff" * 9, b"12345678", b"123456789"])),
-    "double": (pa.float64(), st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 1.5, 5e-324])),
-    "float": (pa.float32(), st.sampled_from([0.0, -0.0, math.nan, 0.25, -1.0])),
-    "boolean": (pa.bool_(), st.booleans()),
-    "date": (pa.date32(), st.dates(datetime.date(2024, 2, 27), datetime.date(2024, 3, 2))),
-    "timestamp": (pa.timestamp("us"), st.integers(0, 3).map(lambda n: datetime.datetime(2024, 1, 1, 0, 0, 0, n))),
-    "instant": (
-        pa.timestamp("us", "UTC"),
-        st.integers(0, 3).map(lambda n: datetime.datetime(1969, 1, 1, n, tzinfo=UTC)),
-    ),
-    "decimal": (pa.decimal128(38, 2), st.sampled_from([decimal.Decimal(d) for d in ("0.00", "-0.01", "1.10")])),
-}
-ADVERSE = settings(
-    deadline=None,
-    max_examples=5 * MORE,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 def both(
@@ -70,67 +35,6 @@ def same(one: pa.Table, other: pa.Table) -> None:
     """Equal schemas and rows in order; NaN is NaN, and zeros have signs."""
     assert one.schema.equals(other.schema)
     assert repr(one.to_pylist()) == repr(other.to_pylist())
-
-
-def chosen(data: st.DataObject, kinds: list[str], rows: int) -> dict[str, pa.Array]:
-    """Key columns of generated values, some null."""
-    return {
-        f"k{n}": pa.array(data.draw(st.lists(KEYS[kind][1] | st.none(), min_size=rows, max_size=rows)), KEYS[kind][0])
-        for n, kind in enumerate(kinds)
-    }
-
-
-@pytest.mark.parametrize("kind", KEYS)
-@ADVERSE
-@given(data=st.data())
-def test_full_answers_as_none_and_as_pandas(kind: str, tmp_path: Path, data: st.DataObject) -> None:
-    """Unique or duplicate keys of every type, null ones, ones that are not there: the same rows in the same order."""
-    check(tmp_path, data, [kind])
-
-
-@ADVERSE
-@given(data=st.data(), kinds=st.lists(st.sampled_from(sorted(KEYS)), min_size=2, max_size=3))
-def test_composite_keys_answer_as_none_and_as_pandas(tmp_path: Path, data: st.DataObject, kinds: list[str]) -> None:
-    """Keys of several columns of any types: equal where all columns are, and never with a null."""
-    check(tmp_path, data, kinds)
-
-
-def check(tmp_path: Path, data: st.DataObject, kinds: list[str]) -> None:
-    names = [f"k{n}" for n in range(len(kinds))]
-    tables, start = [], 0
-    for _ in range(data.draw(st.integers(1, 3))):
-        rows = data.draw(st.integers(1, 25))
-        columns = chosen(data, kinds, rows)
-        tables.append(
-            pa.table({**columns, "row": range(start, start + rows), "text": [f"t{r % 3}" for r in range(rows)]})
-        )
-        start += rows
-    none, full = both(tmp_path, tables, ",".join(names))
-    keys = pa.table(chosen(data, kinds, data.draw(st.integers(0, 30))))
-    found = full.get_many(keys)
-    same(none.get_many(keys), found)
-    assert found.column_names == [*names, "row", "text", "key_index"]
-    assert found.select(["key_index", "row"]).to_pylist() == merged(pa.concat_tables(tables), keys, names)
-    metrics = full.metrics()
-    assert (metrics["snapshotReadThroughCount"], metrics["numCachedRecords"]) == (0, start)
-    shutil.rmtree(none.describe()["path"].removeprefix("file://"))
-
-
-def merged(table: pa.Table, keys: pa.Table, names: list[str]) -> list[dict[str, int]]:
-    """(key_index, row) of a merge in pandas over texts of the key values, null keys left out."""
-
-    def texts(rows: pa.Table) -> pd.DataFrame:
-        columns = {}
-        for name in names:
-            values = rows.column(name).to_pylist()
-            columns[name] = [None if v is None else repr(v + 0.0 if isinstance(v, float) else v) for v in values]
-        return pd.DataFrame(columns, dtype=object)
-
-    left = texts(keys).assign(key_index=range(keys.num_rows)).dropna()
-    right = texts(table).assign(row=table.column("row").to_pylist()).dropna()
-    joined = left.merge(right, on=names).sort_values(["key_index", "row"])
-    rows: list[dict[str, int]] = joined[["key_index", "row"]].to_dict("records")
-    return rows
 
 
 def test_many_keys_are_answered_in_batches(tmp_path: Path) -> None:

@@ -469,6 +469,8 @@ def test_nested_fields_in_another_letter_case(dim: Path) -> None:
         ({"csv__encoding": "ISO-8859-1"}, "a\nß\n".encode("latin-1"), [{"a": "ß"}]),
         ({"csv__encoding": "UTF-16"}, "a,b\nß,1\n".encode("utf-16"), [{"a": "ß", "b": 1}]),
         ({}, "\ufeffa\n1\n", [{"a": 1}]),
+        ({}, 'a,b\n1,\n,""\n3,NA\n4,null\n', [{"a": 1, "b": None}, {"a": None, "b": ""}, {"a": 3, "b": "NA"}, {"a": 4, "b": "null"}]),
+        ({}, 'a,b\r\n1,x\r\n2,"y, ""z""\nw"', [{"a": 1, "b": "x"}, {"a": 2, "b": 'y, "z"\nw'}]),
         ({}, "a,,c\n1,2,3\n", [{"a": 1, "_c1": 2, "c": 3}]),
         ({}, 'a,b\n"x ""y""",\\\n', [{"a": 'x "y"', "b": "\\"}]),
         ({"csv__escape": '"'}, 'a\n"x\\""y"\n', [{"a": 'x\\"y'}]),
