@@ -151,19 +151,6 @@ def test_announcing_costs_one_metadata_call(
     assert task.calls() == process.calls() == []
 
 
-def test_an_execution_is_told_once(directory: Path, cache_dir: Path) -> None:
-    """Who announces again for an execution tells the version on its record, without asking the store."""
-    first, second = Process(directory, cache_dir), Process(directory, cache_dir)
-    told = first.announce(ONE)
-    put(directory, 2, 0)
-    first.calls()
-    second.known = first.known
-    assert first.announce(ONE) == told
-    assert second.announce(ONE) == told
-    assert first.calls() == second.calls() == []
-    assert second.announce(TWO) != told
-
-
 def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> None:
     """A file that is a directory at the next announcement is announced as one; and the other way round; or is missed."""
     put(tmp_path, 1, 7)

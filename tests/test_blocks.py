@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -236,29 +235,6 @@ def test_a_deleted_block_is_fetched_again(source: Source) -> None:
     source.file((0, 1000)).unlink()
     assert bytes(source.host.blocks.read([(location, [(0, 1000)])])[0][0]) == source.right((0, 1000))[0]
     assert hits_and_misses(source.host) == (0, 2)
-
-
-def test_the_directory_removed_while_open(source: Source) -> None:
-    """After the cache directory is gone every read is right and asks the store; a counter goes up each time."""
-    source.read((0, 1000))
-    assert source.cache_dir is not None
-    shutil.rmtree(source.cache_dir)
-    for times in (1, 2):
-        failures = counts(source.host, "cacheFailureCount")
-        assert source.read((0, 1000), (99_000, 10)) == source.right((0, 1000), (99_000, 10))
-        assert source.gets() == [(0, 1000), (99_000, 10)]
-        assert counts(source.host, "cacheFailureCount") > failures, times
-    assert not source.cache_dir.exists()
-
-
-def test_the_locks_removed_while_open(source: Source) -> None:
-    """Without its locks the cache goes on: blocks held are hits, others are fetched and kept."""
-    source.read((0, 1000))
-    assert source.cache_dir is not None
-    shutil.rmtree(source.cache_dir / "v1" / "locks")
-    assert source.read((0, 1000), (99_000, 10)) == source.right((0, 1000), (99_000, 10))
-    assert source.gets() == [(99_000, 10)]
-    assert counts(source.host, "cacheFailureCount") == (1,)
 
 
 # --- the budget --------------------------------------------------------------------------------------

@@ -6,15 +6,12 @@ import contextlib
 import fcntl
 import gc
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.partial import single_flight
-from pyspark_lookup.cache.partial.single_flight import Flight, Flights
+from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Numbers, Seed
 from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock
@@ -153,49 +150,6 @@ def test_a_claim_that_cannot_be_written(opened: Opened) -> None:
     assert handles_below(opened.root) == []
 
 
-def hold_a_claim(root: Path, told: Any) -> None:
-    opened = Opened(root)
-    claim = opened.disk.create_claim(SPACE, V1, np.array([5, 7], np.uint64).tobytes())
-    told.set()
-    threading.Event().wait(BOUND_S)  # until it is killed
-    claim.release()
-
-
-@contextlib.contextmanager
-def holder(root: Path) -> Iterator[Any]:
-    """Another process that claims the hashes 5 and 7."""
-    context = multiprocessing.get_context("spawn")
-    told = context.Event()
-    child = context.Process(target=hold_a_claim, args=(root, told))
-    child.start()
-    try:
-        assert told.wait(BOUND_S)
-        yield child
-    finally:
-        child.kill()
-        child.join()
-
-
-def test_a_killed_process_holds_nothing(opened: Opened) -> None:
-    """Who waits for a process that is killed goes on at once, and what it had claimed is anybody's."""
-    with holder(opened.root.parent) as child:
-
-        def kill() -> None:
-            child.kill()
-            child.join(BOUND_S)
-
-        clock = HereClock(kill)
-        flights = flights_of(opened, clock=clock.host())
-        with flights.claim(numbers(4, 5, 7), V1) as flight:
-            assert flight.mine.tolist() == [True, False, False]
-        assert clock.fake.slept == []
-        flight.wait()
-        assert len(clock.fake.slept) == 1
-        with flights.claim(numbers(4, 5, 7), V1) as flight:
-            assert flight.mine.all()
-    assert files_of(opened) == []
-
-
 # --- flights -----------------------------------------------------------------------------------------
 
 
@@ -225,40 +179,12 @@ WHERE = pytest.mark.parametrize("where", ["one process", "no directory", "two pr
 
 
 @WHERE
-def test_each_key_is_loaded_by_one(opened: Opened, where: str) -> None:
-    """Of keys that somebody is loading only the others are one's own; each left to others is counted."""
-    first, second, counted = both(opened, where)
-    with first.claim(numbers(9, 1, 5), V1) as one:
-        assert one.mine.all()
-        with second.claim(numbers(5, 2, 9, 3, 5), V1) as other:
-            assert other.mine.tolist() == [False, True, False, True, False]
-            assert counted.count("loadWaitCount") == 3
-            with first.claim(numbers(1, 2, 3, 4), V1) as third:
-                assert third.mine.tolist() == [False, False, False, True]
-    with second.claim(numbers(5, 2, 9, 3), V1) as again:
-        assert again.mine.all()
-    again.wait()
-    assert files_of(opened) == []
-
-
-@WHERE
 def test_flights_of_another_version_are_ignored(opened: Opened, where: str) -> None:
     """The rows of another version would be of no use, so nobody waits for them."""
     first, second, counted = both(opened, where)
     with first.claim(numbers(1), V1), second.claim(numbers(1), V2) as other:
         assert other.mine.all()
     assert counted.count("loadWaitCount") == 0
-
-
-@WHERE
-def test_a_claim_ends_however_its_block_ends(opened: Opened, where: str) -> None:
-    """After an error in the block the keys are free."""
-    first, second, _ = both(opened, where)
-    with pytest.raises(ZeroDivisionError), first.claim(numbers(1), V1):
-        raise ZeroDivisionError
-    with second.claim(numbers(1), V1) as other:
-        assert other.mine.all()
-    assert files_of(opened) == []
 
 
 def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
@@ -271,95 +197,6 @@ def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
             more.wait()
         with first.claim(numbers(), V1) as none:
             assert len(none.mine) == 0
-
-
-@WHERE
-def test_who_waits_goes_on_when_the_other_is_done(opened: Opened, where: str) -> None:
-    """`wait` returns once the claims that were left to others are over, and not before."""
-    clock = HostClock()
-    other_process = Opened(opened.root.parent) if where == "two processes" else opened
-    disk = opened if where != "no directory" else None
-    first = flights_of(disk, clock=clock)
-    second = first if where != "two processes" else flights_of(other_process, clock=clock)
-    over = threading.Event()
-    seen: list[bool] = []
-
-    def wait(flight: Flight) -> None:
-        flight.wait()
-        seen.append(over.is_set())
-
-    with first.claim(numbers(1, 2), V1):
-        with second.claim(numbers(2, 3), V1) as other:
-            pass
-        thread = threading.Thread(target=wait, args=(other,), daemon=True)
-        thread.start()
-        over.set()
-    thread.join(BOUND_S)
-    assert seen == [True]
-
-
-def test_patience_is_for_a_claim(opened: Opened) -> None:
-    """A claim that is never released is waited for once; from then on its keys are loaded by oneself, without waiting."""
-    stuck = opened.disk.create_claim(SPACE, V1, numbers(1, 2).tobytes())
-    clock = FakeClock()
-    flights = flights_of(opened, wait_s=7.0, clock=clock.host())
-    with flights.claim(numbers(1, 3), V1) as flight:
-        assert flight.mine.tolist() == [False, True]
-    flight.wait()
-    assert 7.0 <= sum(clock.slept) <= 7.1
-    clock.slept.clear()
-    with flights.claim(numbers(1, 2, 3), V1) as flight:
-        assert flight.mine.all()
-    flight.wait()
-    assert clock.slept == []
-    other = flights_of(Opened(opened.root.parent), clock=clock.host())
-    with other.claim(numbers(1), V1) as flight:  # another process has patience of its own
-        assert not flight.mine.any()
-    newer = opened.disk.create_claim(SPACE, V1, numbers(1).tobytes())
-    with flights.claim(numbers(1, 2), V1) as flight:
-        assert flight.mine.tolist() == [False, True]
-    newer.release()
-    stuck.release()
-
-
-def test_a_thread_that_never_ends_is_not_waited_for_forever(opened: Opened) -> None:
-    """In one process, too, one waits no longer than was said."""
-    flights = flights_of(None, wait_s=0.01)
-    with flights.claim(numbers(1), V1):
-        with flights.claim(numbers(1), V1) as other:
-            assert not other.mine.any()
-        started_s = time.monotonic()
-        other.wait()
-        assert time.monotonic() - started_s < BOUND_S
-
-
-def test_patience_is_for_a_thread_too(opened: Opened) -> None:
-    """What a thread that does not end is loading is loaded by others, after they waited for it once."""
-    flights = flights_of(None, wait_s=0.01)
-    with flights.claim(numbers(1, 2), V1):
-        with flights.claim(numbers(1), V1) as other:
-            assert not other.mine.any()
-        other.wait()
-        with flights.claim(numbers(1, 2), V1) as again:
-            assert again.mine.all()
-
-
-@pytest.mark.parametrize("broken", ["claims", "locks"])
-def test_a_directory_that_cannot_be_written_costs_single_flight_only(opened: Opened, broken: str) -> None:
-    """Without claims every process loads for itself, which is counted; threads of one still do not load twice."""
-    shutil.rmtree(opened.root / broken)
-    (opened.root / broken).touch()
-    other = Opened.__new__(Opened)
-    other.root, other.clock, other.metrics = opened.root, opened.clock, CacheMetricGroup()
-    other.disk = opened.disk.counting(other.metrics)
-    first, second = flights_of(opened), flights_of(other)
-    with first.claim(numbers(1), V1) as one, second.claim(numbers(1), V1) as two:
-        assert one.mine.all()
-        assert two.mine.all()
-        with first.claim(numbers(1, 2), V1) as three:
-            assert three.mine.tolist() == [False, True]
-    assert (opened.count("cacheFailureCount"), other.count("cacheFailureCount")) == (2, 1)
-    assert handles_below(opened.root) == []
 
 
 def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

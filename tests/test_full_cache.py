@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -415,25 +414,6 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
     assert other.versions(0) == [1]
 
 
-def test_max_staleness_bounds_what_is_served(directory: Path, cache_dir: Path) -> None:
-    """A snapshot older than max-staleness is renewed before a row is answered, or the query fails."""
-    table = Table(directory, cache_dir, {**CACHE, "lookup.full-cache.max-staleness": "5 min"})
-    table.get(0)
-    publish(directory, 0, 2)
-    table.host.clock.tick(299)
-    assert table.versions(0) == [1]
-    table.host.clock.tick(2)
-    assert table.versions(0) == [2]
-
-    def fail(kind: str, subject: object) -> None:
-        raise UfsUnavailableError("no answer")
-
-    table.host.store.before = fail
-    table.host.clock.tick(301)
-    with pytest.raises(ReloadFailedError, match="max-staleness"):
-        table.get(0)
-
-
 def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(directory: Path, cache_dir: Path) -> None:
     """A new worker does not reload a fresh snapshot; the first query that comes late waits for a reload, if nobody else makes it."""
     first = Table(directory, cache_dir, CACHE)
@@ -565,15 +545,6 @@ def test_the_flips_cases_of_a_full_cache(tmp_path: Path, cache_dir: Path) -> Non
     table.warm()
     assert [names(1), names(2), names(4)] == [[], ["Alex"], ["Frank"]]
     assert table.metric("loadCount") == 2
-
-
-def test_threads_share_a_cache(directory: Path, cache_dir: Path) -> None:
-    """Four threads that look up at once load once, answer alike and count each key."""
-    table = Table(directory, cache_dir, CACHE)
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: table.versions(3), range(4)))
-    assert answers == [[1]] * 4
-    assert (table.metric("hitCount"), table.metric("loadCount")) == (4, 1)
 
 
 def test_a_long_load_beside_the_queries_tells_the_log(

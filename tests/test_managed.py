@@ -319,19 +319,6 @@ def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
     assert reader.metrics()["loadCount"] - loads <= 1
 
 
-def test_a_partial_cache_keeps_what_a_commit_cannot_have_touched(dim: Dim) -> None:
-    """Keys that no new file can hold are carried over to the next version; those that one may hold are asked again."""
-    reader = dim.table("reader", PARTIAL)
-    for key in (3, 50):
-        assert len(reader.get(key)) == 1
-    misses = reader.metrics()["missCount"]
-    dim.writer.write(rows([50, 51], 2))
-    assert len(reader.get(3)) == 1
-    assert reader.metrics()["missCount"] == misses
-    assert [row["version"] for row in reader.get(50)] == [1, 2]
-    assert reader.metrics()["missCount"] == misses + 1
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_uncommitted_rows_are_in_no_cache(dim: Dim, mode: str) -> None:
     """A write's files lie there, its events too, and no mode shows a row of it before the commit."""

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,29 +84,6 @@ def test_one_execution_sees_one_version_and_asks_once(directory: Path, cache_dir
     assert second.metrics.snapshot()["resolutionReuseCount"] == 1
     assert resolve(second, table, opts, Execution("app", "execution 2")) != one.version
     assert resolve(second, table, opts, Execution("other app", "execution 1")) != one.version
-
-
-def test_concurrent_resolvers_of_an_execution_make_one_call(directory: Path, cache_dir: Path) -> None:
-    """Eight tasks that start together resolve once per execution and host."""
-    hosts = [make_host(str(directory), cache_dir) for _ in range(8)]
-    opts = options(directory)
-    table, _ = hosts[0].metadata.discover(opts)
-    hosts[0].store.calls.clear()
-    start = threading.Barrier(8)
-    versions: list[TableVersion] = []
-
-    def task(host: Host) -> None:
-        start.wait(10)
-        versions.append(resolve(host, table, opts, Execution("app", "e")))
-
-    threads = [threading.Thread(target=task, args=(host,)) for host in hosts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert len(versions) == 8
-    assert len(set(versions)) == 1
-    assert sum(len(host.store.calls) for host in hosts) == 1
 
 
 def test_cache_mode_makes_no_call_within_its_interval(directory: Path, cache_dir: Path) -> None:

@@ -840,18 +840,3 @@ def test_nothing_is_deleted_without_need(workshop: Workshop) -> None:
         assert marks is not None
         assert marks.dtype == np.uint8
         assert {int(o) for o, mark in zip(segment.ordinals, marks, strict=True) if mark} == expected
-
-
-def test_answers_outlive_the_segment(workshop: Workshop) -> None:
-    """Columns that were handed out stay right when the segment is dropped and removed: they pin it as long as they live."""
-    files = [numbered(range(1000), text=[f"text {n}" for n in range(1000)])]
-    opened = workshop.made(files, ["k"])
-    name = str(int(next(workshop.names)) - 1)
-    segment = Segment(opened)
-    ordinals = segment.ordinals.tolist()
-    (column,) = segment.slice(["text"], 0, 1000)
-    del segment, opened
-    assert not workshop.disk.remove_segment("t", name)
-    assert column.to_pylist() == [f"text {ordinal}" for ordinal in ordinals]
-    del column
-    assert workshop.disk.remove_segment("t", name)

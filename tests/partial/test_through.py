@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,60 +17,6 @@ from tests.partial.common import NONE, SPACE, Source, Worker, differing
 from tests.test_claims import run_all
 
 SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
-
-
-@SHARED
-def test_what_a_lookup_counts(cache_dir: Path, source: Source, is_shared: bool) -> None:
-    """Keys are counted: a hit for what is there, a miss and a load for what is not, nothing for a null."""
-    worker = Worker(cache_dir if is_shared else None, source)
-    assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
-    assert worker.told() == (0, 3, 3, 0)  # cold
-    assert worker.lookup(3, 1, 2) == [[], [10], [20, 21]]
-    assert worker.told() == (3, 3, 3, 0)  # warm
-    assert worker.lookup(4, 1, 5) == [[40], [10], [50, 51]]
-    assert worker.told() == (4, 5, 5, 0)  # partly
-    assert worker.lookup(6, 7, 6, 7, 7, 1, 1) == [[], [70], [], [70], [70], [10], [10]]
-    assert worker.told() == (9, 7, 7, 0)  # repeated keys are loaded once
-    assert worker.lookup(None, 8, None, 1) == [[], [80, 81], [], [10]]
-    assert worker.told() == (10, 8, 8, 0)
-    assert worker.lookup(None, None) == [[], []]
-    assert worker.lookup() == []
-    assert worker.told() == (10, 8, 8, 0)
-    assert worker.lookup(500, 500) == [[], []]
-    assert worker.lookup(500) == [[]]
-    assert worker.told() == (12, 9, 9, 0)  # that a key has no rows is known, too
-    assert source.loaded() == [1, 2, 3, 4, 5, 6, 7, 8, 500]
-    rows = sum(max(key % 3, 1) for key in range(1, 9)) + 1
-    assert worker.count("numCachedRecords") == rows
-    assert worker.count("numCachedBytes") > 0
-    assert worker.count("loadWaitCount") == worker.count("cacheFailureCount") == 0
-
-
-def test_what_another_process_loaded_is_a_hit(cache_dir: Path, clock: FakeClock, source: Source) -> None:
-    """Rows and keys without rows are taken over from the host, once; what it lacks is loaded, and shared in turn."""
-    one, other = Worker(cache_dir, source, clock), Worker(cache_dir, source, clock)
-    assert one.lookup(1, 2, 3) == [[10], [20, 21], []]
-    assert source.loaded() == [1, 2, 3]
-    assert other.lookup(4, 3, 2, 2) == [[40], [], [20, 21], [20, 21]]
-    assert source.loaded() == [4]
-    assert other.told() == (3, 1, 1, 0)
-    assert one.lookup(4, 1) == [[40], [10]]
-    assert source.loaded() == []
-    assert one.told() == (2, 3, 3, 0)
-    shutil.rmtree(cache_dir)
-    assert other.lookup(2, 3, 4) == [[20, 21], [], [40]]
-    assert source.loaded() == []
-
-
-def test_missing_keys_are_forgotten_on_request(cache_dir: Path, clock: FakeClock, source: Source) -> None:
-    """Without cache-missing-key a key without rows is asked for each time."""
-    bounds = dataclasses.replace(NONE, missing_keys=False)
-    workers = [Worker(cache_dir, source, clock, bounds), Worker(None, source, clock, bounds)]
-    for worker in workers:
-        for _ in range(3):
-            assert worker.lookup(3, 3, 1) == [[], [], [10]]
-        assert worker.told() == (5, 4, 4, 0)
-        assert source.loaded() == [1, 3, 3, 3]
 
 
 @SHARED
@@ -189,23 +134,6 @@ VERSIONS = {
     "v1": {1: [10], 2: [20, 21], 3: []},
     "v2": {1: [11], 2: [20, 21], 3: []},
 }
-
-
-def test_another_version(cache_dir: Path, clock: FakeClock) -> None:
-    """With the version the cache of this process is given up; what did not change is taken from the host, in both directions."""
-    source = Source(**VERSIONS)
-    worker = Worker(cache_dir, source, clock)
-    assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
-    source.loaded()
-    assert worker.lookup(1, 2, 3, version="v2", may_differ=differing(1)) == [[11], [20, 21], []]
-    assert source.loaded() == [1]
-    assert worker.count("sharedCarriedOverCount") == 2
-    assert worker.told() == (2, 4, 4, 0)
-    assert worker.lookup(1, 2, 3, version="v2", may_differ=differing(1)) == [[11], [20, 21], []]
-    assert worker.count("sharedCarriedOverCount") == 2
-    assert worker.lookup(1, 2, 3, may_differ=differing(1)) == [[10], [20, 21], []]
-    assert source.loaded() == []
-    assert worker.made == 3
 
 
 def test_another_version_of_what_is_not_shared(source: Source) -> None:

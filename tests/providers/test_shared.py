@@ -28,9 +28,7 @@ from tests.providers.common import (
     SyncFunction,
     beside,
     counted,
-    holding,
     ids,
-    in_turn,
     made,
     names,
     pairs,
@@ -125,46 +123,6 @@ def test_a_wrong_answer_is_not_shared(desk: Desk) -> None:
         table.get(1)
     desk.restart()
     assert names(table, 1) == ["Alice"]
-    assert counted(table) == {"missCount": 2, "numLoadFailures": 1, "loadCount": 1}
-
-
-@KINDS
-def test_one_lookup_for_all_threads_that_miss(desk: Desk, kind: str) -> None:
-    """Of threads that lack a key at the same time one asks, the others have hits."""
-    ready = threading.Barrier(5)
-    gate = threading.Event()
-    function = made(kind, holding(gate, rows_of(USERS)))
-    table = desk.serve(function, PARTIAL)
-
-    def ask() -> list[tuple[int, str]]:
-        ready.wait(BOUND_S)
-        return pairs(table, 1, 2)
-
-    waits = [beside(ask) for _ in range(4)]
-    ready.wait(BOUND_S)
-    gate.set()
-    for wait in waits:
-        assert wait(BOUND_S) == [(0, "Alice"), (1, "Bob"), (1, "Charlie")]
-    assert function.log.asked == [[1, 2]]
-    assert counted(table) == {"hitCount": 6, "missCount": 2, "loadCount": 2}
-
-
-def test_who_waited_for_a_lookup_that_failed_tries_itself(desk: Desk) -> None:
-    """A failure is one lookup's: others that waited for it ask themselves."""
-    asking, gate = threading.Event(), threading.Event()
-
-    def fails(keys: pa.Table) -> pa.Table:
-        asking.set()
-        gate.wait(BOUND_S)
-        raise OSError("down")
-
-    table = desk.serve(SyncFunction(in_turn(fails, rows_of(USERS))), {**PARTIAL, **ONCE})
-    first = beside(lambda: table.get(1))
-    assert asking.wait(BOUND_S)
-    second = beside(lambda: names(table, 1))
-    gate.set()
-    assert isinstance(first(BOUND_S), LookupFunctionError)
-    assert second(BOUND_S) == ["Alice"]
     assert counted(table) == {"missCount": 2, "numLoadFailures": 1, "loadCount": 1}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_lookup.base.errors import LookupFunctionError, OptionError, ReloadFailedError
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError
 from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -141,21 +141,6 @@ def test_reload_now(desk: Desk, make: str) -> None:
     assert whole.scans == (2 if make == "versioned" else 3)
 
 
-def test_a_first_load_that_fails(desk: Desk) -> None:
-    """Without versions the first lookup raises what the scan raised, and the next one tries again."""
-    whole = Whole()
-    whole.problem = ValueError("cut off")
-    name = desk.name(whole.triggered)
-    table = desk.table(name)
-    for _ in range(2):
-        with pytest.raises(LookupFunctionError, match=r"failed, scan\(\): ValueError\('cut off'\)") as caught:
-            table.get(1)
-        assert name in str(caught.value)
-    assert counted(table) == {"numLoadFailures": 2}
-    whole.problem = None
-    assert names(table, 1) == ["Julian"]
-
-
 def test_a_new_version_is_copied_by_the_next_lookup(desk: Desk) -> None:
     """Where there is a version no trigger is needed: a lookup of another version copies the table."""
     whole = Whole()
@@ -210,28 +195,6 @@ def test_options_beside_a_whole_table(desk: Desk, options: Options, says: str) -
     """Another kind of cache, and versions where there are none, are contradictions."""
     with pytest.raises(OptionError, match=says):
         desk.table(Whole().triggered, options)
-
-
-def test_a_failed_reload_may_be_an_error(desk: Desk) -> None:
-    """With on-reload-failure=FAIL nothing is answered after a reload that failed, until one succeeds."""
-    whole = Whole()
-    options = {
-        "lookup.cache": "FULL",
-        "lookup.metadata.source": "CACHE",
-        "lookup.full-cache.periodic-reload.interval": "365 d",
-        "lookup.full-cache.on-reload-failure": "FAIL",
-    }
-    table = desk.table(whole.plain, options)
-    assert names(table, 1) == ["Julian"]
-    whole.problem = ValueError("cut off")
-    desk.clock.tick(1)
-    with pytest.raises(LookupFunctionError):
-        table.reload()
-    with pytest.raises(ReloadFailedError, match="cut off"):
-        table.get(1)
-    whole.problem = None
-    table.reload()
-    assert names(table, 1) == ["Julian"]
 
 
 SCANS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -191,20 +191,6 @@ def test_columns_and_predicates(desk: Desk) -> None:
     assert kinds == [("a", "insert"), ("a", "insert"), ("a", "update_preimage"), ("b", "update_postimage")]
 
 
-def test_what_was_vacuumed(desk: Desk) -> None:
-    """A stream that is behind a vacuum fails by name; one that is not goes on; a new one begins with the table as it is."""
-    desk.table.write(rows(1))
-    assert desk.run(CHANGES, "behind") == desk.run(CHANGES, "ahead")
-    desk.table.upsert(rows(1, name="b"))
-    desk.run(CHANGES, "ahead")
-    desk.table.compact()
-    desk.table.vacuum("0 s", force=True)
-    with pytest.raises(Exception, match=r"vacuumed before it was read.*new checkpoint"):
-        desk.run(CHANGES, "behind")
-    assert desk.run(CHANGES, "ahead") == []
-    assert [row[:3] for row in desk.run(CHANGES, "new")[0]] == [(1, "b", "insert")]
-
-
 def test_a_table_that_was_made_anew(desk: Desk) -> None:
     """A stream does not go on with another table of the same name."""
     desk.table.write(rows(1))

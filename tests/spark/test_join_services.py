@@ -57,18 +57,6 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, service: Service, kind:
     assert "a provider's table" in explain_lookup(joined)
 
 
-def test_a_miss_is_asked_for_again(spark: SparkSession, tmp_path: Path, service: Service) -> None:
-    """`lookup.retry.*` (FLIP-234) in a join: keys without rows are asked for again, so many times, and then remembered."""
-    retries = {
-        "lookup.retry.predicate": "lookup_miss",
-        "lookup.retry.fixed-delay": "10 ms",
-        "lookup.retry.max-attempts": "2",
-    }
-    rows = enriched(spark, "1, 9", options_of(tmp_path, **CACHED, **retries)).collect()
-    assert [tuple(row) for row in rows] == [(1, "Oslo"), (9, None)]
-    assert service.asked() == [[1, 9], [9], [9]]
-
-
 def test_a_failure_fails_the_query(spark: SparkSession, tmp_path: Path, service: Service) -> None:
     """By default: after n + 1 attempts, with an error that names the provider; nothing is remembered of it."""
     service.break_down()

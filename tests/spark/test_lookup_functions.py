@@ -13,11 +13,10 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import LookupTable, register_lookup
+from pyspark_lookup import register_lookup
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.spark import sql_functions
 from tests.fakes import wait_until_settled
-from tests.spark.test_join_streams import events, in_memory, stream_of
 from tests.spark.test_source import Calls, put
 
 if TYPE_CHECKING:
@@ -149,40 +148,6 @@ def test_several_keys_and_odd_names(spark: SparkSession, tmp_path: Path, name: s
     (row,) = spark.sql(f"SELECT {name}('x', 1) AS r").collect()
     assert row.r.asDict() == {"é`": True, "c.d": 5.0}
     assert [tuple(r) for r in spark.sql(f"SELECT * FROM {name}_rows('y', 1)").collect()] == [("y", 1, None, 6.0)]
-
-
-def test_partial_and_none(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
-    """The other cache modes answer alike, and count what they do."""
-    path = put(tmp_path / "dim.parquet", 1)
-    options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
-    register_lookup(spark, name, LookupTable(str(path)), "id", options=options)
-    statement = f"SELECT sum({name}(k).version) FROM {facts}"
-    assert spark.sql(statement).collect() == [(8,)]
-    calls = Calls(path)
-    assert spark.sql(statement).collect() == [(8,)]
-    delta = calls.since()
-    assert (delta["ufsGetCount"], delta["missCount"], delta["hitCount"]) == (0, 0, 16)
-    register_lookup(spark, name, str(path), "id", options={"lookup.cache": "NONE"})
-    assert spark.sql(statement).collect() == [(8,)]
-
-
-def test_in_a_stream(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Each micro-batch calls with the version that is current then, the same for all calls in it."""
-    path = put(tmp_path / "dim.parquet", 1)
-    register_lookup(spark, name, str(path), "id")
-    events(tmp_path / "events", 1, range(10))
-    enriched = stream_of(spark, tmp_path / "events").selectExpr(f"{name}(id).version a", f"{name}(9 - id).version b")
-    query = in_memory(enriched, f"{name}_out")
-    try:
-        query.processAllAvailable()
-        for version in (2, 3):
-            put(path, version)
-            events(tmp_path / "events", version, range(10))
-            query.processAllAvailable()
-    finally:
-        query.stop()
-    counts = {(row.a, row.b): row["count"] for row in spark.table(f"{name}_out").groupBy("a", "b").count().collect()}
-    assert counts == {(1, 1): 10, (2, 2): 10, (3, 3): 10}
 
 
 @pytest.mark.parametrize(

@@ -220,18 +220,6 @@ def test_a_failed_job_leaves_nothing(spark: SparkSession, tmp_path: Path, partit
     assert load(spark, path).count() == 5
 
 
-def test_keys_are_kept_unique(spark: SparkSession, tmp_path: Path) -> None:
-    """With lookup.write.unique-keys a duplicate, in the rows or of the table, fails the write before its commit."""
-    path, unique = tmp_path / "t", {"lookup__write__unique_keys": "true"}
-    write(spark.range(10), path, **unique)
-    for rows in (spark.range(9, 12), spark.range(20, 30).union(spark.range(25, 26))):
-        with pytest.raises(Exception, match=r"id = (9|25) and the (table has|new rows have) it"):
-            write(rows, path, **unique)
-    write(spark.range(10, 12), path, **unique)
-    write(spark.range(5), path, "overwrite", **unique)
-    assert load(spark, path).count() == 5
-
-
 def test_columns_are_added_when_asked_for(spark: SparkSession, tmp_path: Path) -> None:
     """A column that the table does not have is refused, or added with null in older rows; another type never fits."""
     path = tmp_path / "t"
