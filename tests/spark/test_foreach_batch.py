@@ -70,7 +70,7 @@ def each_batch(spark: SparkSession, home: Path, stream: DataFrame, act: Callable
     query.awaitTermination()
 
 
-@pytest.mark.parametrize("kind", ["plain", "managed"])
+@pytest.mark.parametrize("kind", by_day(["managed", "plain"], 2))
 def test_what_a_batch_writes_it_reads_back(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """Scans, joins and functions that are made in the function after a write see what it has written."""
     dim = Dim(kind, tmp_path, spark, f"read_back_{kind}")

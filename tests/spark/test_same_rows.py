@@ -31,8 +31,8 @@ T = TypeVar("T")
 SEED = int(os.environ.get("LOOKUPCACHE_TEST_SEED", "20240131"))
 ROWS = 240
 PREDICATES = 40 * MORE  # per table
-THROUGH_SPARK = 10  # of them, per table and way
-PUSHED = 5
+THROUGH_SPARK = 4 * MORE  # of them, per table and way
+PUSHED = 4 * MORE
 UTC = datetime.timezone.utc
 
 
@@ -448,6 +448,11 @@ MAKERS: dict[str, Callable[[Path, random.Random, Any], Table]] = {
 }
 
 
+if MORE == 1:  # by day
+    for number in "23":
+        del MAKERS[f"arrow-{number}"]
+
+
 @pytest.fixture(scope="module")
 def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Table]]:
     """Each table, written once."""
@@ -496,7 +501,7 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
             probed += from_snapshots(name, table, dict(zip(texts, expected, strict=True)))
         compared += len(texts)
     print(f"seed {SEED}: {compared} predicates compared, {pruned} row groups pruned, {probed} asked of snapshots")
-    assert min(compared, pruned, probed) >= 5 * PREDICATES
+    assert min(compared, pruned, probed) >= len(tables) * PREDICATES * 5 // 6
 
 
 def from_snapshots(name: str, table: Table, expected: Mapping[str, set[int]]) -> int:
@@ -539,7 +544,7 @@ def test_predicates_answer_alike_in_spark(way: str, tables: dict[str, Table], sp
             assert found == rows, f"seed {SEED}, table {name}, {way}: {pair}"
         compared += len(pairs)
     print(f"seed {SEED}: {compared} predicates compared by {way}")
-    assert compared >= 50
+    assert compared >= len(tables) * THROUGH_SPARK * 5 // 6
 
 
 def test_pushed_filters_answer_as_spark_does(tables: dict[str, Table], spark: SparkSession) -> None:
@@ -564,5 +569,4 @@ def test_pushed_filters_answer_as_spark_does(tables: dict[str, Table], spark: Sp
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     print(f"seed {SEED}: {compared} pushed predicates compared, {pruned} row groups pruned")
-    assert compared >= 20
-    assert pruned >= 20
+    assert min(compared, pruned) >= len(tables) * PUSHED * 2 // 3
