@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.spark.types import SPARK
 from tests.versions import needs_spark
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 CHANGES = {"lookup.view": "changes"}
-LIMIT = {"lookup.stream.max-files-per-trigger": "3"} if SPARK >= (4, 2) else {}
 LIMITED = needs_spark(4, 2, "limits of a micro-batch")
 
 
@@ -116,20 +113,6 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
     progress = query.lastProgress
     assert progress is not None
     assert f'"position": {four}' in str(progress.sources[0].endOffset).replace("'", '"')
-
-
-def test_changes_played_back(desk: Desk) -> None:
-    """Many commits, in many micro-batches: what a stream has said so far is what the table holds."""
-    now: collections.Counter[tuple[Any, ...]] = collections.Counter()
-    for number in range(12):
-        desk.table.upsert(rows(*range(number, number + 20), name=str(number)))
-        desk.table.delete(pa.table({"id": [number, number + 7]}))
-        if number % 4 == 3:
-            desk.table.compact()
-            for batch in desk.run({**CHANGES, **LIMIT}):
-                for id_, name, kind, _ in batch:
-                    now[id_, name] += 1 if kind in ("insert", "update_postimage") else -1
-            assert +now == collections.Counter(tuple(row.values()) for row in desk.table.scan().to_pylist())
 
 
 @pytest.mark.parametrize(
