@@ -819,6 +819,12 @@ def read_or_damaged(name: str, content: bytes) -> bool:
 
 
 @pytest.mark.parametrize("name", GOOD)
+def test_empty_file(name: str) -> None:
+    """A file of no bytes is damaged, but for one of text: Spark writes it where there was no row."""
+    assert read_or_damaged(name, b"") is not name.startswith(("d.csv", "d.json"))
+
+
+@pytest.mark.parametrize("name", GOOD)
 def test_truncated_file(name: str) -> None:
     """A file cut anywhere is damaged, by name; a text cut between lines may still be one, and ORC's last mark is optional."""
     content = GOOD[name]

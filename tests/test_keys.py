@@ -250,6 +250,17 @@ def test_the_order_of_columns_matters() -> None:
         assert not Keys(columns).equal(np.array([0]), Keys(columns), np.array([1])).any()
 
 
+@pytest.mark.parametrize("seed", [SEED, OTHER, draw_seed(random.Random(5))])
+def test_nuls_and_lengths_tell_texts_apart(seed: Seed) -> None:
+    """Texts that differ only in NULs, in the last byte or in length differ, up to several KiB."""
+    texts = [*TEXTS, *LONG, *("\0" * length for length in (7, 8, 9, 16, 1023, 1024, 1025, 2000))]
+    for kind in (pa.string(), pa.large_binary()):
+        array = pa.array(texts, kind)
+        assert len(set(hashed(array, seed=seed))) == len(texts)
+        left, right = pairs_of(len(texts))
+        assert (Keys([array]).equal(left, Keys([array]), right) == (left == right)).all()
+
+
 def test_null_texts_may_span_bytes() -> None:
     """Bytes behind a null count for nothing: the values beside it hash as they do without it."""
     for values, null in ((["aaaa", "bbbb", "cccc"], 1), (["a", "x" * 3000, "cc"], 1), (["x" * 2000, "b", "c"], 0)):
