@@ -113,7 +113,7 @@ def test_managed_examples_run(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_sql_examples_run(tmp_path: Path) -> None:
     """And those of the guide to SQL, in spark-sql with a Hive metastore: what follows `--` is what comes."""
@@ -180,7 +180,7 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
 APART = {"joins.md", "managed.md", "dimensions.md", "sql.md"}
 PAGES = [
     pytest.param(
-        path, id=path.name, marks=[pytest.mark.spark, pytest.mark.slow] if "pyspark.sql" in path.read_text() else []
+        path, id=path.name, marks=[pytest.mark.spark, pytest.mark.nightly] if "pyspark.sql" in path.read_text() else []
     )
     for path in sorted((ROOT / "docs").glob("*.md"))
     if path.name not in APART

@@ -32,7 +32,7 @@ from pyspark_lookup.table.log import Allocate, DataFile, Event, TableState, Writ
 from pyspark_lookup.table.log.events import event_bytes, event_of, sealed
 from pyspark_lookup.table.model import VersionMetadata
 from tests.fakes import FakeClock, FaultyStore
-from tests.fuzzing import MORE
+from tests.fuzzing import MORE, by_day
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
 DEFINITION = log.Definition(pa.schema([("id", pa.int64()), ("name", pa.string())]), ("id",), {"a": "b"})
@@ -488,8 +488,9 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
         Process(place, cache_dir / "gap").latest()
 
 
-@pytest.mark.parametrize("knows", ["process", "host"])
-@pytest.mark.parametrize("commits", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("commits", "knows"), by_day([(n, knows) for n in (1, 2, 3) for knows in ("process", "host")], 3)
+)
 def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int, knows: str) -> None:
     """Whichever question it is recreated before, with fewer, as many or more events, the answer is the new table."""
     old, new = history("t", 2), history("u", commits)

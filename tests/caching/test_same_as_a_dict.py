@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import random
 from collections import OrderedDict
@@ -29,6 +30,7 @@ from tests.caching.common import (
     small,
 )
 from tests.fakes import FakeClock
+from tests.fuzzing import by_day
 from tests.test_keys import KINDS, examples, plain, values_of
 
 WEAK = Seed(1, 1)  # leaves small numbers where they are: all at the first slot
@@ -319,12 +321,15 @@ LONG_RUNS = {
 }
 
 
-@pytest.mark.parametrize("bounds", LONG_RUNS.values(), ids=LONG_RUNS)
 @pytest.mark.parametrize(
-    "kinds", [(pa.int64(),), (pa.string(),), COMPOSITE[1]], ids=lambda kinds: "-".join(map(str, kinds))
+    ("bounds", "kinds", "hashes"),
+    by_day(
+        itertools.product(LONG_RUNS.values(), [(pa.int64(),), (pa.string(),), COMPOSITE[1]], ["good", "weak", "alike"]),
+        4,
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("hashes", ["good", "weak", "alike"])
-def test_a_cache_stays_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], bounds: Bounds, hashes: str) -> None:
+def test_a_cache_stays_an_ordered_dictionary(bounds: Bounds, kinds: tuple[pa.DataType, ...], hashes: str) -> None:
     """The same over many steps on many keys, some of which are asked for more often."""
     draw = random.Random(str(kinds) + hashes)
     numbers = [0, -1, 2**63 - 1, -(2**63), *range(-28, -1), *range(1, 30)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.differential.histories import History, Setup, Step
 from tests.differential.machine import CACHES, Reader, run
 from tests.differential.processes import Nursery
 from tests.differential.shorten import report
+from tests.fuzzing import by_day
 
 DRIFTS = (("01234", "98765", "SW1A"), ("1", "1.50", "x"), ("1e3", "2", "x"), ("+5", "6", "x"))
 ONE_FILE = 2  # the salt of a directory that has one file
@@ -99,9 +101,9 @@ def test_a_partition_without_files(tmp_path: Path, nursery: Nursery, cache: str)
     check(History(setup, steps), tmp_path, nursery, *readers_of(cache, "here", "partition"))
 
 
-@pytest.mark.parametrize("process", ["here", "new", "other"])
-@pytest.mark.parametrize("source", ["UFS", "CACHE"])
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    ("cache", "source", "process"), by_day(itertools.product(CACHES, ["UFS", "CACHE"], ["here", "new", "other"]), 4)
+)
 def test_a_managed_table_becomes_partitions(
     tmp_path: Path, nursery: Nursery, cache: str, source: str, process: str
 ) -> None:
@@ -117,7 +119,7 @@ def test_empty_json_lists_become_structs(tmp_path: Path, nursery: Nursery) -> No
     check(History(Setup("json"), steps), tmp_path, nursery, *readers_of("FULL", "here"))
 
 
-@pytest.mark.parametrize("call", range(1, 12))
+@pytest.mark.parametrize("call", by_day(range(1, 12), 3))
 def test_a_link_is_swapped_while_it_is_read(tmp_path: Path, nursery: Nursery, call: int) -> None:
     """W11: a query during which a link to a directory is swapped gives the rows of one of the two directories."""
     setup = Setup(partitions=REGIONS)
@@ -138,13 +140,12 @@ COPIED: dict[str, tuple[Step, ...]] = {
 }
 
 
-@pytest.mark.parametrize("steps", COPIED.values(), ids=COPIED)
-@pytest.mark.parametrize("cache", CACHES)
-def test_copies_of_a_managed_table(tmp_path: Path, nursery: Nursery, cache: str, steps: tuple[Step, ...]) -> None:
+@pytest.mark.parametrize(("cache", "copied"), by_day(itertools.product(CACHES, COPIED), 2))
+def test_copies_of_a_managed_table(tmp_path: Path, nursery: Nursery, cache: str, copied: str) -> None:
     """M2: a table that was restored from a copy, or is one of two copies that change places, gives its own rows."""
     first = (become("managed", file(0), 0), Step("copy_aside", ("here", 1), 1))
     readers = (*readers_of(cache, "here"), *readers_of(cache, "new"))
-    check(History(Setup(), (*first, *steps)), tmp_path, nursery, *readers)
+    check(History(Setup(), (*first, *COPIED[copied])), tmp_path, nursery, *readers)
 
 
 def test_the_first_load_finds_other_columns(tmp_path: Path, cache_dir: Path) -> None:

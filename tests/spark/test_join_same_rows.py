@@ -29,7 +29,7 @@ from pyspark.sql.types import LongType, StringType
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from tests.fakes import wait_until_settled
-from tests.fuzzing import MORE
+from tests.fuzzing import MORE, by_day
 from tests.spark.test_same_rows import FOREIGN, NESTED, PRIMITIVES, SEED, Column, arrow_table, drawn
 from tests.spark.test_source import Calls
 
@@ -163,8 +163,7 @@ def expected_of_all_keys(spark: SparkSession, sides: tuple[str, str]) -> dict[st
     return expected
 
 
-@pytest.mark.parametrize("how", ["left", "inner"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "how"), by_day(itertools.product(WAYS, ["left", "inner"]), 3))
 def test_keys_of_every_type_together(
     spark: SparkSession, sides: tuple[str, str], expected_of_all_keys: Any, way: str, how: str
 ) -> None:
