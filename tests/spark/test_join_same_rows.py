@@ -173,6 +173,7 @@ def test_keys_of_every_type_together(
     assert (found := rows_of(mine)) == expected_of_all_keys[how], difference(found, expected_of_all_keys[how])
 
 
+@pytest.mark.nightly
 def test_keys_of_every_type_alone(spark: SparkSession, sides: tuple[str, str]) -> None:
     """Each type as the only key finds the same rows; types and kinds of join take turns with the modes."""
     facts, start = spark.read.parquet(sides[0]), 0
