@@ -67,7 +67,7 @@ def played(rows_before: collections.Counter[Row], found: list[Row]) -> collectio
 
 
 @given(history=steps, small=st.sampled_from([0, 4000, 2**26]))
-@settings(max_examples=30 * MORE, deadline=None)
+@settings(max_examples=12 * MORE, deadline=None)
 def test_changes_played_back_are_the_versions(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], small: int
 ) -> None:

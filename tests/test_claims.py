@@ -224,7 +224,7 @@ def test_no_handle_and_no_lock_is_left(opened: Opened) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-@examples(60)
+@examples(24)
 @given(
     sets=st.lists(st.lists(st.integers(0, 12), max_size=8), min_size=1, max_size=5),
     processes=st.lists(st.integers(0, 2), min_size=5, max_size=5),

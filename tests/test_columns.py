@@ -109,21 +109,21 @@ def cases(draw: st.DrawFn, of: st.SearchStrategy[pa.DataType]) -> tuple[pa.DataT
     return kind, pieces_of(draw, kind)
 
 
-@examples(200)
+@examples(80)
 @given(case=cases(SCALARS))
 def test_flat_columns(case: tuple[pa.DataType, list[pa.Array]]) -> None:
     """A column of any flat type comes back equal, whatever pieces it was written in."""
     check(*case)
 
 
-@examples(250)
+@examples(100)
 @given(case=cases(kinds(3)))
 def test_nested_columns(case: tuple[pa.DataType, list[pa.Array]]) -> None:
     """So does a column of lists, structs and maps in each other, with nulls at every level."""
     check(*case)
 
 
-@examples(100)
+@examples(40)
 @given(case=cases(kinds(2)), data=st.data())
 def test_parts_of_what_was_read(case: tuple[pa.DataType, list[pa.Array]], data: st.DataObject) -> None:
     """A column that was read can be sliced and taken from, and its parts written again."""
@@ -156,7 +156,7 @@ def test_pieces_from_anywhere(kind: pa.DataType) -> None:
         check(kind, [known.slice(start, 3), known.slice(start)])
 
 
-@examples(100)
+@examples(40)
 @given(kind=kinds(3))
 def test_columns_without_rows_or_values(kind: pa.DataType) -> None:
     """A column of no piece, of empty pieces or of nulls only can be written and read."""

@@ -127,7 +127,7 @@ def key_columns(draw: st.DrawFn, kinds: Sequence[pa.DataType]) -> tuple[list[pa.
 
 
 @each_kind
-@examples(60)
+@examples(24)
 @given(data=st.data())
 def test_probing_one_column(kind: pa.DataType, data: st.DataObject) -> None:
     """Of every type the index gives exactly the rows of each key, by key and then in row order; nulls find nothing."""
@@ -139,7 +139,7 @@ def test_probing_one_column(kind: pa.DataType, data: st.DataObject) -> None:
         assert index.pairs([column.slice(1) for column in asked]) == index.expected([c.slice(1) for c in asked])
 
 
-@examples(100)
+@examples(40)
 @given(data=st.data())
 def test_probing_composite_keys(data: st.DataObject) -> None:
     """Of several columns of any types together, too."""
@@ -221,7 +221,7 @@ def test_dense_numbers_have_slots(values: Sequence[Any], kind: pa.DataType, by_s
         assert (index.arrays["slots"].dtype, len(index.arrays["slots"])) == (np.uint32, spread)
 
 
-@examples(60)
+@examples(24)
 @given(data=st.data())
 def test_the_layout_is_as_documented(data: st.DataObject) -> None:
     """`first` is kept for duplicates only and `hashes` for wide keys only; buckets are as many as said, and start in order."""
@@ -310,7 +310,7 @@ def check_order(columns: list[pa.Array], hashes: Numbers) -> Order:
     return order
 
 
-@examples(100)
+@examples(40)
 @given(data=st.data())
 def test_rows_in_hash_order(data: st.DataObject) -> None:
     """Valid rows come in the order of their hashes, rows of one key together and in their own order."""
@@ -344,7 +344,7 @@ COLLISIONS = [
 
 
 @pytest.mark.parametrize("how", COLLISIONS)
-@examples(40)
+@examples(16)
 @given(data=st.data())
 def test_colliding_hashes_change_no_answer(how: str, data: st.DataObject) -> None:
     """Keys whose hashes agree in many bits, or in all, are still told apart, ordered and found with their rows."""
@@ -454,7 +454,7 @@ def test_regular_keys_are_no_skew(shape: str) -> None:
 # --- parts -----------------------------------------------------------------------------------------------
 
 
-@examples(80)
+@examples(32)
 @given(data=st.data())
 def test_parts_make_the_index_of_the_whole(data: st.DataObject) -> None:
     """Adding ranges of the hash space one after the other gives the same arrays, to the byte, as adding all at once."""

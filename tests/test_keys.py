@@ -160,7 +160,7 @@ def hash_of(value: Any, kind: pa.DataType, before: int, seed: Seed) -> int:
 
 
 @each_kind
-@examples(40)
+@examples(16)
 @given(data=st.data())
 def test_a_hash_is_a_file_format(kind: pa.DataType, data: st.DataObject) -> None:
     """Hashes are what the documentation says, to the bit, so that any process finds what any other wrote."""
@@ -190,7 +190,7 @@ def test_long_values_are_hashed_by_a_keyed_digest() -> None:
 
 
 @each_kind
-@examples(40)
+@examples(16)
 @given(data=st.data())
 def test_equal_keys_hash_alike_wherever_they_lie(kind: pa.DataType, data: st.DataObject) -> None:
     """Rows are equal and hash alike exactly where their values are equal, in whole columns, slices, files and large types."""
@@ -220,7 +220,7 @@ def test_equal_keys_hash_alike_wherever_they_lie(kind: pa.DataType, data: st.Dat
             assert hashed(array.slice(row, 1)) == [reference[row]]
 
 
-@examples(100)
+@examples(40)
 @given(data=st.data())
 def test_composite_keys(data: st.DataObject) -> None:
     """A key of several columns equals another, and hashes as it, where all columns do; a null in any makes it nothing."""
@@ -358,7 +358,7 @@ def test_what_is_hashed_stays_as_it_was() -> None:
         assert [buffer.to_pybytes() for buffer in array.buffers() if buffer is not None] == before
 
 
-@examples(100)
+@examples(40)
 @given(rows=st.lists(st.integers(0, 2**62), max_size=20), start=st.integers(0, 5))
 def test_row_numbers_as_arrow_takes_them(rows: list[int], start: int) -> None:
     """`as_indices` gives the numbers as int64, of any numpy integers and any stride."""
@@ -368,7 +368,7 @@ def test_row_numbers_as_arrow_takes_them(rows: list[int], start: int) -> None:
     assert as_indices(np.array([3, 2], np.uint32)).equals(pa.array([3, 2], pa.int64()))
 
 
-@examples(100)
+@examples(40)
 @given(values=st.lists(st.none() | st.text(max_size=5), max_size=10), data=st.data())
 def test_offsets_and_bytes(values: list[str | None], data: st.DataObject) -> None:
     """`offsets_and_data` gives each row's bytes, of slices and of large types too."""
@@ -490,7 +490,7 @@ DECIMALS = [
 GIVEN_DECIMALS = [*DECIMALS, pa.decimal32(5, 2), pa.decimal64(15, 2), pa.decimal256(60, 2)]
 
 
-@examples(250)
+@examples(100)
 @given(data=st.data())
 def test_decimals_of_any_precision(data: st.DataObject) -> None:
     """A decimal, of any width, is the same number in the column's type, or null where that has too few digits for it."""
@@ -516,7 +516,7 @@ def test_decimals_far_apart(given_kind: pa.DataType, kind: pa.DataType) -> None:
     assert cast(pa.array(values, given_kind), kind) == [exactly(value, kind) for value in values]
 
 
-@examples(200)
+@examples(80)
 @given(data=st.data())
 def test_whole_numbers_as_decimals(data: st.DataObject) -> None:
     """A whole number is the same number as a decimal, or null where that has too few digits before the point."""
@@ -545,7 +545,7 @@ def test_decimals_that_are_no_whole_number_of_the_column(value: str) -> None:
     assert cast(pa.array([decimal.Decimal(value), decimal.Decimal(7)], given_kind), pa.int8()) == [None, 7]
 
 
-@examples(200)
+@examples(80)
 @given(values=st.lists(st.none() | st.floats() | st.floats(width=32), max_size=8))
 def test_doubles_as_floats(values: list[float | None]) -> None:
     """A double is the float of the same value, NaN and infinities too; one that no float equals is null."""
@@ -556,7 +556,7 @@ def test_doubles_as_floats(values: list[float | None]) -> None:
     assert math.copysign(1, found[0].as_py()) == -1
 
 
-@examples(100)
+@examples(40)
 @given(values=st.lists(st.none() | st.floats(width=32), max_size=8))
 def test_floats_as_doubles(values: list[float | None]) -> None:
     """A float is the double of the same value."""
@@ -654,7 +654,7 @@ def test_keys_of_no_type_are_null(kind: pa.DataType) -> None:
 
 
 @each_kind
-@examples(20)
+@examples(8)
 @given(data=st.data())
 def test_keys_of_the_tables_type_stay(kind: pa.DataType, data: st.DataObject) -> None:
     """Keys of the column's own type are what they were, in any chunks and of any value."""

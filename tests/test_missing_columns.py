@@ -134,7 +134,7 @@ def act(site: Site, kind: str, what: list[Any], model: dict[int, Row]) -> None:
         table.compact()
 
 
-@settings(max_examples=60 * MORE, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20 * MORE, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     first=st.lists(FULL, max_size=4, unique_by=lambda row: row["id"]),
     own=st.lists(FULL, min_size=1, max_size=4, unique_by=lambda row: row["id"]),

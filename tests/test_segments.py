@@ -146,7 +146,7 @@ def test_the_format(opened: Opened) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-@examples(60)
+@examples(24)
 @given(data=st.data())
 def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Regions may be written in any pieces, in turns, and more of them added at the end."""

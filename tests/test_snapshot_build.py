@@ -225,7 +225,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@examples(100)
+@examples(40)
 @given(case=cases())
 def test_a_segment_holds_the_rows_it_was_given(workshop: Workshop, case: Case) -> None:
     """Of any columns, keys, batches and limits a segment holds exactly the rows that came, and says where each came from."""
@@ -735,7 +735,7 @@ def equal_keys(values: Sequence[Any], kind: pa.DataType) -> list[Any]:
     return plain(pa.array(values, kind))
 
 
-@examples(80)
+@examples(32)
 @given(drawn=stocked(), data=st.data())
 def test_layers_answer_as_one_table(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
     """`get` gives the rows of each key in file order, of the files that are in the version, from any number of layers."""
@@ -771,7 +771,7 @@ def scanned(snapshot: Snapshot, ranges: Ranges | None = None) -> collections.Cou
     return found
 
 
-@examples(80)
+@examples(32)
 @given(drawn=stocked(), data=st.data())
 def test_layers_scan_as_one_table(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
     """`batches` gives every row once; with ranges, the rows of those row groups whose middle lies in one."""
@@ -800,7 +800,7 @@ def test_layers_scan_as_one_table(workshop: Workshop, drawn: Any, data: st.DataO
         assert together == everything
 
 
-@examples(80)
+@examples(32)
 @given(drawn=stocked(), data=st.data())
 def test_layers_give_their_rows_with_positions(workshop: Workshop, drawn: Any, data: st.DataObject) -> None:
     """`pieces` gives each layer's visible rows with their file's place in the version and their row in the file."""

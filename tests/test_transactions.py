@@ -359,7 +359,7 @@ def replayed(state: list[Row], history: list[Any], number: int) -> list[Row]:
 
 
 @given(st.lists(st.tuples(st.lists(writes, max_size=4), writes, st.booleans()), min_size=1, max_size=4))
-@settings(max_examples=25 * MORE, deadline=None)
+@settings(max_examples=12 * MORE, deadline=None)
 def test_any_transactions_are_as_the_model(tmp_path_factory: pytest.TempPathFactory, history: list[Any]) -> None:
     """Random transactions, some given up, beside writes of others: what is seen inside and after is what a model says."""
     home = tmp_path_factory.mktemp("transactions")

@@ -24,6 +24,7 @@ from pyspark_lookup.managed import Job, TableWriter
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import Batch, DataFile, TableState, WriteMode
 from tests.fakes import FakeClock
+from tests.fuzzing import by_day
 from tests.test_notifications import Watched
 
 APPEND, OVERWRITE = WriteMode.APPEND, WriteMode.OVERWRITE
@@ -508,8 +509,9 @@ def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None
         assert (ids_of(other.scan()), other.get(number)) == after
 
 
-@pytest.mark.parametrize("commits", [1, 3, 5])
-@pytest.mark.parametrize(("cache", "source"), READS)
+@pytest.mark.parametrize(
+    ("cache", "source", "commits"), by_day([(*read, commits) for read in READS for commits in (1, 3, 5)], 4)
+)
 def test_no_rows_of_a_dropped_table(site: Site, cache: str, source: str, commits: int) -> None:
     """A table in the place of a dropped one is read at once in UFS mode, in CACHE mode when the store is asked next."""
     writer = site.created()

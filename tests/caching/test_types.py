@@ -50,7 +50,7 @@ def check_types(kind: pa.DataType, pieces: list[pa.Array], draw: random.Random) 
             assert column.equals(pc.take(whole, pa.array(expected, pa.int64())))
 
 
-@examples(150)
+@examples(60)
 @given(data=st.data())
 def test_rows_of_every_type(data: st.DataObject) -> None:
     """Values of all types, nested ones and nulls at any level come back equal and in the type that was put."""

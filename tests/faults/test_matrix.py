@@ -23,7 +23,7 @@ from tests.faults.writes import KINDS, SMALL, Kind, counted, rows
 from tests.fuzzing import MORE, seeds
 from tests.s3server import S3Server
 
-TRIED = 3  # cases of each kind, times `MORE`
+TRIED = 2  # cases of each kind, times `MORE`
 by_name = {kind.name: kind for kind in KINDS}
 
 

@@ -246,7 +246,7 @@ def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
     assert len(loaded) == len(set(loaded))
 
 
-@examples(60)
+@examples(24)
 @given(
     steps=st.lists(
         st.one_of(

@@ -121,7 +121,7 @@ class History:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("bounds", BOUNDED, ids=["none", "rows", "bytes", "access", "write", "some"])
-@examples(60)
+@examples(24)
 @given(steps=st.lists(st.one_of(*STEPS, LATE), min_size=8, max_size=40))
 def test_any_history_is_answered_rightly(bounds: Bounds, steps: list[tuple[Any, ...]]) -> None:
     """Whatever was put, merged, evicted or has expired, of whichever version: an answer is what the table has, or a miss."""
@@ -133,7 +133,7 @@ def test_any_history_is_answered_rightly(bounds: Bounds, steps: list[tuple[Any, 
 
 
 @pytest.mark.usefixtures("often")
-@examples(120)
+@examples(48)
 @given(steps=st.lists(st.one_of(*STEPS), min_size=8, max_size=40))
 def test_nothing_is_lost_without_bounds(steps: list[tuple[Any, ...]]) -> None:
     """Without bounds and expiry what was put answers for as long as its key does not change, however it is merged."""
@@ -144,7 +144,7 @@ def test_nothing_is_lost_without_bounds(steps: list[tuple[Any, ...]]) -> None:
         history.end()
 
 
-@examples(60)
+@examples(24)
 @given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=20), is_text=st.booleans())
 def test_the_numbers_of_keys(counts: list[int], is_text: bool) -> None:
     """Rows of one key have one number, below how many rows there are, which no row of another has."""

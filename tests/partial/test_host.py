@@ -128,14 +128,14 @@ def check_load(keys: Sequence[pa.Array], rows: pa.Table, data: st.DataObject) ->
         assert process.count("cacheFailureCount") == process.count("snapshotDamagedCount") == 0
 
 
-@examples(60)
+@examples(24)
 @given(load=loads(st.just([pa.int64()]), kinds(2)), data=st.data())
 def test_columns_of_all_types(load: Any, data: st.DataObject) -> None:
     """Columns of every type, nested ones too, come back with their nulls."""
     check_load(*load, data)
 
 
-@examples(120)
+@examples(48)
 @given(load=loads(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), st.just(pa.int32())), data=st.data())
 def test_keys_of_all_types(load: Any, data: st.DataObject) -> None:
     """Keys of every type, and of several columns, find what was put for them."""

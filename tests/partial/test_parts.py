@@ -16,7 +16,7 @@ from tests.partial.common import stats
 from tests.test_keys import KINDS, examples, plain, values_of
 
 
-@examples(200)
+@examples(80)
 @given(parts=st.lists(st.tuples(st.lists(st.none() | st.integers(-9, 9), max_size=5), st.booleans(), st.booleans()), max_size=5))  # fmt: skip
 def test_joined_bounds(parts: list[tuple[list[int | None], bool, bool]]) -> None:
     """The bounds of several row groups hold every value of each; what is not known of one is not known of all."""
@@ -49,7 +49,7 @@ def test_joined_bounds_that_are_nan(nan: ColumnStats) -> None:
         assert joined is None or joined.low is None or math.isnan(joined.low) or math.isnan(joined.high)
 
 
-@examples(150)
+@examples(60)
 @given(kind=st.sampled_from(KINDS), data=st.data())
 def test_among(kind: pa.DataType, data: st.DataObject) -> None:
     """True of the rows that hold one of the values (of floats: of any value), and of bounds that one may lie between."""
@@ -75,7 +75,7 @@ def test_among(kind: pa.DataType, data: st.DataObject) -> None:
     assert may_match(node, lambda name: None)
 
 
-@examples(100)
+@examples(40)
 @given(wanted=st.sets(st.integers(-20, 20), min_size=1), low=st.integers(-20, 20), high=st.integers(-20, 20))
 def test_among_is_exact_for_whole_numbers(wanted: set[int], low: int, high: int) -> None:
     """Bounds match if and only if one of the values lies between them."""
