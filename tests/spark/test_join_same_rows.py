@@ -322,7 +322,7 @@ SHAPES: dict[str, Callable[[DataFrame, Look, SimpleNamespace], DataFrame]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", by_day(SHAPES, 3))
 def test_queries(spark: SparkSession, files: SimpleNamespace, shape: str) -> None:
     """A query around a lookup join has the rows and the schema that it has around Spark's; by day the ways take turns."""
     df = spark.read.parquet(files.facts)

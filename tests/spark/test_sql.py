@@ -17,6 +17,7 @@ import pytest
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.spark.types import SPARK
+from tests.fuzzing import by_day
 from tests.spark.test_source import load
 
 if TYPE_CHECKING:
@@ -288,9 +289,10 @@ READS: list[tuple[str, Expected]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [*CREATES, *ALTERS, *WRITES, *READS], ids=[t for t, _ in [*CREATES, *ALTERS, *WRITES, *READS]]
-)
+STATEMENTS = [*CREATES, *ALTERS, *WRITES, *READS]
+
+
+@pytest.mark.parametrize(("text", "expected"), by_day(STATEMENTS, 2), ids=[text for text, _ in STATEMENTS])
 def test_every_statement(tables: Tables, text: str, expected: Expected) -> None:
     """A statement works or names what does; it writes its own table only, and that one only if it works."""
     beside = tables.held(without=tables.path)
