@@ -131,6 +131,7 @@ except PysparkLookupError as problem:
 
 
 @pytest.mark.timeout(560)  # nine steps, each with workers of its own
+@pytest.mark.nightly
 def test_writes_over_spark_connect(tmp_path: Path) -> None:
     """Over Spark Connect: a managed table is written by batches, SQL and streams, joined, and its changes are followed."""
     script = """
