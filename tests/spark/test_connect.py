@@ -51,6 +51,7 @@ spark.stop()
     assert "ERROR True" in output
 
 
+@pytest.mark.nightly
 def test_lookups_over_spark_connect(tmp_path: Path) -> None:
     """Over Spark Connect: the join, its explanation, a stream, SQL functions and errors work as in a classic session."""
     path = put(tmp_path / "dim.parquet", 1)
