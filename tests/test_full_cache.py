@@ -261,7 +261,7 @@ def test_layers_are_folded_beside_the_queries(directory: Path, cache_dir: Path) 
     table.fetched()
     table.later.loads()
     assert table.fetched() == set()
-    assert table.metric("snapshotFoldCount") == 1
+    assert table.metric("snapshotCompactionCount") == 1
     snapshot = table.full.reload()
     assert [layer.segment.rows for layer in snapshot.layers] == [5000]
     assert table.versions(500, 1000, 1500) == [2, 2, 1]

@@ -38,7 +38,7 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many
 from pyspark_lookup.engine.plan import ReadTask
-from pyspark_lookup.engine.version_token import Announcement, told_version
+from pyspark_lookup.engine.version_token import VersionToken, version_of_token
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.io.host_metrics import Publisher
@@ -383,7 +383,7 @@ def asked_all(made: World, cache: Path) -> None:
     list(changes_between(table, state, 0, state.position, False))
     state.open_writes()
     state.definition_at(state.position)
-    assert TableState.of_bytes(sealed(state.plain()), "x").plain() == state.plain()
+    assert TableState.of_bytes(sealed(state.to_json()), "x").to_json() == state.to_json()
 
 
 # --- files that name hidden rows ----------------------------------------------------------------------
@@ -643,9 +643,9 @@ def test_damaged_announcements(data: st.DataObject) -> None:
         {"path": str(made.path), "lookup.on-version-gone": data.draw(st.sampled_from(["NEWER", "FAIL"]))}
     )
     table, version = host.metadata.discover(options)
-    told = Announcement.of(table, version).to_bytes()
+    told = VersionToken.of(table, version).to_bytes()
     with contextlib.suppress(PysparkLookupError), memory_at_most():
-        announced = Announcement.of_bytes(
+        announced = VersionToken.of_bytes(
             data.draw(damaged(told, [struct.pack(">d", float("nan")), struct.pack(">d", 1e300)]))
         )
-        told_version(host.reader, options, announced, None)
+        version_of_token(host.reader, options, announced, None)

@@ -338,4 +338,4 @@ def test_the_oldest_version_after_a_gentler_vacuum(site: Site) -> None:
     added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
     assert (added[first], added[second]) == (None, 1)
     state = site.state()
-    assert TableState.of_plain(state.plain(), "a copy").oldest == second
+    assert TableState.from_json(state.to_json(), "a copy").oldest == second

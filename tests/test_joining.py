@@ -31,20 +31,20 @@ from pyspark_lookup.engine.lookup_join import (
     FOUND_COLUMN,
     Lookup,
     LookupSpec,
-    announced,
+    issue_token,
     lookup_of,
     parsed_options,
 )
 from pyspark_lookup.engine.runtime import Runtime, runtime
 from pyspark_lookup.engine.table_reader import TableReader
-from pyspark_lookup.engine.version_token import Announcement
+from pyspark_lookup.engine.version_token import VersionToken
 from pyspark_lookup.io.stores import Store, open_store
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution
 from tests.fakes import FakeClock, FaultyStore, Later
 from tests.processes.test_fill import in_fresh_process
 from tests.providers.common import SyncFunction, provider
-from tests.test_announcing import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
+from tests.test_version_token import FAIL, FULL, NOTHING, ONE, PARTIAL, TWO
 
 NULL = {"lookup.on-error": "NULL"}
 ALL = ["status", "list", "head", "get"]
@@ -127,7 +127,7 @@ class Host:
         return LookupSpec(options, **{"names": tuple(fields["columns"].names), **fields})
 
     def announce(self, spec: LookupSpec, execution: Execution | None = ONE) -> bytes:
-        return announced(self.options(spec), execution)
+        return issue_token(self.options(spec), execution)
 
     def options(self, spec: LookupSpec) -> LookupOptions:
         return runtime().effective(parsed_options(json.dumps(dict(spec.options))).on_host(self.session))
@@ -141,12 +141,12 @@ class Host:
         table, version = reader.metadata.discover(self.options(spec))
         if seen:
             reader.schema(table, version)
-        return Announcement.of(table, version).to_bytes()
+        return VersionToken.of(table, version).to_bytes()
 
     def get(
         self, spec: LookupSpec, keys: list[Any], told: bytes | None = None, execution: Execution = ONE
     ) -> list[Any]:
-        """The answers to a batch, all from one version (None: the one announced now)."""
+        """The answers to a batch, all from one version (None: the one issue_token now)."""
         version = self.announce(spec, execution) if told is None else told
         lookup = lookup_of(spec.to_text(), self.session)
         answers = lookup.answers(keys, pa.array([version] * len(keys[0]), pa.binary()), execution)
@@ -278,7 +278,7 @@ def test_each_row_is_answered_from_its_version(mode: str, host: Host, table: Pat
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, table: Path) -> None:
-    """A small table's files are here when it is announced: no task asks the store, and a replaced file changes nothing."""
+    """A small table's files are here when it is issue_token: no task asks the store, and a replaced file changes nothing."""
     spec = host.spec(table, {**MODES[mode], **FAIL}, many=False)
     told = host.announce(spec)
     named(table, "v2")

@@ -20,7 +20,7 @@ from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
 from tests.fakes import make_host
-from tests.test_announcing import Process
+from tests.test_version_token import Process
 from tests.test_writing import INTERVAL, SCHEMA, TRIGGER, Site, site
 
 __all__ = ["site"]

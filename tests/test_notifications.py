@@ -116,7 +116,7 @@ def test_events_round_trip(event: Event) -> None:
         event_of(event_bytes(event), event.position + 1, "the-file")
 
 
-checkpoints = st.integers(0, 3).map(lambda commits: sealed(state_of(history("t", commits)).plain()))
+checkpoints = st.integers(0, 3).map(lambda commits: sealed(state_of(history("t", commits)).to_json()))
 damaged = st.one_of(
     st.binary(max_size=60),
     st.tuples(events_.map(event_bytes) | checkpoints, st.integers(0, 400)).map(lambda cut: cut[0][: cut[1]]),
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_is_read_can_be_used(data: bytes) -> None:
     """Questions to a state that came from damaged bytes raise our errors, if any: the damage was found when it was read."""
     with contextlib.suppress(errors.PysparkLookupError):
         state = TableState.of_bytes(data, "x")
-        assert state.version().position <= state.plain()["position"]
+        assert state.version().position <= state.to_json()["position"]
         assert len(paths(state, state.valid_write_ids())) >= 0
 
 
@@ -161,7 +161,7 @@ def test_paths_that_leave_the_table(path: str) -> None:
         event_of(event_bytes(event), 3, "x")
     state = state_of(history("t", 0)).advanced([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
     with pytest.raises(errors.DamagedFileError, match="no path below"):
-        TableState.of_bytes(sealed(state.plain()), "x")
+        TableState.of_bytes(sealed(state.to_json()), "x")
 
 
 def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[str]]:
@@ -225,21 +225,23 @@ def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[VersionMetadata, Any
 def test_states_follow_the_model(made: tuple[TableState, list[tuple[VersionMetadata, Any, ValidWriteIdList]]]) -> None:
     """At each position a later state says what was true then; digests are equal exactly where the same writes are seen."""
     last, found = made
-    kept = TableState.of_bytes(sealed(last.plain()), "x")
+    kept = TableState.of_bytes(sealed(last.to_json()), "x")
     for state in (last, kept):
         assert (state.position, state.nonce, state.high_watermark) == (last.position, last.nonce, last.high_watermark)
         assert (state.open_writes(), state.batches, state.definition) == (last.open_writes(), last.batches, last.definition)  # fmt: skip
         for position, (version, (*_, files), valid) in enumerate(found, 1):
             assert state.valid_write_ids(position) == valid
             assert (
-                state.version(position) == version == VersionMetadata.of_plain(json.loads(json.dumps(version.plain())))
+                state.version(position)
+                == version
+                == VersionMetadata.from_json(json.loads(json.dumps(version.to_json())))
             )
             assert paths(state, version.state) == files
         with pytest.raises(ValueError, match="log goes from 1"):
             state.version(last.position + 1)
     event = Allocate(last.position + 1, "t", "n", 0.0, last.high_watermark + 1, OVERWRITE)
-    assert kept.advanced([event]).plain() == last.advanced([event]).plain()
-    assert kept.plain() == last.plain()  # advanced() makes another state
+    assert kept.advanced([event]).to_json() == last.advanced([event]).to_json()
+    assert kept.to_json() == last.to_json()  # advanced() makes another state
     for (one, seen, _), (other, also, _) in itertools.combinations(found, 2):
         assert (one.digest == other.digest) == (seen == also)
 
@@ -403,7 +405,7 @@ def test_no_log(place: Place, cache_dir: Path) -> None:
         one.allocate()
     for host, made in ((one, True), (two, False)):
         assert (host.log.create(lambda nonce, at: log.Create(1, "t", nonce, at, DEFINITION)) is not None) == made
-    assert two.latest().plain() == one.latest().plain()
+    assert two.latest().to_json() == one.latest().to_json()
 
 
 def test_racing_hosts(place: Place, cache_dir: Path) -> None:
@@ -414,7 +416,7 @@ def test_racing_hosts(place: Place, cache_dir: Path) -> None:
         states = list(itertools.chain(*pool.map(lambda host: [host.allocate() for _ in range(7)], hosts)))
     assert sorted((s.position, s.high_watermark) for s in states) == [(at, at - 1) for at in range(2, 30)]
     assert place.names("log") == [place.name(at) for at in range(1, 30)]
-    assert len({json.dumps(host.latest().plain()) for host in [*hosts, Process(place, cache_dir / "c")]}) == 1
+    assert len({json.dumps(host.latest().to_json()) for host in [*hosts, Process(place, cache_dir / "c")]}) == 1
 
 
 def test_lost_requests_and_answers_count_once(place: Place, cache_dir: Path) -> None:
@@ -456,7 +458,7 @@ def test_an_unchanged_log_costs_two_heads(place: Place, cache_dir: Path, commits
     again = Process(place, cache_dir)
     assert (again.log.known() is not None, again.store.calls) == (True, [])
     assert [again.cost(), again.cost()] == [HEADS, HEADS]
-    assert again.latest().plain() == state_of(history("t", commits)).plain()
+    assert again.latest().to_json() == state_of(history("t", commits)).to_json()
     host.allocate()
     assert host.cost() == HEADS
     assert [host.cost(), Process(place, cache_dir).cost()] == [HEADS, HEADS]
@@ -468,21 +470,21 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
     place.put(events[:299])
     Process(place, cache_dir / "writer").log.append(lambda state, nonce, at: events[state.position])
     place.put(events[300:])
-    cold, plain = Process(place, cache_dir / "cold"), state_of(events).plain()
+    cold, plain = Process(place, cache_dir / "cold"), state_of(events).to_json()
     cost = cold.cost()
     assert (cost["ufsGetCount"] <= 32, sum(cost.values()) <= 36) == (True, True)
-    assert cold.latest().plain() == plain
+    assert cold.latest().to_json() == plain
     (name,) = place.names("checkpoints")
     if place.path.startswith("s3"):
         return  # the rest is as slow as it is the same
     for damage in (b"[]", b"{", json.dumps(plain).encode(), sealed(plain)[:-300]):
         place.files.pipe_file(name, damage)
-        assert Process(place, cache_dir / f"{len(damage)}").latest().plain() == plain
+        assert Process(place, cache_dir / f"{len(damage)}").latest().to_json() == plain
     place.files.pipe_file(name, b'{"format": 2}')
     with pytest.raises(errors.NotSupportedError, match=r"version 2.*newer pyspark_lookup"):
         Process(place, cache_dir / "new").latest()
     place.files.rm(name)
-    assert Process(place, cache_dir / "new").latest().plain() == plain
+    assert Process(place, cache_dir / "new").latest().to_json() == plain
     place.files.rm(place.name(7))
     with pytest.raises(errors.DamagedFileError, match="no event 7"):
         Process(place, cache_dir / "gap").latest()
@@ -502,7 +504,7 @@ def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int,
         place.put(old[known:])
         left = itertools.count()
         host.store.before = lambda kind, subject, left=left, question=question: place.become(new) if next(left) == question else None  # type: ignore[misc]  # fmt: skip
-        assert host.latest().plain() == state_of(new).plain()
+        assert host.latest().to_json() == state_of(new).to_json()
         assert [host.cost(), Process(place, cache_dir / f"{known}-{question}").cost()] == [HEADS, HEADS]
         place.drop()
         assert host.log.latest() is None
@@ -524,7 +526,7 @@ def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> No
     slow.disk.replace_record = late  # type: ignore[method-assign]
     assert slow.allocate().position == 11  # of the table that is dropped now
     for host in (Process(place, cache_dir), other, slow):
-        assert host.latest().plain() == state_of(new).plain()
+        assert host.latest().to_json() == state_of(new).to_json()
 
 
 def test_a_checkpoint_of_a_dropped_table(place: Place, cache_dir: Path) -> None:
@@ -534,7 +536,7 @@ def test_a_checkpoint_of_a_dropped_table(place: Place, cache_dir: Path) -> None:
     writer = Process(place, cache_dir / "a")
     writer.store.before = lambda kind, subject: place.become(new) if kind == "put" and "checkpoints" in str(subject) else None  # fmt: skip
     writer.log.append(lambda state, nonce, at: events[state.position])
-    assert Process(place, cache_dir / "b").latest().plain() == state_of(new).plain()
+    assert Process(place, cache_dir / "b").latest().to_json() == state_of(new).to_json()
 
 
 def test_a_table_recreated_under_an_append(place: Place, cache_dir: Path) -> None:
@@ -551,11 +553,11 @@ def test_a_table_that_was_moved(tmp_path: Path, cache_dir: Path) -> None:
     """Copies are read, with other file identities, where the table was and where it was not; they are told by what they say."""
     place = on_disk(tmp_path / "table")
     place.put(history("t", 5))
-    plain = Process(place, cache_dir).latest().plain()
+    plain = Process(place, cache_dir).latest().to_json()
     shutil.copytree(place.path, tmp_path / "copy")
-    assert Process(on_disk(tmp_path / "copy"), cache_dir).latest().plain() == plain
+    assert Process(on_disk(tmp_path / "copy"), cache_dir).latest().to_json() == plain
     place.drop()
     shutil.copytree(tmp_path / "copy", place.path)
     host = Process(place, cache_dir)
     assert [host.cost(), host.cost()] == [{**HEADS, "ufsGetCount": 1}, HEADS]
-    assert host.latest().plain() == plain
+    assert host.latest().to_json() == plain

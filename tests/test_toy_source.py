@@ -14,7 +14,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.cli.main import _group
 from pyspark_lookup.engine import runtime as composition
-from pyspark_lookup.engine.version_token import Announcement, announce, told_version
+from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, version_of_token
 from tests.fakes import make_host
 from tests.toy_source import commit
 
@@ -121,13 +121,13 @@ def test_a_token_names_its_version(table: Path, tmp_path: Path) -> None:
     """A task on another host, or after a commit, reads the version that the token names."""
     options = opened(table, tmp_path / "one", "NONE")._options
     here, there = make_host(str(table), tmp_path / "one"), make_host(str(table), tmp_path / "two")
-    announced = announce(here.reader, options, None)
-    token = Announcement.of_bytes(Announcement.of(*announced).to_bytes())
+    announced = resolve_and_secure(here.reader, options, None)
+    token = VersionToken.of_bytes(VersionToken.of(*announced).to_bytes())
     commit(table, {}, {"a.parquet": [0]})
     for host in (here, there):
-        assert told_version(host.reader, options, token, None)[1] == announced[1]
+        assert version_of_token(host.reader, options, token, None)[1] == announced[1]
     shutil.rmtree(table)
-    assert told_version(there.reader, options, token, None)[1] == announced[1]
+    assert version_of_token(there.reader, options, token, None)[1] == announced[1]
 
 
 def test_views_and_command_line(table: Path, cache_dir: Path) -> None:

@@ -49,7 +49,7 @@ class InlineDeletes:
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         return {self.path: np.array(self.rows, np.int64)}
 
-    def plain(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         return ["toy", self.path, list(self.rows)]
 
 

@@ -53,12 +53,12 @@ class Seed:
     first: int
     second: int
 
-    def plain(self) -> list[int]:
+    def to_json(self) -> list[int]:
         """The seed as JSON can hold it."""
         return [self.first, self.second]
 
     @classmethod
-    def of_plain(cls, found: Any) -> Seed:
+    def from_json(cls, found: Any) -> Seed:
         """The seed that `plain` wrote. Raises TypeError or ValueError for anything else."""
         first, second = found
         for word in (first, second):

@@ -40,14 +40,14 @@ from pyspark_lookup.engine.as_of import Validity, valid_rows
 from pyspark_lookup.engine.lookup import get_many_at, held_many_at
 from pyspark_lookup.engine.plan import ReadPlan
 from pyspark_lookup.engine.runtime import Engine, runtime
-from pyspark_lookup.engine.version_token import Announcement, announce, told_table
+from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, table_of_token
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import MetadataSource, OnError
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
 from pyspark_lookup.table.executions import Execution, Resolution
 
-__all__ = ["ERROR_COLUMN", "FOUND_COLUMN", "Lookup", "LookupSpec", "announced", "lookup_of", "parsed_options"]
+__all__ = ["ERROR_COLUMN", "FOUND_COLUMN", "Lookup", "LookupSpec", "issue_token", "lookup_of", "parsed_options"]
 
 ERROR_COLUMN = "lookup_error"
 """What failed, where `lookup.on-error=NULL` let a row pass without its columns; null elsewhere."""
@@ -93,18 +93,18 @@ class LookupSpec:
         return cls(options, tuple(keys), columns, tuple(names), many, marked, validity)
 
 
-def announced(options: LookupOptions, execution: Execution | None) -> bytes:
-    """The version that `execution` reads, as tasks are told of it: 25 bytes.
+def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
+    """The version that `execution` reads, as the token that its tasks get.
 
-    Raises what resolving raises; with `lookup.on-error=NULL` tasks are told that instead.
+    Raises what resolving raises; with `lookup.on-error=NULL` tasks get that instead.
     """
     engine = runtime().engine(options)
     try:
-        table, version = announce(engine.reader, options, execution, engine.known)
+        table, version = resolve_and_secure(engine.reader, options, execution, engine.known)
         engine.known = table
-        engine.reader.metrics.inc("announcedCount")
-        engine.reader.metadata.host.count_announcement(table, version)
-        return Announcement.of(table, version).to_bytes()
+        engine.reader.metrics.inc("tokenCount")
+        engine.reader.metadata.host.record_token(table, version)
+        return VersionToken.of(table, version).to_bytes()
     except _CAUGHT as problem:
         if options.on_error is OnError.FAIL:
             raise
@@ -122,7 +122,7 @@ class _At:
     resolution: Resolution
     snapshot: Snapshot | None
     execution: Execution | None
-    told: bool = True  # False: another version in place of the one that was told, for this execution only
+    agreed: bool = True  # False: another version in place of the token's, for this execution only
 
 
 class Lookup:
@@ -143,13 +143,13 @@ class Lookup:
             fields.append(pa.field(FOUND_COLUMN, pa.bool_()))
         self._fields = fields
 
-    def answers(self, keys: Sequence[pa.Array], told: pa.Array, execution: Execution | None) -> pa.Array:
+    def answers(self, keys: Sequence[pa.Array], tokens: pa.Array, execution: Execution | None) -> pa.Array:
         """For each key a list of its rows (or its row, or null), as structs; a key with a null has none.
 
-        `told`: the version each row is to be answered from, as `announced` gave it. Raises NonUniqueKeyError for
+        `tokens`: the version each row is to be answered from, as `issue_token` gave it. Raises NonUniqueKeyError for
         a second row where there may be one, and what looking up raises, but with `lookup.on-error=NULL`.
         """
-        different = told.dictionary_encode()
+        different = tokens.dictionary_encode()
         if len(different.dictionary) == 1:
             return self._answers(keys, different.dictionary[0].as_py(), execution)
         parts, places = [], []
@@ -172,16 +172,16 @@ class Lookup:
         """Put this process's counters where others of the host find them."""
         self._engine.publish_metrics()
 
-    def _answers(self, keys: Sequence[pa.Array], told: bytes, execution: Execution | None) -> pa.Array:
+    def _answers(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> pa.Array:
         times = keys[-1] if self._validity is not None else None
         table = pa.Table.from_arrays(list(keys[: len(self._spec.keys)]), names=list(self._spec.keys))
-        if told.startswith(_FAILED):
+        if token.startswith(_FAILED):
             known = np.zeros(table.num_rows, np.bool_)
-            return self._failed(table, times, self._nothing(), known, told[len(_FAILED) :].decode(errors="replace"))
+            return self._failed(table, times, self._nothing(), known, token[len(_FAILED) :].decode(errors="replace"))
         at: _At | None = None
         try:
             with self._engine.timed("lookupTime"):
-                at = self._at(told, execution)
+                at = self._at(token, execution)
                 reader = self._engine.reader
                 reader.metadata.count_served(at.plan.table, at.resolution.version)
                 found, resolution = get_many_at(reader, at.plan, table, at.names, execution, at.resolution, at.snapshot)
@@ -209,29 +209,29 @@ class Lookup:
         if resolution.version.digest != at.resolution.version.digest:
             with self._lock:
                 at.resolution = dataclasses.replace(resolution, decided_here=False)
-                at.told, at.execution = False, execution
+                at.agreed, at.execution = False, execution
 
-    def _at(self, told: bytes, execution: Execution | None) -> _At:
+    def _at(self, token: bytes, execution: Execution | None) -> _At:
         with self._lock:
-            at = self._versions.get(told)
-            if at is None or (not at.told and at.execution != execution):
-                at = self._versions[told] = self._opened(told, execution)
+            at = self._versions.get(token)
+            if at is None or (not at.agreed and at.execution != execution):
+                at = self._versions[token] = self._opened(token, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
             elif at.snapshot is None:  # the first batch has waited for it
                 at.snapshot = self._snapshot(at.plan, at.resolution, wait_s=0.0)
             return at
 
-    def _opened(self, told: bytes, execution: Execution | None) -> _At:
+    def _opened(self, token: bytes, execution: Execution | None) -> _At:
         reader = self._engine.reader
-        announcement = Announcement.of_bytes(told)
-        found = told_table(reader, self._options, announcement, execution)
+        version_token = VersionToken.of_bytes(token)
+        found = table_of_token(reader, self._options, version_token, execution)
         everything = all_columns((found.data, found.partitions))
         names = resolve_names(self._options.keys or (), everything, "lookup.keys")
         plan = planner.plan_read(found, self._options, self._spec.columns, runtime().clock)
         resolution = Resolution(found.version, decided_here=False)
-        as_told = found.version.digest == announcement.digest
-        return _At(plan, names, resolution, self._snapshot(plan, resolution), execution, as_told)
+        agreed = found.version.digest == version_token.digest
+        return _At(plan, names, resolution, self._snapshot(plan, resolution), execution, agreed)
 
     def _snapshot(self, plan: ReadPlan, resolution: Resolution, wait_s: float | None = None) -> Snapshot | None:
         reader = self._engine.reader

@@ -1,9 +1,9 @@
 """`lookup.view`: what a host knows about a table, as rows.
 
 `files`: the files of the current version (one metadata call). `versions`: the versions this host has
-resolved, or all that a managed table's log has. `metrics`: the counters of the hosts that could be reached. `summary`: one row about the current version. `told`: the version
-that the asking execution reads, as the tasks of a lookup are told of it. No rows of the table are read but for
-`told`, which secures them (see `version_token`).
+resolved, or all that a managed table's log has. `metrics`: the counters of the hosts that could be reached. `summary`: one row about the current version. `token`: the
+token of the version that the asking execution reads. No rows of the table are read but for
+`token`, which secures them (see `version_token`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SCHEMAS = {
             ("resolved_at", _INSTANT),
             ("files", pa.int64()),
             ("bytes", pa.int64()),
-            ("announced_at", _INSTANT),  # null if no join or SQL function was told of it here
+            ("token_at", _INSTANT),  # null if no join or SQL function here has used it
             # Of managed tables, whose versions are all in the log; those above are null where this host has not read them.
             ("version", pa.int64()),  # as lookup.version takes it
             ("committed_at", _INSTANT),
@@ -72,7 +72,7 @@ _SCHEMAS = {
             ("unique_keys", pa.bool_()),  # null where no snapshot tells
         ]
     ),
-    View.TOLD: pa.schema([("version", pa.binary())]),
+    View.TOKEN: pa.schema([("version", pa.binary())]),
 }
 _FOOTERS_AT_MOST = 64
 
@@ -101,13 +101,13 @@ def view_batches(
     engine: Engine,
     task: ViewTask,
     options: LookupOptions,
-    told: Callable[[], bytes],
+    token: Callable[[], bytes],
     execution: Execution | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a view, as one batch. `told` resolves the version of this execution."""
+    """The rows of a view, as one batch. `token` resolves the version of this execution."""
     views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics, View.SUMMARY: _summary}
-    if task.view is View.TOLD:
-        rows: list[dict[str, object]] = [{"version": told()}]
+    if task.view is View.TOKEN:
+        rows: list[dict[str, object]] = [{"version": token()}]
     elif task.view is View.METRICS and not _is_asked(engine, task, execution):
         rows = []
     else:
@@ -135,7 +135,7 @@ def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     metadata = engine.reader.metadata
     known: list[dict[str, object]] = [
-        {**row, "resolved_at": _micros(row["resolved_at"]), "announced_at": _micros(row["announced_at"])}
+        {**row, "resolved_at": _micros(row["resolved_at"]), "token_at": _micros(row["token_at"])}
         for row in metadata.host.known_versions(options)
     ]
     history = metadata.history(options)
@@ -169,12 +169,12 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [
         {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
     ]
-    told = [row for row in engine.reader.metadata.host.known_versions(options) if row["announced_at"] is not None]
-    if told:
-        last = max(told, key=lambda row: row["announced_at"])
-        meaning = "Unix ms when a join or SQL function was last told its version, which is in `detail`"
-        at_ms = int(last["announced_at"] * 1000)
-        rows.append({"name": "announcedVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})
+    used = [row for row in engine.reader.metadata.host.known_versions(options) if row["token_at"] is not None]
+    if used:
+        last = max(used, key=lambda row: row["token_at"])
+        meaning = "Unix ms when a join or SQL function last issued a version token, whose version is in `detail`"
+        at_ms = int(last["token_at"] * 1000)
+        rows.append({"name": "tokenVersion", "value": at_ms, "meaning": meaning, "detail": last["digest"]})
     where = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory())}
     return [{**where, **row} for row in rows]
 

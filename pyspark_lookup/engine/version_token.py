@@ -1,4 +1,4 @@
-"""A version told to all tasks of an execution, wherever they run.
+"""The version token, by which all tasks of an execution read one version, wherever they run.
 
 One task resolves it and secures it on its host; some 30 bytes travel with the rows as data; every task then
 answers from exactly that version. The files behind the digest are on record on the host that resolved
@@ -28,21 +28,21 @@ from pyspark_lookup.table.executions import Execution
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.restarts import read_with_restarts
 
-__all__ = ["Announcement", "announce", "told_table", "told_version"]
+__all__ = ["VersionToken", "resolve_and_secure", "table_of_token", "version_of_token"]
 
 _BYTES = struct.Struct(">16sd")  # digest, `TableVersion.newest`; the kind follows
 
 
 @dataclasses.dataclass(frozen=True)
-class Announcement:
-    """What tasks are told of a version: its digest, and what helps a host that lacks its list of files."""
+class VersionToken:
+    """What names a version to tasks: its digest, and what helps a host that lacks its list of files."""
 
     kind: str
     digest: str
     newest: float
 
     @classmethod
-    def of(cls, table: Table, version: TableVersion) -> Announcement:
+    def of(cls, table: Table, version: TableVersion) -> VersionToken:
         return cls(table.kind, version.digest, version.newest)
 
     def to_bytes(self) -> bytes:
@@ -50,7 +50,7 @@ class Announcement:
         return _BYTES.pack(bytes.fromhex(self.digest), self.newest) + self.kind.encode()
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> Announcement:
+    def of_bytes(cls, data: bytes) -> VersionToken:
         """What `to_bytes` packed. Raises OptionError for anything else."""
         try:
             digest, newest = _BYTES.unpack_from(data)
@@ -59,10 +59,10 @@ class Announcement:
                 raise ValueError(kind)
             return cls(kind, digest.hex(), newest)
         except (struct.error, TypeError, ValueError):
-            raise OptionError(f"argument version = {shown(data)} announces no version") from None
+            raise OptionError(f"argument version = {shown(data)} is no version token") from None
 
 
-def announce(
+def resolve_and_secure(
     reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None = None
 ) -> tuple[Table, TableVersion]:
     """The version that `execution` reads, resolved by at most one metadata call, and secured on this host.
@@ -128,28 +128,30 @@ def _secure(reader: TableReader, table: Table, options: LookupOptions, version: 
         reader.secure(table, options, version)
 
 
-def told_version(
-    reader: TableReader, options: LookupOptions, told: Announcement, execution: Execution | None
+def version_of_token(
+    reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
 ) -> tuple[Table, TableVersion]:
-    """The announced version as this host can read it; no store call if it has its files on record.
+    """The version of a token as this host can read it; no store call if it has its files on record.
 
     Raises VersionGoneError if the store has moved on and `lookup.on-version-gone` is FAIL; else the version that replaces it
     on this host for this execution is returned.
     """
     metadata = reader.metadata
-    table = metadata.table_of(options, told.kind)
-    version = metadata.version_of(table, told.digest)
+    table = metadata.table_of(options, token.kind)
+    version = metadata.version_of(table, token.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
-            version = metadata.find(table, told.digest, told.newest)
+            version = metadata.find(table, token.digest, token.newest)
     if version is None:
-        version = _replacement(reader, table, options, told.digest, execution)
-    return metadata.table_of(options, told.kind, version), version
+        version = _replacement(reader, table, options, token.digest, execution)
+    return metadata.table_of(options, token.kind, version), version
 
 
-def told_table(reader: TableReader, options: LookupOptions, told: Announcement, execution: Execution | None) -> Found:
-    """The same with its columns. Raises as `told_version`, and what reading a schema raises."""
-    table, version = told_version(reader, options, told, execution)
+def table_of_token(
+    reader: TableReader, options: LookupOptions, token: VersionToken, execution: Execution | None
+) -> Found:
+    """The same with its columns. Raises as `version_of_token`, and what reading a schema raises."""
+    table, version = version_of_token(reader, options, token, execution)
     (data, partitions), version = read_with_restarts(
         table,
         version,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import UfsError, UfsNotFoundError, WriteConflictError
 from pyspark_lookup.io.ufs import FileVersion
-from pyspark_lookup.managed.conflicts import Folding, RowsByKey
+from pyspark_lookup.managed.conflicts import Rewriting, RowsByKey
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.managed.writer import TableWriter
 from pyspark_lookup.options.conf_file import redact
@@ -143,7 +143,7 @@ class Compactor:
             with contextlib.suppress(UfsError):  # the error itself says more
                 self._writer.abort(job, ())
             raise
-        effect = Folding(self._rows, self._table, since, [write.id for write in folded], new, kept)
+        effect = Rewriting(self._rows, self._table, since, [write.id for write in folded], new, kept)
         done = self._writer.commit(job, new, effect=effect)
         assert done is not None
         return done

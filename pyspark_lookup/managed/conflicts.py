@@ -19,7 +19,7 @@ from pyspark_lookup.table.log import DataFile, Definition, TableState
 from pyspark_lookup.table.log_source import managed_version, version_of_file
 from pyspark_lookup.table.model import Table
 
-__all__ = ["Both", "ByKey", "Effect", "Folding", "Keeping", "NewKeys", "Plain", "RowsByKey"]
+__all__ = ["Both", "ByKey", "Effect", "Independent", "Keeping", "NewKeys", "Rewriting", "RowsByKey"]
 
 
 class RowsByKey(Protocol):
@@ -60,7 +60,7 @@ class Effect(Protocol):
         """Look into that; the rows found there that the write takes the place of, as `RowsByKey.find` says them."""
 
 
-class Plain:
+class Independent:
     """Rows beside those there are, or in place of all of lower write ids: nothing to look into."""
 
     replaces: tuple[int, ...] = ()
@@ -248,7 +248,7 @@ class Both:
         return pa.concat_tables(found) if found else None
 
 
-class Folding:
+class Rewriting:
     """Puts the rows of `replaces`, as they were at the state `since`, into `files`.
 
     What others have hidden of them later is hidden there. `kept`: what the replaced writes hide in other files.

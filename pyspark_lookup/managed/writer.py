@@ -33,7 +33,7 @@ from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.aborts import Aborts, append_unseen, nothing_written
-from pyspark_lookup.managed.conflicts import ByKey, Effect, Keeping, NewKeys, Plain, RowsByKey
+from pyspark_lookup.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey
 from pyspark_lookup.managed.data_files import DataFiles
 from pyspark_lookup.managed.definitions import defined, definition_with, kept_columns, matched
 from pyspark_lookup.managed.jobs import Job, directory_of, own_write
@@ -171,7 +171,7 @@ class TableWriter:
             # Beside an overwrite stays what has a higher write id.
             own = job.write_id if job.mode is WriteMode.OVERWRITE else None
             return NewKeys(self._rows, dataclasses.replace(self._table, own=own), files, job.directory)
-        return Plain()
+        return Independent()
 
     def deletion(self, keys: pa.Table) -> Effect:
         """That the rows with those keys do not count any more. `keys`: the key columns, in their types."""
@@ -249,7 +249,7 @@ class TableWriter:
         """The state with the write committed; without, if it would change nothing."""
         state = self._log.known()
         behind = state is None or state.table_id != job.table_id or write_id not in state.writes
-        if behind or not isinstance(effect, Plain):
+        if behind or not isinstance(effect, Independent):
             state = self._log.latest()
         after: TableState | None = None
         while True:
@@ -321,7 +321,7 @@ class TableWriter:
         if write_id in state.writes and own_write(state, job) is None:
             raise WriteConflictError(f"{self._url} was restored from a copy since this write began: write again")
         state.check_open(write_id)
-        if not isinstance(effect, Plain) and state.definition.keys != job.definition.keys:
+        if not isinstance(effect, Independent) and state.definition.keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         effect.check(state)
         definition = matched(state.definition, job.definition.schema, True, self._url)
@@ -387,7 +387,7 @@ class TableWriter:
         job = Job(state.table_id, write_id, WriteMode.ALTER, directory, state.definition, 0.0, own_nonce)
 
         def commit(state: TableState, nonce: str, at_s: float) -> Event:
-            self._check(state, job, write_id, Plain())
+            self._check(state, job, write_id, Independent())
             return Commit(state.position + 1, state.table_id, nonce, at_s, write_id, altered(state.definition))
 
         try:
@@ -414,7 +414,7 @@ class TableWriter:
         """Put files in the log, and what says that `rows` of others do not count; who commits the job commits them."""
         deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
         if job.write_id is not None and (files or deletes):
-            self._log.append(self._writes(job, job.write_id, Plain(), files, deletes))
+            self._log.append(self._writes(job, job.write_id, Independent(), files, deletes))
 
     # --- a task's side ----------------------------------------------------------------------------
 

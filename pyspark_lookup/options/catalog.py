@@ -22,9 +22,9 @@ __all__ = [
     "MARK_METADATA",
     "OPTIONS_METADATA",
     "added_columns",
+    "comparable_path",
     "mark_of",
     "named_options",
-    "plain_path",
     "table_options",
 ]
 
@@ -90,7 +90,9 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
         )
     place = _location(spark, name) if "path" in stored else None
     warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
-    if place is not None and not _is_at(plain_path(place), plain_path(stored["path"]), plain_path(warehouse)):
+    if place is not None and not _is_at(
+        comparable_path(place), comparable_path(stored["path"]), comparable_path(warehouse)
+    ):
         raise OptionError(
             f"table {name} was created for {redact('path', stored['path'])}, and ALTER TABLE … SET LOCATION says "
             f"{redact('path', place)}: Spark tells neither reads nor writes of that, which stay where they were. DROP TABLE {name} "
@@ -118,6 +120,6 @@ def _is_at(place: str, path: str, warehouse: str) -> bool:
     return is_local(path) and place == os.path.normpath(os.path.join(warehouse, os.path.relpath(path)))
 
 
-def plain_path(path: str) -> str:
+def comparable_path(path: str) -> str:
     """A path as one can compare it: `file:/x`, `file:///x` and `/x` are one."""
     return "/" + path.removeprefix("file:").strip("/") if is_local(path) else path.rstrip("/")

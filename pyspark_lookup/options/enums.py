@@ -106,7 +106,7 @@ class View(enum.Enum):
     VERSIONS = "versions"
     METRICS = "metrics"
     SUMMARY = "summary"
-    TOLD = "told"
+    TOKEN = "token"
     CHANGES = "changes"
 
 

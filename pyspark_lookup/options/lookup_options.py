@@ -129,7 +129,7 @@ class LookupOptions(
                 "options lookup.stream.max-rows-per-trigger, lookup.stream.max-files-per-trigger and "
                 "lookup.stream.max-bytes-per-trigger all limit a micro-batch: give one"
             )
-        if self.view not in (View.DATA, View.TOLD, View.CHANGES) and (self.where or self.columns):
+        if self.view not in (View.DATA, View.TOKEN, View.CHANGES) and (self.where or self.columns):
             raise OptionError(
                 f"option lookup.view = {self.view.value!r} has columns of its own: "
                 "filter it in Spark instead of by lookup.where or lookup.columns"

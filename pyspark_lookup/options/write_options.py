@@ -45,11 +45,11 @@ class WriteOptions:
     )
     write_compact_after: int = option(
         "lookup.write.compact-after", COUNT, 20,
-        doc="Of writes: who commits folds small writes together once there are so many; 0: nobody does "
+        doc="Of writes: a commit compacts small writes once there are so many; 0: only you do "
             "(`LookupTable.compact`).",
     )
     write_timeout_s: float = option(
         "lookup.write.timeout", POSITIVE_DURATION, 86400.0, shown="24 h",
-        doc="Of writes: one of which nothing was heard for so long may be aborted by others.",
+        doc="Of writes: others may abort a write that has shown no sign of life for so long.",
     )
     # fmt: on

@@ -120,11 +120,11 @@ def lookup_join(
     chosen, found, why = _strategy(df, found, strategy, as_of is not None)
     join = _Join(found, keys, names, kind, validity)
     name = f"lookup_{found.label}_{key_of(*names, kind, chosen, as_of, *(left for left, _ in pairs))[:6]}"
-    told = f"{name}\n  table: {found.url}\n  on: {', '.join(f'{a} = {b}' for a, b in pairs)} ({kind})\n"
-    told += "" if validity is None else f"  as of: {as_of}, by {' and '.join(filter(None, validity))}\n"
-    told += f"  strategy: {chosen} ({why})\n  cache: {_cache_of(found)}"
+    explained = f"{name}\n  table: {found.url}\n  on: {', '.join(f'{a} = {b}' for a, b in pairs)} ({kind})\n"
+    explained += "" if validity is None else f"  as of: {as_of}, by {' and '.join(filter(None, validity))}\n"
+    explained += f"  strategy: {chosen} ({why})\n  cache: {_cache_of(found)}"
     with _explained_lock:
-        _explained[name] = told
+        _explained[name] = explained
     _log.info("lookup join %s: %s (%s)", name, chosen, why)
     return join.broadcast(df, name) if chosen == "broadcast" else join.cached(df, name)
 
@@ -386,8 +386,8 @@ class _Join:
         marked = self.how == "inner" or not self.names
         probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
-        told = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))
-        rows = told.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))
+        explained = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))
+        rows = explained.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))
         if self.how == "inner":
             kept = sf.col(FOUND_COLUMN)
             if self.table.parsed.on_error is OnError.NULL:

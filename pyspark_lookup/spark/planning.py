@@ -32,8 +32,8 @@ from pyspark_lookup.options.catalog import (
     MARK_METADATA,
     OPTIONS_METADATA,
     added_columns,
+    comparable_path,
     mark_of,
-    plain_path,
     table_options,
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
@@ -200,7 +200,7 @@ def _for_added(schema: StructType) -> dict[str, str]:
 
 def _differ(one: str, other: str) -> bool:
     absolute = os.path.abspath(other) if is_local(other) and not other.startswith("file:") else other
-    return plain_path(one) != plain_path(absolute)
+    return comparable_path(one) != comparable_path(absolute)
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:

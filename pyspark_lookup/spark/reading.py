@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from pyspark_lookup.engine.lookup import read_rows
-from pyspark_lookup.engine.lookup_join import announced
+from pyspark_lookup.engine.lookup_join import issue_token
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
@@ -34,8 +34,8 @@ def read(
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
             execution = current_execution(context, built_at_s)
-            told = functools.partial(announced, options, execution)
-            batches = view_batches(engine, task, options, told, execution)
+            token = functools.partial(issue_token, options, execution)
+            batches = view_batches(engine, task, options, token, execution)
         else:
             assert isinstance(task, ReadTask)
             batches = read_rows(engine.reader, plan, task, current_execution(context, built_at_s))

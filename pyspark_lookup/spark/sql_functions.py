@@ -76,7 +76,7 @@ def register_lookup(
 def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
     """Both functions, with what they stand on: the view of the version, and a UDF for each."""
     base = f"_lookup_{name.lower()}"
-    found.view(View.TOLD).createOrReplaceTempView(f"{base}_version")
+    found.view(View.TOKEN).createOrReplaceTempView(f"{base}_version")
     bodies = {name: _body(found, base, many=multi), f"{name}_rows": _body(whole, base, many=True, as_rows=True)}
     for function, body in bodies.items():
         found.spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {function}{body}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
-from pyspark_lookup.engine.lookup_join import announced, lookup_of, parsed_options
+from pyspark_lookup.engine.lookup_join import issue_token, lookup_of, parsed_options
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.spark.reading import count_for_application, current_execution, session_options
 
@@ -33,8 +33,8 @@ class Resolve:
         context = TaskContext.get()
         count_for_application(context)
         options = runtime().effective(parsed_options(self._options).on_host(session_options(context)))
-        told = announced(options, current_execution(context, self._built_at_s))
-        yield pa.RecordBatch.from_arrays([pa.array([told], pa.binary())], schema=VERSION_SCHEMA)
+        token = issue_token(options, current_execution(context, self._built_at_s))
+        yield pa.RecordBatch.from_arrays([pa.array([token], pa.binary())], schema=VERSION_SCHEMA)
 
 
 class Probe:
@@ -54,9 +54,9 @@ class Probe:
         count_for_application(context)
         lookup = lookup_of(self._spec, session_options(context))
         try:
-            for *keys, told in batches:
-                answers = lookup.answers(keys, told, execution)
-                lookup.publish()  # a worker that is killed has told of all but the batch in its hands
+            for *keys, token in batches:
+                answers = lookup.answers(keys, token, execution)
+                lookup.publish()  # a worker that is killed has published all but the batch in its hands
                 yield answers
         finally:
             lookup.publish()

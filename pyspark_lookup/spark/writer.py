@@ -142,16 +142,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return Written(_put(self._options, job, iterator), query, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        told = next((message for message in messages if isinstance(message, Written)), None)
-        if told is None or told.job is None or told.query is None:
+        message = next((one for one in messages if isinstance(one, Written)), None)
+        if message is None or message.job is None or message.query is None:
             return
         with _engine(self._options).committing(self._options) as writer:
-            writer.commit(told.job, _files(messages), Batch(told.query, batchId))
+            writer.commit(message.job, _files(messages), Batch(message.query, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        told = next((message for message in messages if isinstance(message, Written)), None)
-        if told is None or told.job is None or told.query is None:
+        message = next((one for one in messages if isinstance(one, Written)), None)
+        if message is None or message.job is None or message.query is None:
             return
         engine = _engine(self._options)
         with engine.published():
-            engine.writer(self._options).abort(told.job, _files(messages), batch=Batch(told.query, batchId))
+            engine.writer(self._options).abort(message.job, _files(messages), batch=Batch(message.query, batchId))

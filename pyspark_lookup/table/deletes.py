@@ -76,17 +76,17 @@ class DeleteFile:
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         return _positions_of(self.url, data)
 
-    def plain(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         return ["file", self.url, self.size]
 
     @classmethod
-    def of_plain(cls, found: Any) -> DeleteFile:
+    def from_json(cls, found: Any) -> DeleteFile:
         """What `plain` wrote, without its first part. Raises TypeError or ValueError for anything else."""
         url, size = found
         return cls(text_of(url), count_of(size))
 
 
-DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.of_plain}
+DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
 """How each kind of deletes is read back from a record of the cache directory, by the first part of its `plain`."""
 
 

@@ -196,32 +196,32 @@ class HostVersions:
         return log is None or all(log[0] == table_id and log[1] >= position for table_id, position in floors)
 
     def remember(self, table: Table, version: TableVersion) -> None:
-        """Put a version's files on record, for whoever is told of its digest."""
+        """Put a version's files on record, for whoever is given its digest."""
         self.attempt(lambda disk: self._remember_files(table, version))
 
-    def count_announcement(self, table: Table, version: TableVersion) -> None:
-        """Remember when a version was last announced to the tasks of a query, for `known_versions`."""
+    def record_token(self, table: Table, version: TableVersion) -> None:
+        """Remember when a token of a version was last issued, for `known_versions`."""
         place = f"{key_of(table.scope, table.url)}-{version.digest}"
-        self.attempt(lambda disk: disk.replace_record("announced", place, {"announced_at": self._clock.wall_s()}))
+        self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._clock.wall_s()}))
 
     def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
         """The versions of the table at `options.path` that this host has resolved, oldest first.
 
         Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, `position` in the log (None: there is
-        none), and `announced_at` (when the tasks of a query were last told of it; None if none were).
+        none), and `token_at` (when a token of it was last issued; None if none was).
         """
         if self._disk is None:
             return []
         prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
-        told = dict(self._disk.records("announced", prefix, lambda row: number_of(row["announced_at"])))
+        issued = dict(self._disk.records("token", prefix, lambda row: number_of(row["token_at"])))
         found = self._disk.records("version", prefix, _row_of)
-        rows = [{**row, "announced_at": told.get(key)} for key, row in found]
+        rows = [{**row, "token_at": issued.get(key)} for key, row in found]
         return sorted(rows, key=lambda row: row["resolved_at"])
 
     def _remember_files(self, table: Table, version: TableVersion) -> None:
         if self._disk is None or self._disk.has_record("files", version.digest):
             return
-        found = version.plain()
+        found = version.to_json()
         restored = None if version.metadata is None else self._restore(table, version.metadata)
         if restored is not None and restored.digest == version.digest:
             found |= {"files": None, "deletes": []}  # which follow from its metadata, and that is on record
@@ -252,9 +252,9 @@ class HostVersions:
     @staticmethod
     def _version_of(table: Table, found: Any) -> TableVersion | VersionMetadata:
         return (
-            VersionMetadata.of_plain(found["metadata"])
+            VersionMetadata.from_json(found["metadata"])
             if found["files"] is None
-            else TableVersion.of_plain(table.id, found)
+            else TableVersion.from_json(table.id, found)
         )
 
     def attempt(self, write: Callable[[Disk], None]) -> None:

@@ -117,13 +117,13 @@ class VersionMetadata:
         partitions = pa.schema([schema.field(name) for name in self.partitions])
         return pa.schema([field for field in schema if field.name not in self.partitions]), partitions
 
-    def plain(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """The metadata as JSON can hold it."""
         keys, partitions = list(self.keys), list(self.partitions)
         return [self.table_id, self.position, self.state, self.digest, keys, self.schema, partitions, self.rewrites]
 
     @classmethod
-    def of_plain(cls, found: Any) -> VersionMetadata:
+    def from_json(cls, found: Any) -> VersionMetadata:
         """What `plain` wrote. Raises TypeError or ValueError for anything else."""
         table_id, position, state, digest, keys, schema, partitions, rewrites = found
         replaced = tuple((texts_of(own), texts_of(others)) for own, others in rewrites)
@@ -194,30 +194,30 @@ class TableVersion:
             return float(self.commit[1])
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The version as JSON can hold it, but for the statistics of its files."""
         rows = []
         for file in self.files:
             more = {"partition": file.partition, "deletes": [one.name for one in file.deletes]}
-            rows.append([*file.plain(), more] if any(more.values()) else file.plain())
-        deletes = [one.plain() for one in self.deletes]
-        return {"files": rows, "deletes": deletes, "metadata": self.metadata.plain() if self.metadata else None}
+            rows.append([*file.to_json(), more] if any(more.values()) else file.to_json())
+        deletes = [one.to_json() for one in self.deletes]
+        return {"files": rows, "deletes": deletes, "metadata": self.metadata.to_json() if self.metadata else None}
 
     @classmethod
-    def of_plain(cls, table_id: str, found: Any) -> TableVersion:
+    def from_json(cls, table_id: str, found: Any) -> TableVersion:
         """What `plain` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
         deletes = {one.name: one for one in (DELETES[kind](rest) for kind, *rest in found["deletes"])}
         shared: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
         files = []
         for row in found["files"]:
-            file = FileVersion.of_plain(row[:5])
+            file = FileVersion.from_json(row[:5])
             if len(row) > 5:
                 names = texts_of(row[5]["deletes"])
                 if names not in shared:
                     shared[names] = tuple(deletes[name] for name in names)
                 file = dataclasses.replace(file, partition=_partition_of(row[5]["partition"]), deletes=shared[names])
             files.append(file)
-        metadata = None if found["metadata"] is None else VersionMetadata.of_plain(found["metadata"])
+        metadata = None if found["metadata"] is None else VersionMetadata.from_json(found["metadata"])
         return cls(table_id, tuple(files), metadata)
 
 

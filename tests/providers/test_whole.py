@@ -64,7 +64,7 @@ class Whole:
     def versioned(self, context: LookupContext) -> LookupProvider:
         return FullCachingLookupProvider(self.scan, SCHEMA, version=lambda: self.version)
 
-    def plain(self, context: LookupContext) -> LookupProvider:
+    def to_json(self, context: LookupContext) -> LookupProvider:
         return FullCachingLookupProvider(self.scan, SCHEMA)
 
 

@@ -20,7 +20,7 @@ LATER_S = 2 * 3600.0
 LOCKS = 4096
 """Lock files of a kind at most."""
 SHOWN = (
-    "announcedCount",
+    "tokenCount",
     "hitCount",
     "missCount",
     "loadCount",

@@ -179,9 +179,9 @@ def test_a_running_stream_sees_changes(spark: SparkSession, tmp_path: Path) -> N
     assert told["version"] == table.version
     assert told["table"] == str(path)
     metrics = {row.name: row for row in load(spark, path, {"lookup.view": "metrics"}).collect()}
-    assert metrics["announcedVersion"].detail == table.version
+    assert metrics["tokenVersion"].detail == table.version
     known = {row.digest: row for row in load(spark, path, {"lookup.view": "versions"}).collect()}
-    assert known[table.version].announced_at is not None
+    assert known[table.version].token_at is not None
 
 
 @pytest.mark.parametrize("mode", MODES)

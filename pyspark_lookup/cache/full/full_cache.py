@@ -47,7 +47,7 @@ from pyspark_lookup.table.restarts import read_with_restarts
 __all__ = ["FullCache"]
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
-_FOLD_SHARE = 0.25  # rows in deltas or deleted, of those in the base
+_COMPACTION_SHARE = 0.25  # rows in deltas or deleted, of those in the base
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
 
@@ -244,10 +244,10 @@ class FullCache:
             state = self._stored.state()
             if job.tidy:
                 self._stored.write(state)
-            elif job.fold:
+            elif job.compact:
                 latest = self._stored.opened(state.latest)
-                if latest is not None and _is_worth_folding(latest):
-                    self._fold(state, latest)
+                if latest is not None and _is_worth_compacting(latest):
+                    self._compact(state, latest)
             elif job.version is None or self._stored.opened(state.find(job.version.digest)) is None:
                 self._load(job.version, False)
 
@@ -303,8 +303,8 @@ class FullCache:
         facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
         level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
         log_event(_log, level, "reload", table=self._url, **facts, fetched=done.fetched, failures_before=failures)
-        if _is_worth_folding(snapshot):
-            self._jobs.ask(None, fold=True)
+        if _is_worth_compacting(snapshot):
+            self._jobs.ask(None, compact=True)
         return snapshot
 
     def _received(self) -> int:
@@ -351,7 +351,7 @@ class FullCache:
             return version
         return version.of_files(select_partitions(self._table, version, self._options))
 
-    def _fold(self, state: State, latest: Snapshot) -> None:
+    def _compact(self, state: State, latest: Snapshot) -> None:
         """One base in place of the latest version's layers; nothing is fetched."""
         assert state.latest is not None
         version = self.version_of(latest)
@@ -359,10 +359,10 @@ class FullCache:
         if not all(file.cacheable for file in chosen.files):
             return
         layout = self._layout_of(version)
-        layers = self._loader.load(self._table, chosen, layout, latest, state.latest.layers, _no_progress, fold=True)
+        layers = self._loader.load(self._table, chosen, layout, latest, state.latest.layers, _no_progress, compact=True)
         _, stored = self._stored.add(version, layers)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
-        self._metrics.inc("snapshotFoldCount")
+        self._metrics.inc("snapshotCompactionCount")
 
     def _last_reload(self) -> LastReload | None:
         state = self._stored.state()
@@ -390,11 +390,11 @@ class FullCache:
         self._stored.forget()
 
 
-def _is_worth_folding(snapshot: Snapshot) -> bool:
+def _is_worth_compacting(snapshot: Snapshot) -> bool:
     base, *deltas = snapshot.layers
     over = sum(layer.segment.rows for layer in deltas)
     deleted = sum(layer.segment.rows - layer.visible_rows for layer in snapshot.layers)
-    return over + deleted > _FOLD_SHARE * base.segment.rows
+    return over + deleted > _COMPACTION_SHARE * base.segment.rows
 
 
 def _no_progress(done: int, total: int) -> None:

@@ -20,13 +20,13 @@ class Job:
 
     version: TableVersion | None
     done: concurrent.futures.Future[None]
-    fold: bool = False
+    compact: bool = False
     tidy: bool = False
 
     @property
     def is_upkeep(self) -> bool:
         """Whether nobody waits for it."""
-        return self.fold or self.tidy
+        return self.compact or self.tidy
 
 
 class Jobs:
@@ -45,7 +45,7 @@ class Jobs:
         self._working = self._closed = False
 
     def ask(
-        self, version: TableVersion | None, fold: bool = False, tidy: bool = False
+        self, version: TableVersion | None, compact: bool = False, tidy: bool = False
     ) -> concurrent.futures.Future[None]:
         """A job to be done; an equal one that waits already will do.
 
@@ -54,13 +54,13 @@ class Jobs:
         with self._mutex:
             for job in self._jobs:
                 begun = job is self._running and version is None and not tidy
-                if (job.version, job.fold, job.tidy) == (version, fold, tidy) and not begun:
+                if (job.version, job.compact, job.tidy) == (version, compact, tidy) and not begun:
                     return job.done
             if version is not None:  # only the latest is worth building
                 for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
                     self._jobs.remove(job)
                     job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
-            job = Job(version, concurrent.futures.Future(), fold, tidy)
+            job = Job(version, concurrent.futures.Future(), compact, tidy)
             self._jobs.append(job)
             begin = not self._working
             self._working = True

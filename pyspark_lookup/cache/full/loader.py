@@ -1,7 +1,7 @@
 """From a version's files to layers on disk: what is unchanged is reused, only the rest is fetched.
 
 A small change becomes a delta over the layers of the version before; three deltas and a fourth
-change become one. A large change, another schema and a fold make a new base, of rows that lie in
+change become one. A large change, another schema and a compact make a new base, of rows that lie in
 the layers already wherever their files are still the same.
 """
 
@@ -124,16 +124,16 @@ class SnapshotLoader:
         last: Snapshot | None,
         stored: Sequence[StoredLayer],
         progress: Progress,
-        fold: bool = False,
+        compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
         """Layers that hold exactly `version`, on disk; `last` and `stored` are the latest ones there are.
 
-        `fold`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
+        `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, or OSError if the directory cannot be written.
         """
         held = _Held(last, version, layout.columns, self._scan.deleted(table, version.files))
         fetched = [file for file in version.files if file not in held.places]
-        if last is not None and not fold and self._is_small(version, held, fetched, last, layout):
+        if last is not None and not compact and self._is_small(version, held, fetched, last, layout):
             with contextlib.suppress(SkewedError):  # a base may have another seed
                 return self._over(table, version, layout, held, fetched, last, stored, progress)
         for attempt in range(_SEEDS):

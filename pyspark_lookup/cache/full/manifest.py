@@ -81,7 +81,7 @@ class State:
         return dataclasses.asdict(self)
 
     @classmethod
-    def of_json(cls, record: Any) -> State:
+    def from_json(cls, record: Any) -> State:
         """The state that a record holds. Raises one of `decoding.UNREADABLE` if it is none of ours."""
         versions = tuple(map(_version_of, record["versions"]))
         left, times = tuple(map(name_of, record["left"])), {name: _time_of(record[name]) for name in _TIMES}

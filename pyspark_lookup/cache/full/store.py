@@ -47,7 +47,7 @@ class StoredSnapshots:
 
     def state(self) -> State:
         """What is on this host."""
-        return self._disk.get_record("snapshot", self._key, State.of_json) or State()
+        return self._disk.get_record("snapshot", self._key, State.from_json) or State()
 
     def seen(self, choose: Callable[[State], StoredVersion | None]) -> tuple[State, Snapshot | None]:
         """The state, and the snapshot that is chosen from it."""
@@ -81,7 +81,7 @@ class StoredSnapshots:
         return snapshot
 
     def _version_in(self, found: Any) -> TableVersion:
-        return TableVersion.of_plain(self._table.id, found)
+        return TableVersion.from_json(self._table.id, found)
 
     def version_of(self, snapshot: Snapshot) -> TableVersion:
         """The version that a snapshot holds."""
@@ -125,7 +125,7 @@ class StoredSnapshots:
         if snapshot is None:
             url = redact("path", self._table.url)
             raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
-        self._disk.replace_record("snapshot", self._beside(version.digest), version.plain())
+        self._disk.replace_record("snapshot", self._beside(version.digest), version.to_json())
         stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
         self._remember(stored, snapshot, version)
         return snapshot, stored

@@ -120,14 +120,14 @@ class PartialTables:
         if self._disk is None:
             return seed, None
         try:
-            return self._disk.create_record("snapshot", space, {"seed": seed.plain()}, _seed_of), self._disk
+            return self._disk.create_record("snapshot", space, {"seed": seed.to_json()}, _seed_of), self._disk
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return seed, None
 
 
 def _seed_of(found: Any) -> Seed:
-    return Seed.of_plain(found["seed"])
+    return Seed.from_json(found["seed"])
 
 
 def _same(cache: LookupCache) -> LookupCache:

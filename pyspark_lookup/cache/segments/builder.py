@@ -152,7 +152,7 @@ class SegmentBuilder:
             "rows": self.rows,
             "schema": base64.b64encode(self._schema.serialize()).decode(),
             "keys": [self._schema.names[n] for n in self._keys],
-            "seed": self._seed.plain(),
+            "seed": self._seed.to_json(),
             "files": [],
         }
         writer = create(regions)

@@ -49,7 +49,7 @@ class Segment:
         self.bytes = opened.bytes
         self.schema: pa.Schema = schema_of_text(meta["schema"])
         self.keys = texts_of(meta["keys"])
-        self.seed = Seed.of_plain(meta["seed"])
+        self.seed = Seed.from_json(meta["seed"])
         self.files = [_file_of(file) for file in meta["files"]]
         # Files that named rows which were left out when this was written.
         self.marks = texts_of(meta.get("marks", ()))

@@ -48,7 +48,7 @@ class Deletes(Protocol):
         `data`: the bytes of `place`, empty without one. Raises DamagedFileError.
         """
 
-    def plain(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """The value as JSON can hold it; first the kind by which `table.deletes.DELETES` reads it back."""
 
 
@@ -92,12 +92,12 @@ class FileVersion:
         """Whether the name alone says which bytes these are."""
         return self.identity.startswith(IMMUTABLE)
 
-    def plain(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """The file as JSON can hold it, without what the table's metadata says of it."""
         return [self.url, self.size, self.identity, self.modified_at_s, self.settled]
 
     @classmethod
-    def of_plain(cls, found: Any) -> FileVersion:
+    def from_json(cls, found: Any) -> FileVersion:
         """The file that `plain` wrote. Raises TypeError or ValueError for anything else."""
         url, size, identity, modified_at_s, settled = found
         modified_at_s = None if modified_at_s is None else number_of(modified_at_s)

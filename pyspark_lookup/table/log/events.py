@@ -43,13 +43,13 @@ __all__ = [
     "Vacuum",
     "Write",
     "WriteMode",
+    "definition_json",
     "definition_of",
     "event_bytes",
     "event_of",
     "files_of",
     "id_of",
     "parsed",
-    "plain_definition",
     "sealed",
 ]
 
@@ -248,7 +248,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Definition):
-        return plain_definition(value)
+        return definition_json(value)
     if isinstance(value, Batch):
         return [value.query, value.id]
     if isinstance(value, tuple):
@@ -256,14 +256,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def plain_definition(definition: Definition) -> dict[str, Any]:
+def definition_json(definition: Definition) -> dict[str, Any]:
     """A definition as JSON can hold it."""
     keys, properties = list(definition.keys), dict(definition.properties)
     return {"schema": text_of_schema(definition.schema), "keys": keys, "properties": properties}
 
 
 def definition_of(found: Any) -> Definition:
-    """The definition that `plain_definition` wrote. Raises one of `UNREADABLE` for anything else."""
+    """The definition that `definition_json` wrote. Raises one of `UNREADABLE` for anything else."""
     keys, schema = texts_of(found["keys"]), schema_of_text(text_of(found["schema"]))
     properties = {text_of(key): text_of(value) for key, value in found["properties"].items()}
     folded = {name.casefold() for name in schema.names}

@@ -241,7 +241,7 @@ class NotificationLog:
             return None
         origin = "the host's record of the log"
         base: TableState | None = self._disk.get_record(
-            "log", self._key, lambda found: TableState.of_plain(found, origin)
+            "log", self._key, lambda found: TableState.from_json(found, origin)
         )
         if base is None:
             return None
@@ -251,7 +251,7 @@ class NotificationLog:
                 return alone
             texts = tuple(text.encode() for text in texts_of(found["events"]))
             events = [event_of(text, n, origin) for n, text in enumerate(texts, base.position + 1)]
-            last = None if found["last"] is None else FileVersion.of_plain(found["last"])
+            last = None if found["last"] is None else FileVersion.from_json(found["last"])
             return _Known(base.advanced(events), base.position, texts, last)
 
         alone = _Known(base, base.position, (), None)
@@ -276,10 +276,10 @@ class NotificationLog:
             return
         try:
             if tail is None:
-                self._disk.replace_record("log", self._key, state.plain())
+                self._disk.replace_record("log", self._key, state.to_json())
                 if before is not None:
                     self._disk.remove_record("log-tail", self._tail_key(before.base))
-            seen = None if last is None else last.plain()
+            seen = None if last is None else last.to_json()
             texts = [text.decode() for text in tail or ()]
             value = {"table": state.table_id, "events": texts, "last": seen}
             self._disk.replace_record("log-tail", self._tail_key(base), value)
@@ -380,7 +380,7 @@ class NotificationLog:
 
     def _put_checkpoint(self, state: TableState) -> None:
         """Put a checkpoint; without it reading the log for the first time takes longer, no more."""
-        data = sealed(state.plain())
+        data = sealed(state.to_json())
         with contextlib.suppress(UfsError):
             self._ufs.put_if_absent(self._checkpoint_path(state.position), data)
             # Who has just listed it may still read the one before.

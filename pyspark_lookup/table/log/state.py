@@ -31,13 +31,13 @@ from pyspark_lookup.table.log.events import (
     Vacuum,
     Write,
     WriteMode,
+    definition_json,
     definition_of,
     files_of,
     id_of,
     parsed,
-    plain_definition,
 )
-from pyspark_lookup.table.log.visible_writes import Standing
+from pyspark_lookup.table.log.visible_writes import VisibleWrites
 from pyspark_lookup.table.log.writes import Change, TableWrite
 from pyspark_lookup.table.model import VersionMetadata
 
@@ -58,7 +58,7 @@ class TableState:
         self.changes: list[Change] = []
         self.oldest = 1  # from this position on every version can be read
         self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
-        self._standings: dict[ValidWriteIdList, Standing] = {}
+        self._visible_by_ids: dict[ValidWriteIdList, VisibleWrites] = {}
         self._definitions: list[tuple[int, Definition]] = []
         self._replaced_by = 0  # the highest overwrite that is committed
         self._keyed_by = 0  # the highest write by key that is
@@ -270,7 +270,7 @@ class TableState:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
         self._check_marks(write_ids, own)
-        valid = self._standing(write_ids).valid
+        valid = self._visible(write_ids).valid
         ends = max((write.ended_at for write in valid if write.ended_at is not None), default=1)
         if own is not None:
             return self._version(write_ids, self.position, self.position)
@@ -287,12 +287,12 @@ class TableState:
 
         What a transaction hides, `own`, are rows as it sees them.
         """
-        standing = self._standing(write_ids)
-        usable = {write.id for write in standing.valid}
+        visible = self._visible(write_ids)
+        usable = {write.id for write in visible.valid}
         left_out = [w.ended_at or 0 for w in self.writes.values() if w.committed and w.replaces and w.id not in usable]
         first = min(left_out, default=self.position + 1)
-        for write in standing.valid:
-            if write.deletes and standing.end(write) > first and not write.replaces and write.id != own:
+        for write in visible.valid:
+            if write.deletes and visible.end(write) > first and not write.replaces and write.id != own:
                 raise VersionGoneError(
                     f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
                     "that was folded by it: which rows it hides among those is not known"
@@ -301,53 +301,53 @@ class TableState:
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
         defined_at, definition = self._definitions[last]
-        standing = self._standing(write_ids)
-        for write in standing.needed:
+        visible = self._visible(write_ids)
+        for write in visible.needed:
             if write.vacuumed:
                 raise VersionGoneError(
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
                     "later version, or vacuum what is older only"
                 )
         # Write ids are not enough: two copies of a table that went on apart have given the same ones to other writes.
-        seen, hiding = (",".join(write.label for write in writes) for writes in (standing.seen, standing.hiding))
+        seen, hiding = (",".join(write.label for write in writes) for writes in (visible.seen, visible.hiding))
         schema = text_of_schema(definition.schema)
         digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, seen, hiding)
-        rewrites = tuple(standing.folds())
+        rewrites = tuple(visible.rewrites())
         return VersionMetadata(
             self.table_id, position, str(write_ids), digest, definition.keys, schema, rewrites=rewrites
         )
 
     def needed(self, position: int | None = None) -> list[TableWrite]:
         """The writes that the version at a position (None: now) is made of: those whose rows are seen, or hide some."""
-        return self._standing(self.valid_write_ids(position)).needed
+        return self._visible(self.valid_write_ids(position)).needed
 
     def seen(self, position: int | None = None) -> list[TableWrite]:
         """Those of which rows are seen."""
-        return self._standing(self.valid_write_ids(position)).seen
+        return self._visible(self.valid_write_ids(position)).seen
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
         """The files of which rows are seen, with their write's id and the time of its commit."""
         times = {change.write_id: change.at_s for change in self.changes}
-        for write in self._standing(write_ids).seen:
+        for write in self._visible(write_ids).seen:
             for file in write.files:
                 yield file, write.id, times.get(write.id, 0.0)
 
     def deletes(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
         """The files that say which rows of `files` no longer count."""
-        return (file for write in self._standing(write_ids).hiding for file in write.deletes)
+        return (file for write in self._visible(write_ids).hiding for file in write.deletes)
 
-    def _standing(self, write_ids: ValidWriteIdList) -> Standing:
+    def _visible(self, write_ids: ValidWriteIdList) -> VisibleWrites:
         """What counts where a list says what is valid."""
-        found = self._standings.get(write_ids)
+        found = self._visible_by_ids.get(write_ids)
         if found is None:
-            if len(self._standings) >= _STANDINGS_KEPT:
-                self._standings.clear()
-            found = self._standings[write_ids] = Standing(self.writes, write_ids, self.position)
+            if len(self._visible_by_ids) >= _STANDINGS_KEPT:
+                self._visible_by_ids.clear()
+            found = self._visible_by_ids[write_ids] = VisibleWrites(self.writes, write_ids, self.position)
         return found
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def plain(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The state as JSON can hold it."""
         writes = [
             [
@@ -370,14 +370,14 @@ class TableState:
             "position": self.position,
             "nonce": self.nonce,
             "writes": writes,
-            "definitions": [[position, plain_definition(definition)] for position, definition in self._definitions],
+            "definitions": [[position, definition_json(definition)] for position, definition in self._definitions],
             "batches": self.batches,
             "oldest": self.oldest,
             "changes": [[change.position, change.at_s, change.write_id] for change in self.changes],
         }
 
     @classmethod
-    def of_plain(cls, found: Mapping[str, Any], origin: str) -> TableState:
+    def from_json(cls, found: Mapping[str, Any], origin: str) -> TableState:
         """The state that `plain` wrote. Raises DamagedFileError for anything else."""
         try:
             state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
@@ -429,4 +429,4 @@ class TableState:
     @classmethod
     def of_bytes(cls, data: bytes, origin: str) -> TableState:
         """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
-        return cls.of_plain(parsed(data, origin), origin)
+        return cls.from_json(parsed(data, origin), origin)

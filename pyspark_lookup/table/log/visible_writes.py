@@ -1,4 +1,4 @@
-"""`Standing`: which writes count in a version, of all that a list of write ids lets through.
+"""`VisibleWrites`: which writes count in a version, of all that a list of write ids lets through.
 
 Rows are seen of the highest valid overwrite and of what is above it; a compaction stands for the writes that it has
 folded. Rows are hidden by writes by key that were committed after them.
@@ -12,12 +12,12 @@ from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.table.log.events import WriteMode
 from pyspark_lookup.table.log.writes import TableWrite
 
-__all__ = ["Standing"]
+__all__ = ["VisibleWrites"]
 
 _FOLDS_AT_MOST = 8
 
 
-class Standing:
+class VisibleWrites:
     """The writes that count where `write_ids` says which are valid, in a log of which `position` is the last event's.
 
     `valid`: the valid ones, without compactions that do not count; `seen`: those of which rows are seen; `hiding`: those
@@ -82,7 +82,7 @@ class Standing:
         """Those that are seen or hide something, each once."""
         return list({write.id: write for write in (*self.seen, *self.hiding)}.values())
 
-    def folds(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Of the latest compactions, also those that were folded again, the names of their files and of those they replaced."""
         folding = sorted((write for write in self.valid if write.replaces), key=self.end)
         for write in folding[-_FOLDS_AT_MOST:]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.version_token import Announcement, announce, told_version
+from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution
 from pyspark_lookup.table.model import Kind, Table, TableVersion
@@ -48,16 +48,18 @@ class Process:
         self.options = LookupOptions.parse({"path": str(path), **options})
         self.known: Table | None = None
 
-    def announce(self, execution: Execution | None = ONE) -> Announcement:
+    def announce(self, execution: Execution | None = ONE) -> VersionToken:
         """Announce, knowing what the path was the last time, as an engine does."""
-        self.known, version = announce(self.host.reader, self.options, execution, self.known)
-        return Announcement.of(self.known, version)
+        self.known, version = resolve_and_secure(self.host.reader, self.options, execution, self.known)
+        return VersionToken.of(self.known, version)
 
-    def told(self, announcement: Announcement, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
+    def told(self, announcement: VersionToken, execution: Execution | None = ONE) -> tuple[Table, TableVersion]:
         """The announced version as a task of this process takes it, from the bytes it was told."""
-        return told_version(self.host.reader, self.options, Announcement.of_bytes(announcement.to_bytes()), execution)
+        return version_of_token(
+            self.host.reader, self.options, VersionToken.of_bytes(announcement.to_bytes()), execution
+        )
 
-    def rows(self, announcement: Announcement, execution: Execution | None = ONE) -> pa.Table:
+    def rows(self, announcement: VersionToken, execution: Execution | None = ONE) -> pa.Table:
         """All rows of a version that was announced."""
         reader = self.host.reader
         table, version = self.told(announcement, execution)
@@ -67,7 +69,7 @@ class Process:
         batches = reader.read_files(plan, version)
         return pa.Table.from_batches(list(batches), columns)
 
-    def states(self, announcement: Announcement) -> set[int]:
+    def states(self, announcement: VersionToken) -> set[int]:
         """What the rows of an announced version say theirs is."""
         return set(self.rows(announcement).column("version").to_pylist())
 
@@ -115,16 +117,16 @@ KINDS = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB, Kind.MANAGED)
 @given(st.sampled_from(KINDS), st.binary(min_size=16, max_size=16), st.floats(allow_nan=False))
 def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_s: float) -> None:
     """Some 30 bytes, whatever the kind, the digest and the time."""
-    told = Announcement(kind, digest.hex(), newest_s)
+    told = VersionToken(kind, digest.hex(), newest_s)
     assert len(told.to_bytes()) == 24 + len(kind)
-    assert Announcement.of_bytes(told.to_bytes()) == told
+    assert VersionToken.of_bytes(told.to_bytes()) == told
 
 
 @given(st.binary(max_size=60).filter(lambda data: not (data[24:].isalpha() and data[24:].isascii())))
 def test_other_bytes_announce_nothing(data: bytes) -> None:
     """Bytes of another length or of no kind there is are an error that shows them."""
-    with pytest.raises(ValueError, match="announces no version"):
-        Announcement.of_bytes(data)
+    with pytest.raises(ValueError, match="is no version token"):
+        VersionToken.of_bytes(data)
 
 
 # --- announcing: what it costs ------------------------------------------------------------------------
@@ -252,7 +254,7 @@ def test_a_table_that_never_rests_is_an_error(options: Mapping[str, str], tmp_pa
         process.announce(ONE)
 
 
-def snapshot_is_here(process: Process, told: Announcement) -> bool:
+def snapshot_is_here(process: Process, told: VersionToken) -> bool:
     """Whether the version is in this host's full cache, by what lies there."""
     table, version = process.told(told)
     full = process.host.reader.full(table, process.options)
