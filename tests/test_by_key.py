@@ -69,9 +69,9 @@ class Open:
     rows: list[Row]
 
 
-def shrunk(fold_bytes: int) -> WriteSizes:
+def shrunk(compact_bytes: int) -> WriteSizes:
     """Sizes that a test's tables cross."""
-    merged = {"merge_bytes": 3000, "fold_bytes": fold_bytes, "unasked_fold_bytes": fold_bytes}
+    merged = {"merge_bytes": 3000, "compact_bytes": compact_bytes, "unasked_compact_bytes": compact_bytes}
     return WriteSizes(file_bytes=4000, row_group_rows=(2, 4), row_group_bytes=1, small_file_bytes=2000, **merged)
 
 

@@ -122,7 +122,7 @@ def overlapping(site: Site, monkeypatch: pytest.MonkeyPatch) -> LookupTable:
     with monkeypatch.context() as patch:
         patch.setattr(KeyedRows, "find", found)
         table.upsert(of_ids(7, 8, "last"))
-    site.resize(fold_bytes=20_000)
+    site.resize(compact_bytes=20_000)
     table.compact()
     assert len(site.committed()) == 2  # the large file stays, and what hides its rows with it
     return table
@@ -151,7 +151,7 @@ def test_a_place_named_twice_is_read(site: Site, monkeypatch: pytest.MonkeyPatch
         table = overlapping(site, monkeypatch)
     assert site.table(host="late").scan().num_rows == 2000
     table.upsert(of_ids(7, 8, "new"))
-    site.resize(fold_bytes=2**26)
+    site.resize(compact_bytes=2**26)
     table.compact()
     assert len(site.committed()) == 1
     assert (table.get(7), table.scan().num_rows) == ([{"id": 7, "name": "new"}], 2000)
@@ -167,7 +167,7 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
     damaged: list[Path] = []
 
     def damage(kind: str, subject: object) -> None:
-        for path in site.path.rglob("fold-*.parquet") if not damaged else ():
+        for path in site.path.rglob("compacted-*.parquet") if not damaged else ():
             damaged.append(path)
             with path.open("r+b") as file:
                 file.seek(40)
@@ -186,7 +186,7 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
 
 def test_a_large_write_stays_as_it_is(site: Site) -> None:
     """What is much larger than the small writes is not written again; the rows that they hide in it stay hidden."""
-    site.resize(fold_bytes=20_000)
+    site.resize(compact_bytes=20_000)
     table = site.created(OFF)
     table.write(wide(0, 2000))
     base = site.committed()
@@ -303,7 +303,7 @@ def test_an_overwrite_beside_a_compaction(site: Site, monkeypatch: pytest.Monkey
     table.compact()
     assert ids_of(table.scan()) == list(range(50, 70))
     assert len(site.committed()) == 1
-    assert [file for file in site.files() if "fold" in file] == site.committed()
+    assert [file for file in site.files() if "compacted" in file] == site.committed()
 
 
 def test_a_restless_table_is_not_compacted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_an_overwrite_that_began_before_what_was_folded(site: Site) -> None:
     table.write(rows(2))
     late = writer.begin(SCHEMA, WriteMode.OVERWRITE)
     table.compact()
-    with pytest.raises(WriteConflictError, match="folded"):
+    with pytest.raises(WriteConflictError, match="compacted"):
         writer.commit(early, put(writer, early, 7))
     assert ids_of(table.scan()) == [1, 2]
     writer.commit(late, put(writer, late, 8))
@@ -372,12 +372,12 @@ def test_keys_that_were_changed(site: Site) -> None:
     table.upsert(rows(1, name="new"))
     table.upsert(rows(2, name="new"))
     table.alter(keys=["name"])
-    site.resize(fold_bytes=20_000)
+    site.resize(compact_bytes=20_000)
     with pytest.raises(WriteConflictError, match=r"key columns have changed.*give it its former keys and compact"):
         table.compact()
     table.alter(keys=["id"])
     table.compact()
-    site.resize(fold_bytes=2**26)
+    site.resize(compact_bytes=2**26)
     assert ids_of(table.scan()) == list(range(500))
     table.alter(keys=["name"])
     table.compact()
@@ -392,7 +392,7 @@ def test_a_store_that_fails(site: Site) -> None:
         table.write(of_ids(low, low + 10))
     before = site.files()
     fails = pytest.raises(UfsUnavailableError, match="injected")
-    with failing(site, lambda kind, path: kind == "put" and "fold" in path), fails:
+    with failing(site, lambda kind, path: kind == "put" and "compacted" in path), fails:
         table.compact()
     assert (site.files(), ids_of(table.scan())) == (before, list(range(20)))
     table.compact()
@@ -427,7 +427,7 @@ def test_commits_compact(site: Site, caplog: pytest.LogCaptureFixture, monkeypat
 
 def test_what_is_large_is_not_compacted_unasked(site: Site) -> None:
     """A commit folds what is small only; a person who asks gets more."""
-    site.resize(unasked_fold_bytes=20_000)
+    site.resize(unasked_compact_bytes=20_000)
     table = site.created({"lookup.write.compact-after": "3"})
     table.write(wide(0, 2000))
     for id_ in range(9):
@@ -452,7 +452,7 @@ def test_somebody_is_at_it(site: Site) -> None:
 
 def test_full_keeps_its_base(site: Site) -> None:
     """A full cache reads what was folded, and not the large file beside it."""
-    site.resize(fold_bytes=20_000)
+    site.resize(compact_bytes=20_000)
     table = site.created(OFF)
     table.write(wide(0, 5000))
     for number in range(4):
@@ -477,7 +477,7 @@ def test_partial_keeps_its_keys(site: Site) -> None:
     reader.get_many(asked)
     table.upsert(rows(100, 101, name="new"))
     for small in (20_000, 2**26):  # the small writes, then all of it
-        site.resize(fold_bytes=small)
+        site.resize(compact_bytes=small)
         table.compact()
         misses = reader.metrics()["missCount"]
         found = reader.get_many(asked)

@@ -61,7 +61,7 @@ class Host:
         return {name: sum(counts.values[name] for counts in found) for name in NAMES}
 
     def fold(self, above: int = 0) -> None:
-        self.disk.fold_counters("t", above, NAMES, added)
+        self.disk.merge_counters("t", above, NAMES, added)
 
 
 def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:
@@ -93,11 +93,11 @@ def test_folding_keeps_the_sum(host: Host) -> None:
     assert len(host.files()) == 11
     del ended
     host.fold()
-    assert host.files() == ["t-7", "t-8", "t-9", "t-folded", "u-1"]
+    assert host.files() == ["t-7", "t-8", "t-9", "t-ended", "u-1"]
     assert host.sums() == {"a": 45, "b": 10}
     living.pop(0)
     host.fold()
-    assert (host.files(), host.sums()) == (["t-8", "t-9", "t-folded", "u-1"], {"a": 45, "b": 10})
+    assert (host.files(), host.sums()) == (["t-8", "t-9", "t-ended", "u-1"], {"a": 45, "b": 10})
     assert host.sums("u") == {"a": 100, "b": 100}
     del other
 
@@ -111,7 +111,7 @@ def test_a_death_while_folding(host: Host, monkeypatch: pytest.MonkeyPatch) -> N
             patch.setattr(Disk, "_remove", lambda self, path: False)
             host.fold()
             assert host.sums() == {"a": 6, "b": 4}
-        assert set(host.files()) >= {"t-0", "t-1", "t-2", "t-3", "t-folded"}
+        assert set(host.files()) >= {"t-0", "t-1", "t-2", "t-3", "t-ended"}
     late = host.made("t-late", 10, 1)
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "_remove", lambda self, path: False)
@@ -119,7 +119,7 @@ def test_a_death_while_folding(host: Host, monkeypatch: pytest.MonkeyPatch) -> N
         host.fold()
         assert host.sums() == {"a": 16, "b": 5}
     host.fold()
-    assert (host.files(), host.sums()) == (["t-folded"], {"a": 16, "b": 5})
+    assert (host.files(), host.sums()) == (["t-ended"], {"a": 16, "b": 5})
 
 
 def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPat
         read, folded = Disk._counts, list[str]()
 
         def beside(self: Disk, asked: str, read: object = read, folded: list[str] = folded, at: str = name) -> object:
-            if not folded and asked == ("t-folded" if at == "t-x" else "t-0"):
+            if not folded and asked == ("t-ended" if at == "t-x" else "t-0"):
                 folded.append(asked)
                 found = read(self, asked)  # type: ignore[operator]
                 host.fold()
@@ -203,15 +203,15 @@ def test_many_processes_come_and_go(host: Host) -> None:
     assert len(host.files()) <= 66
     (table,) = tables_on(host.disk, host.clock)
     assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
-    assert "folded" in host.publisher().by_worker()
+    assert "ended" in host.publisher().by_worker()
 
 
 def test_totals_do_not_stay_for_ever(host: Host) -> None:
     """A total that nothing was added to for 90 days is swept; others are not."""
     for name in ("t-1", "u-1"):
         host.made(name, 1, 1)
-    host.disk.fold_counters("t", 0, NAMES, added)
-    os.utime(host.root / "v1" / "counters" / "t-folded", (host.now_s - 91 * 86400,) * 2)
+    host.disk.merge_counters("t", 0, NAMES, added)
+    os.utime(host.root / "v1" / "counters" / "t-ended", (host.now_s - 91 * 86400,) * 2)
     os.utime(host.root / "v1" / "counters" / "u-1", (host.now_s - 91 * 86400,) * 2)
     host.disk.sweep()
     assert host.files() == ["u-1"]

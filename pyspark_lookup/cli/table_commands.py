@@ -98,7 +98,7 @@ def warm(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bo
 @click.command()
 @_of_table
 def compact(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
-    """Fold a managed table's small writes into files in the order of the keys."""
+    """Compact a managed table's small writes into files in the order of the keys."""
     with _table(path, options, cache_dir) as table:
         before = len(table.files())
         position = table.compact()

@@ -196,7 +196,7 @@ class LookupTable:
             return writer.delete(keys_given(keys, engine.keys_in_log(self._options)))
 
     def compact(self) -> int:
-        """Fold small writes, and what upserts and deletes left behind, into files in the order of the keys; the log position after it.
+        """Compact small writes and deletes into files in the order of the keys; the log position after it.
 
         It is one commit that changes no row; where nothing is to be gained, there is none. Raises WriteConflictError if
         others replace the same rows again and again, and as `write`.
@@ -359,7 +359,7 @@ class LookupTable:
         return runtime().engine(self._options).host_metrics()
 
     def metrics_by_worker(self) -> dict[str, dict[str, int]]:
-        """The same for each process of this host, by `<host>-<process>`; those of processes long gone together, as `folded`."""
+        """The same for each process of this host, by `<host>-<process>`; those of processes long gone together, as `ended`."""
         self._check_open()
         return runtime().engine(self._options).worker_metrics()
 

@@ -21,7 +21,7 @@ from pyspark_lookup.io.disk import CounterFile, Counts, Disk
 
 __all__ = ["Publisher", "Reload", "TableCounts", "host_gauges", "reloads_on", "remember_reload", "tables_on"]
 
-_FOLD_ABOVE = 64
+_MERGE_ABOVE = 64
 _GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
 _NUMBER = struct.Struct("=q")
 _GAUGES_BEGIN = len(COUNTERS) * _NUMBER.size
@@ -68,7 +68,7 @@ class Publisher:
         name = f"{self._label}-{host}-{process}-{os.urandom(4).hex()}"
         about = {"url": self._url, "host": host, "process": process, "application": self.application}
         file = disk.new_counters(name, about, _NAMES)
-        disk.fold_counters(self._label, _FOLD_ABOVE, _NAMES, _folded)
+        disk.merge_counters(self._label, _MERGE_ABOVE, _NAMES, _merged)
         return file
 
     def host_total(self) -> dict[str, int]:
@@ -82,7 +82,7 @@ class Publisher:
     def by_worker(self) -> dict[str, dict[str, int]]:
         """The counters of each process of this host that has published, by `<host>-<process>`; this one included.
 
-        Those of processes long gone are together, as `folded`.
+        Those of processes long gone are together, as `ended`.
         """
         self.publish()
         found: dict[str, list[Counts]] = {}
@@ -144,17 +144,17 @@ def _gauges_at(counts: Counts) -> int:
 
 
 def _worker(counts: Counts) -> str:
-    return f"{counts.about['host']}-{counts.about['process']}" if "process" in counts.about else "folded"
+    return f"{counts.about['host']}-{counts.about['process']}" if "process" in counts.about else "ended"
 
 
 def _applications(counts: Counts) -> list[str]:
     return [name for name in (counts.about.get("application"), *counts.about.get("applications", ())) if name]
 
 
-def _folded(parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
+def _merged(parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
     """What a total of those is about, and its numbers."""
     values = {**_added(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
-    applications = sorted({name for part in parts for name in _applications(part)})[-_FOLD_ABOVE:]
+    applications = sorted({name for part in parts for name in _applications(part)})[-_MERGE_ABOVE:]
     return {"url": parts[-1].about.get("url", ""), "applications": applications}, values
 
 

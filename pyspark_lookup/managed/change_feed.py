@@ -88,7 +88,7 @@ def snapshot_of(table: Table, state: TableState, position: int) -> list[ChangeTa
     """All rows of the version at a position, as inserted by the commits that put their files. Raises VersionGoneError if it
     was vacuumed.
 
-    Of rows that were folded nobody knows any more which commit has added them: they are the compaction's.
+    After a compaction nobody knows which commit has added a row: it is the compaction's.
     """
     version = managed_version(table, state, position)
     keys, schema = state.definition_at(position).keys, _schema(table, state)

@@ -1,7 +1,7 @@
 """Compaction: the rows of several writes into few files in the order of their keys, by a commit that changes no row.
 
-A compaction says which writes it replaces. What others commit meanwhile stays beside it; rows that they hide are looked
-for in its files and hidden there. Where somebody has replaced the same writes, it begins anew.
+A compaction says which writes it replaces. What others commit meanwhile stays beside it; rows that they delete are looked
+for in its files and deleted there. Where somebody has replaced the same writes, it begins anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DELETED_SHARE = 0.2
 
 
 def chosen(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrite]:
-    """The writes that are worth folding, by size; none if that would gain nothing.
+    """The writes that are worth compacting, by size; none if that would gain nothing.
 
     From the smallest on each is taken that is small, or at most twice as large as those before it together: so a row
     is written a few times only, however often somebody compacts. `asked`: by a person, not by a commit.
@@ -45,7 +45,7 @@ def chosen(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrit
     sizes.update((id_, 0) for id_ in sizes.keys() - with_rows)
     rows = sum(write.rows for write in needed if write.id in with_rows)
     deleted = sum(file.rows for write in needed for file in write.deletes)
-    always = bounds.fold_bytes if asked else bounds.unasked_fold_bytes
+    always = bounds.compact_bytes if asked else bounds.unasked_compact_bytes
     if asked and deleted > _DELETED_SHARE * rows:
         return needed
     found: list[TableWrite] = []
@@ -76,14 +76,14 @@ class Compactor:
         self._url = redact("path", log.url)
 
     def compact(self) -> TableState:
-        """Fold what is worth it, as one commit; the state after that, or as it is if there is nothing to gain.
+        """Compact what is worth it, as one commit; the state after that, or as it is if there is nothing to gain.
 
         Raises UfsNotFoundError if there is no table, WriteConflictError if others replace the same rows again and again.
         """
         return self._compact(asked=True)
 
     def compact_if_due(self) -> None:
-        """Fold small writes if there are enough of them, and nobody is at it. An error is logged, no more: the rows are there."""
+        """Compact small writes if there are enough of them, and nobody is at it. An error is logged, no more: the rows are there."""
         state = self._log.known()
         if not self._after or state is None or self._is_under_way(state):
             return
@@ -123,17 +123,17 @@ class Compactor:
                 raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
             # A list of writes to be replaced knows those that began before it.
-            folded = [write for write in chosen(since, asked, self._sizes) if write.id < write_id]
-            if not folded:
-                self._writer.abort(job, (), "others have folded what was there to fold")
+            replaced = [write for write in chosen(since, asked, self._sizes) if write.id < write_id]
+            if not replaced:
+                self._writer.abort(job, (), "others have compacted what there was")
                 return self._log.latest() or since
-            paths = {f"{self._table.url}/{file.path}" for write in folded for file in write.files}
+            paths = {f"{self._table.url}/{file.path}" for write in replaced for file in write.files}
             files = managed_version(self._table, since).files
             inside = [file for file in files if file.url in paths]
             outside = [file for file in files if file.url not in paths]
-            kept = self._marks(since, folded, outside)
+            kept = self._marks(since, replaced, outside)
             parts = self._rows.ordered(since.definition, inside) if inside else ()
-            new = self._writer.write_ordered(job, parts, "fold")
+            new = self._writer.write_ordered(job, parts, "compacted")
             rows = self._rows.count(inside) if inside else 0
             # Files that cannot be read would take the place of files that can.
             written = self._rows.read_back(job.definition, new) if new else 0
@@ -143,16 +143,16 @@ class Compactor:
             with contextlib.suppress(UfsError):  # the error itself says more
                 self._writer.abort(job, ())
             raise
-        effect = Rewriting(self._rows, self._table, since, [write.id for write in folded], new, kept)
+        effect = Rewriting(self._rows, self._table, since, [write.id for write in replaced], new, kept)
         done = self._writer.commit(job, new, effect=effect)
         assert done is not None
         return done
 
     def _marks(
-        self, since: TableState, folded: Sequence[TableWrite], outside: Sequence[FileVersion]
+        self, since: TableState, replaced: Sequence[TableWrite], outside: Sequence[FileVersion]
     ) -> pa.Table | None:
-        """What the folded writes hide in the files that stay."""
-        marks = [file for write in folded for file in write.deletes]
+        """What the compacted writes delete in the files that stay."""
+        marks = [file for write in replaced for file in write.deletes]
         if not marks or not outside:
             return None
         found = self._rows.deleted_by(since.definition, marks)
@@ -161,6 +161,6 @@ class Compactor:
         if any(found.column(name).null_count for name in since.definition.keys):
             raise WriteConflictError(
                 f"{self._url}: the key columns have changed since some of its rows were replaced, and of those more is left "
-                "than can be folded now: overwrite the table with its own rows, or give it its former keys and compact it first"
+                "than can be compacted now: overwrite the table with its own rows, or give it its former keys and compact it first"
             )
         return found

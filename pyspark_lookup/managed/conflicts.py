@@ -251,7 +251,7 @@ class Both:
 class Rewriting:
     """Puts the rows of `replaces`, as they were at the state `since`, into `files`.
 
-    What others have hidden of them later is hidden there. `kept`: what the replaced writes hide in other files.
+    Rows of them that others have deleted since are deleted there, too. `kept`: what the replaced writes delete in other files.
     """
 
     added: Sequence[DataFile] = ()

@@ -87,9 +87,7 @@ def kept_columns(definition: Definition, schema: pa.Schema, options: LookupOptio
 def _check_names(columns: pa.Schema) -> None:
     for name in columns.names:
         if name.casefold() in (PATH, ROW):
-            raise SchemaError(
-                f"column {name!r}: that name is used by files that say which rows do not count; rename it"
-            )
+            raise SchemaError(f"column {name!r}: delete files use that name; rename it")
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:

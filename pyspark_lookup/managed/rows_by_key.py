@@ -142,7 +142,7 @@ class KeyedRows:
         found = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
         if found.column(PATH).null_count or found.column(ROW).null_count:
             shown = ", ".join(redact("path", version.url) for version in versions[:3])
-            raise DamagedFileError(f"{shown}: rows that an upsert or delete hides have a path and a place")
+            raise DamagedFileError(f"{shown}: deleted rows have a path and a position")
         return found
 
     def counted(

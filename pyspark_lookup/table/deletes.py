@@ -33,7 +33,7 @@ def place_fields() -> list[pa.Field]:
 
 
 def distinct_places(rows: pa.Table) -> pa.Table:
-    """Those rows by `PATH` and `ROW`, each place once: two writes that overlapped may both have hidden it."""
+    """Those rows by `PATH` and `ROW`, each place once: two writes that overlapped may both have deleted it."""
     ordered = rows.sort_by([(PATH, "ascending"), (ROW, "ascending")]).combine_chunks()
     if ordered.num_rows < 2:
         return ordered
@@ -110,5 +110,5 @@ def _positions_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:
         places = {path: np.unique(part) for path, part in places.items()}
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         shown = redact("path", url)
-        raise DamagedFileError(f"{shown} does not name the rows that an upsert or delete hides: {problem}") from problem
+        raise DamagedFileError(f"{shown} names no deleted rows: {problem}") from problem
     return places

@@ -32,8 +32,8 @@ SIZES = WriteSizes(
     row_group_bytes=200,
     row_group_rows=(2, 4),
     merge_bytes=800,
-    fold_bytes=2000,
-    unasked_fold_bytes=1000,
+    compact_bytes=2000,
+    unasked_compact_bytes=1000,
     small_file_bytes=1000,
 )
 """Small tables have by these what large ones have: several files a write, row groups, partial folds, merges."""

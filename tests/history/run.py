@@ -35,8 +35,8 @@ SIZES = {
     "row_group_rows": (4, 8),
     "row_group_bytes": 1,
     "merge_bytes": 3000,
-    "fold_bytes": 3000,
-    "unasked_fold_bytes": 3000,
+    "compact_bytes": 3000,
+    "unasked_compact_bytes": 3000,
     "small_file_bytes": 1500,
 }
 """`WriteSizes` that its tables cross: writes of several files and row groups, folds that leave files outside."""

@@ -59,7 +59,7 @@ def check_directory(directory: Path) -> tuple[dict[str, Any], list[str]]:
     told["locks"] = dict(kinds)
     wrong += [f"{directory.name}: {count} lock files of kind {kind}" for kind, count in kinds.items() if count > LOCKS]
     known = {"blocks", "claims", "counters", "locks", "records", "snapshots", "tmp"}
-    known |= {"usage", "usage.lock", "evict.lock", "repair.lock", "fold.lock", "swept"}
+    known |= {"usage", "usage.lock", "evict.lock", "repair.lock", "total.lock", "swept"}
     strange = sorted(set(os.listdir(directory / "v1")) - known)
     if strange:
         wrong.append(f"{directory.name}: nobody knows what {strange} are")

@@ -16,7 +16,7 @@ __all__ = ["Job", "Jobs"]
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A load: of a version, of the store's current one (None), or what nobody waits for: a folding, or a tidying."""
+    """A load: of a version, of the store's current one (None), or what nobody waits for: a compaction of layers, or a tidying."""
 
     version: TableVersion | None
     done: concurrent.futures.Future[None]

@@ -55,7 +55,7 @@ class StoredSnapshots:
             state = self.state()
             stored = choose(state)
             snapshot = self.opened(stored)
-            # Between reading of its layers and opening them they may have been folded.
+            # Between reading of its layers and opening them they may have been compacted.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 

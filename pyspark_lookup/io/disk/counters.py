@@ -1,7 +1,7 @@
 """Counters of processes: one small file each, written in place, which outlives its process.
 
 A file is a header that says whose numbers these are and what they are called, and behind it the numbers with a checksum, put
-by one write. Its process holds a lock on it: a file whose lock is free is of one that has ended, and may be folded
+by one write. Its process holds a lock on it: a file whose lock is free is of one that has ended, and may be added to the total
 into the total of its kind.
 """
 
@@ -74,7 +74,7 @@ class Counters(Records):
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         file = CounterFile(descriptor, len(head))
         try:
-            with contextlib.suppress(OSError):  # some file systems have no such locks: never folded
+            with contextlib.suppress(OSError):  # some file systems have no such locks: never added
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(descriptor, head, 0)
             file.put(_numbers(names).pack(*values))
@@ -89,40 +89,40 @@ class Counters(Records):
         for _ in range(_READS):
             before = self._totals(prefix)
             found = [counts for name in self._counter_names(prefix) if (counts := self._counts(name)) is not None]
-            if self._totals(prefix) == before:  # or one was read before a file was folded into it, and that one after
+            if self._totals(prefix) == before:  # or one was read before a file was added to it, and that one after
                 break
-        folded = frozenset[str]().union(*(counts.includes for counts in found))
-        return [counts for counts in found if counts.name not in folded]
+        included = frozenset[str]().union(*(counts.includes for counts in found))
+        return [counts for counts in found if counts.name not in included]
 
     def _totals(self, prefix: str) -> list[tuple[str, int]]:
         """The totals of a prefix, each as (name, inode): one that is put in another's place is another file."""
         found = []
         for name in self._counter_names(prefix):
             with contextlib.suppress(OSError):
-                if name.endswith("-folded"):
+                if name.endswith("-ended"):
                     found.append((name, os.stat(self._root / "counters" / name).st_ino))
         return found
 
-    def fold_counters(
+    def merge_counters(
         self,
         prefix: str,
         above: int,
         names: Sequence[str],
-        fold: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]],
+        merge: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]],
     ) -> None:
         """Put one total in place of the files of processes that have ended, if there are more than `above` files of a prefix.
 
-        `fold` makes what it is about, and its numbers. OSError if the directory cannot be written.
+        `merge` makes what it is about, and its numbers. OSError if the directory cannot be written.
         """
         if len(self._counter_names(prefix)) <= above:
             return
-        with self._locked("fold.lock"):
-            total = f"{prefix}-folded"
+        with self._locked("total.lock"):
+            total = f"{prefix}-ended"
             left = self._forget_included(total)  # of somebody who died over that
             ended = [counts for counts in self.counters(prefix) if not counts.alive or counts.name == total]
             gone = [counts.name for counts in ended if counts.name != total]
             if gone:
-                about, values = fold(ended)
+                about, values = merge(ended)
                 # Who reads between here and the removals, or after a death there, counts them once.
                 self._new_counters(
                     total, {**about, "includes": [*gone, *left]}, names, [values[name] for name in names]
@@ -166,7 +166,7 @@ class Counters(Records):
         for name in self._counter_names(""):
             path = self._root / "counters" / name
             with contextlib.suppress(OSError):
-                if name.endswith("-folded") and now_s - path.stat().st_mtime > _TOTAL_KEPT_S:
+                if name.endswith("-ended") and now_s - path.stat().st_mtime > _TOTAL_KEPT_S:
                     self._remove(path)
 
     def _damaged_counters(self) -> list[Path]:

@@ -137,7 +137,7 @@ class Allocate(Event):
 
 @dataclasses.dataclass(frozen=True)
 class Write(Event):
-    """Files of a write. Nobody uses them before its commit. `hidden`: files that say which rows of others no longer count.
+    """Files of a write. Nobody uses them before its commit. `deletes`: delete files, for rows of others.
     `replaces`: of a compaction, the writes whose rows these are."""
 
     kind = "write"

@@ -126,7 +126,7 @@ class TableState:
         if not replaces:
             return
         if any(id_ >= write_id or not self.writes[id_].committed for id_ in replaces):
-            raise self._contradiction(event, f"folds writes into write {write_id} that were not committed before")
+            raise self._contradiction(event, f"compacts writes into write {write_id} that were not committed before")
         self.writes[write_id] = self.writes[write_id].replacing(self.writes, replaces)
 
     def _commit(self, event: Commit, write: TableWrite) -> None:
@@ -209,12 +209,12 @@ class TableState:
         return write
 
     def _check_compactions(self, write_id: int) -> None:
-        """Raise WriteConflictError if an overwrite would hide some of the rows of a compaction, and not others."""
+        """Raise WriteConflictError if an overwrite would replace some of the rows of a compaction, and not others."""
         for write in self.writes.values():
             if write.committed and write.replaces and write.least < write_id < write.rank:
                 raise WriteConflictError(
                     f"write {write_id} of table {self.table_id}, an overwrite, began before write {write.rank}, which was "
-                    f"folded together with older ones by write {write.id}: write again"
+                    f"compacted together with older ones by write {write.id}: write again"
                 )
 
     def is_committed(self, batch: Batch) -> bool:
@@ -283,9 +283,9 @@ class TableState:
         return self._version(write_ids, at, at)
 
     def _check_marks(self, write_ids: ValidWriteIdList, own: int | None) -> None:
-        """Raise VersionGoneError if a list lets through what hides rows in the files of a compaction that it does not see.
+        """Raise VersionGoneError if a list lets through deletes in the files of a compaction that it does not see.
 
-        What a transaction hides, `own`, are rows as it sees them.
+        What a transaction deletes, `own`, are rows as it sees them.
         """
         visible = self._visible(write_ids)
         usable = {write.id for write in visible.valid}
@@ -295,7 +295,7 @@ class TableState:
             if write.deletes and visible.end(write) > first and not write.replaces and write.id != own:
                 raise VersionGoneError(
                     f"the list {str(write_ids)!r} lets through write {write.id}, which was made after a compaction, and not all "
-                    "that was folded by it: which rows it hides among those is not known"
+                    "that was replaced by it: which rows it deletes among those is not known"
                 )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
@@ -318,7 +318,7 @@ class TableState:
         )
 
     def needed(self, position: int | None = None) -> list[TableWrite]:
-        """The writes that the version at a position (None: now) is made of: those whose rows are seen, or hide some."""
+        """The writes that the version at a position (None: now) is made of: those whose rows are visible, and those that delete some."""
         return self._visible(self.valid_write_ids(position)).needed
 
     def seen(self, position: int | None = None) -> list[TableWrite]:

@@ -1,7 +1,7 @@
 """`VisibleWrites`: which writes count in a version, of all that a list of write ids lets through.
 
 Rows are seen of the highest valid overwrite and of what is above it; a compaction stands for the writes that it has
-folded. Rows are hidden by writes by key that were committed after them.
+compacted. Rows are deleted by writes by key that were committed after them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pyspark_lookup.table.log.writes import TableWrite
 
 __all__ = ["VisibleWrites"]
 
-_FOLDS_AT_MOST = 8
+_REWRITES_AT_MOST = 8
 
 
 class VisibleWrites:
     """The writes that count where `write_ids` says which are valid, in a log of which `position` is the last event's.
 
     `valid`: the valid ones, without compactions that do not count; `seen`: those of which rows are seen; `hiding`: those
-    that may hide some of them. All are in the order of their ids.
+    that may delete some of them. All are in the order of their ids.
     """
 
     def __init__(self, writes: Mapping[int, TableWrite], write_ids: ValidWriteIdList, position: int) -> None:
@@ -35,7 +35,7 @@ class VisibleWrites:
         """The valid writes, and which of them are replaced by compactions among them.
 
         A compaction stands for the writes in it as they were at its commit. It is left out where a list lets through
-        only some of them, or not all of what had been committed by then and could have hidden or replaced their rows.
+        only some of them, or not all of what had been committed by then and could have deleted or replaced their rows.
         """
         # Of a long log this is asked once per commit: one question per write is too many.
         invalid = {
@@ -48,14 +48,14 @@ class VisibleWrites:
         adding = (WriteMode.APPEND, WriteMode.ALTER)
         changing = (write for write in unseen if write.committed and (write.deletes or write.mode not in adding))
         limit = min((self.end(write) for write in changing), default=self._position + 1)
-        folding = [write for write in valid if write.replaces]
+        compactions = [write for write in valid if write.replaces]
         replaced, usable = set[int](), set[int]()
-        for write in sorted(folding, key=self.end):
+        for write in sorted(compactions, key=self.end):
             kept = (id_ not in invalid and (id_ in usable or not self._writes[id_].replaces) for id_ in write.replaces)
             if self.end(write) < limit and all(kept):
                 usable.add(write.id)
                 replaced.update(write.replaces)
-        if len(usable) < len(folding):
+        if len(usable) < len(compactions):
             valid = [write for write in valid if not write.replaces or write.id in usable]
         return valid, replaced
 
@@ -79,16 +79,16 @@ class VisibleWrites:
 
     @property
     def needed(self) -> list[TableWrite]:
-        """Those that are seen or hide something, each once."""
+        """Those whose rows are visible or that delete some, each once."""
         return list({write.id: write for write in (*self.seen, *self.hiding)}.values())
 
     def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Of the latest compactions, also those that were folded again, the names of their files and of those they replaced."""
-        folding = sorted((write for write in self.valid if write.replaces), key=self.end)
-        for write in folding[-_FOLDS_AT_MOST:]:
+        """Of the latest compactions, also those that were compacted again, the names of their files and of those they replaced."""
+        compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
+        for write in compactions[-_REWRITES_AT_MOST:]:
             others = [self._writes[id_] for id_ in write.replaces]
             if not any(other.vacuumed for other in others):
-                # What it hides may be the doing of writes that are in no version any more, so that counts as new.
+                # What it deletes may be the doing of writes that are in no version any more, so that is taken as new.
                 own = tuple(file.name for file in write.files)
                 yield own, tuple(name for other in others for name in other.names)
 

@@ -61,7 +61,7 @@ class TableWrite:
 
     @property
     def does_something(self) -> bool:
-        """Whether it has put files, of rows or of what hides some."""
+        """Whether it has put files, of rows or of deletes."""
         return bool(self.files or self.deletes)
 
     def replacing(self, writes: Mapping[int, TableWrite], replaces: tuple[int, ...]) -> TableWrite:
