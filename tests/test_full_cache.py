@@ -437,6 +437,18 @@ def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(di
     assert other.versions(0) == [2]  # `late` is there to reload it
 
 
+def test_the_first_load_finds_other_columns(tmp_path: Path, cache_dir: Path) -> None:
+    """Without a snapshot, a query in CACHE mode is planned by what the first load finds, not by what this host knew."""
+    path = publish(tmp_path / "dim", 0, 1, columns={"more": range(EACH)})
+    plain = Table(path, cache_dir, NONE, FakeClock(wall_s=(path / "0.parquet").stat().st_mtime + 10))
+    assert plain.scan().column_names[-1] == "more"
+    publish(path, 0, 2)
+    plain.host.clock.tick(10)
+    full = Table(path, cache_dir, CACHE, plain.host.clock)
+    assert set(full.scan()["version"].to_pylist()) == {2}
+    assert full.versions(5) == [2]
+
+
 def test_a_process_that_lives_for_one_query(directory: Path, cache_dir: Path) -> None:
     """Each query in a process of its own: answers are at most an interval old, also where the last process died reloading,
     and a store that fails is asked once in an interval."""

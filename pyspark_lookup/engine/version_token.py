@@ -30,7 +30,8 @@ from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["VersionToken", "resolve_and_secure", "table_of_token", "version_of_token"]
 
-_BYTES = struct.Struct(">16sd")  # digest, `TableVersion.newest`; the kind follows
+_BYTES = struct.Struct(">c16sd")  # a mark, digest, `TableVersion.newest`; the kind follows
+_MARK = b"V"  # no error begins so, which takes a token's place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +47,16 @@ class VersionToken:
         return cls(table.kind, version.digest, version.newest)
 
     def to_bytes(self) -> bytes:
-        """24 bytes, and the name of the kind."""
-        return _BYTES.pack(bytes.fromhex(self.digest), self.newest) + self.kind.encode()
+        """25 bytes, and the name of the kind."""
+        return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest) + self.kind.encode()
 
     @classmethod
     def of_bytes(cls, data: bytes) -> VersionToken:
         """What `to_bytes` packed. Raises OptionError for anything else."""
         try:
-            digest, newest = _BYTES.unpack_from(data)
+            mark, digest, newest = _BYTES.unpack_from(data)
             kind = bytes(data[_BYTES.size :]).decode("ascii")
-            if not kind.isalpha():
+            if mark != _MARK or not kind.isalpha():
                 raise ValueError(kind)
             return cls(kind, digest.hex(), newest)
         except (struct.error, TypeError, ValueError):

@@ -6,11 +6,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup import LookupTable
 from tests.differential.histories import History, Setup, Step
 from tests.differential.machine import CACHES, Reader, run
 from tests.differential.processes import Nursery
@@ -146,16 +143,3 @@ def test_copies_of_a_managed_table(tmp_path: Path, nursery: Nursery, cache: str,
     first = (become("managed", file(0), 0), Step("copy_aside", ("here", 1), 1))
     readers = (*readers_of(cache, "here"), *readers_of(cache, "new"))
     check(History(Setup(), (*first, *COPIED[copied])), tmp_path, nursery, *readers)
-
-
-def test_the_first_load_finds_other_columns(tmp_path: Path, cache_dir: Path) -> None:
-    """A full cache in CACHE mode without a snapshot is planned by what its first load finds, not by what this host knew."""
-    path = tmp_path / "dim.parquet"
-    host = {"lookup.cache.dir": str(cache_dir), "lookup.metadata.source": "CACHE"}
-    full = {"lookup.cache": "FULL", "lookup.keys": "id", "lookup.full-cache.periodic-reload.interval": "1 h"}
-    for columns in ({"id": [1], "c": ["x"]}, {"id": [2]}):
-        pq.write_table(pa.table(columns), tmp_path / "new")
-        (tmp_path / "new").replace(path)
-        if "c" in columns:
-            LookupTable(str(path), {**host, "lookup.metadata.sync-interval": "1 h"}).scan()
-    assert LookupTable(str(path), {**host, **full}).scan().to_pylist() == [{"id": 2}]
