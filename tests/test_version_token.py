@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
 from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.lookup_join import _FAILED
 from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, version_of_token
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution
@@ -119,6 +120,7 @@ def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_
     """Some 30 bytes, whatever the kind, the digest and the time."""
     told = VersionToken(kind, digest.hex(), newest_s)
     assert len(told.to_bytes()) == 25 + len(kind)
+    assert not told.to_bytes().startswith(_FAILED)  # what stands in the place of a version that cannot be resolved
     assert VersionToken.of_bytes(told.to_bytes()) == told
 
 
