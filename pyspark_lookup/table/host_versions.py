@@ -189,11 +189,13 @@ class HostVersions:
 
     def includes_own_writes(self, table: Table, options: LookupOptions, version: TableVersion) -> bool:
         """Whether a version known before has what this host, and the planning one, have committed."""
-        return self.reaches(version.commit, self.floors(table.url, options))
+        return self.reaches(version.commit, table.url, options)
 
-    @staticmethod
-    def reaches(log: Sequence[Any] | None, floors: Sequence[tuple[str, int]]) -> bool:
-        return log is None or all(log[0] == table_id and log[1] >= position for table_id, position in floors)
+    def reaches(self, log: Sequence[Any] | None, url: str, options: LookupOptions) -> bool:
+        """Whether a version at that place of its table's log has what was committed here; without a log nothing was."""
+        if log is None:
+            return True
+        return all(log[0] == table_id and log[1] >= position for table_id, position in self.floors(url, options))
 
     def remember(self, table: Table, version: TableVersion) -> None:
         """Put a version's files on record, for whoever is given its digest."""

@@ -325,7 +325,7 @@ class Metadata:
         if record is None or interval_s is None or interval_s == 0:
             return None
         age_s = self._clock.steady_s() - record["started_s"]
-        if not self.host.reaches(record.get("log"), self.host.floors(table.url, options)):
+        if not self.host.reaches(record.get("log"), table.url, options):
             return None
         # Another boot's clock says nothing about age.
         if interval_s > 0 and (record["boot"] != self._clock.boot or age_s > interval_s):
