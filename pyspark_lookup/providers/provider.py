@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -21,17 +20,12 @@ from pyspark_lookup.base.errors import (
     LookupTimeoutError,
     OptionError,
     PysparkLookupError,
-    SchemaError,
     cause_of,
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import LookupCache
-from pyspark_lookup.columnar.key_rows import key_numbers, match_rows, renumbered, rows_at
-from pyspark_lookup.columnar.keys import Keys, as_indices, one_array
-from pyspark_lookup.columnar.predicate import columns_of
-from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import cast_column, resolve_names, spark_schema, spark_type, widens
-from pyspark_lookup.options.factories import make
+from pyspark_lookup.columnar.key_rows import key_numbers, renumbered
+from pyspark_lookup.columnar.keys import as_indices
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.providers.call_runner import CallFailedError, Calls, CallTimeoutError, beside
@@ -39,17 +33,16 @@ from pyspark_lookup.providers.functions import (
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
     FullCachingLookupProvider,
-    LookupContext,
     LookupFunction,
     LookupFunctionProvider,
-    LookupProvider,
     PartialCachingAsyncLookupProvider,
     PartialCachingLookupProvider,
 )
+from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider
+from pyspark_lookup.providers.returned_rows import ReturnedRows, shown_keys
 
 __all__ = ["ProvidedTable"]
 
-_KEY = "lookup.provider"
 _GRACE_S = 1.0
 
 
@@ -70,59 +63,24 @@ class ProvidedTable:
         self._sleepers: concurrent.futures.ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
         self._opened: object = None  # the function that is
-        self._context = LookupContext(
-            options.keys or (), None, dict(options.provider_options), _plain_path(options.path) or None
-        )
-        self._provider: LookupProvider | None = self._made()
-        self.schema = self._schema_of(self._provider)
-        if options.keys:
-            self._narrow(options, options.keys)
-
-    def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
-        """Make the provider anew, now that its schema says how columns are spelled, if not all are wanted."""
-        context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
-        if options.columns is not None:
-            wanted = set(resolve_names(options.columns, self.schema, "lookup.columns"))
-            wanted |= columns_of(parse_where(options.where, self.schema)) if options.where else set()
-            names = tuple(name for name in self.schema.names if name in wanted and name not in context.keys)
-            context = dataclasses.replace(context, columns=names)
-        if context != self._context:
-            self._context = context
-            self._provider = self._made()
-
-    def _schema_of(self, provider: LookupProvider) -> pa.Schema:
-        """The columns as Spark takes them. Raises OptionError if that is no schema."""
-        if not isinstance(provider.schema, pa.Schema):
-            raise OptionError(
-                f"option {_KEY} = {self.name!r} has the schema {provider.schema!r}: give a pyarrow.Schema"
-            )
-        found = spark_schema(provider.schema, f"provider {self.name}")
-        return pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
-
-    def _made(self) -> LookupProvider:
-        return make(_KEY, self.name, self._context, LookupProvider)
-
-    def _current(self) -> LookupProvider:
-        """The provider; another one after a call of it was given up."""
-        if self._provider is None:
-            self._provider = self._made()
-        return self._provider
+        self._made = MadeProvider(options)
+        self.schema = self._made.schema
+        self._returned = ReturnedRows(self.name, self.schema)
 
     def _replace(self) -> None:
-        """Have another provider in place of one that hangs; if it cannot be made now, at the next use."""
-        self._opened = self._provider = None
-        with contextlib.suppress(OptionError):
-            self._current()
+        """Have another provider in place of one that hangs."""
+        self._opened = None
+        self._made.replace()
 
     @property
     def versioned(self) -> bool:
         """Whether the provider tells versions apart."""
-        return self._current().version is not None
+        return self._made.current().version is not None
 
     @property
     def cache(self) -> LookupCache | None:
         """The cache that the provider brings with it."""
-        provider = self._current()
+        provider = self._made.current()
         if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
             return provider.cache
         return None
@@ -130,17 +88,17 @@ class ProvidedTable:
     @property
     def trigger(self) -> CacheReloadTrigger | None:
         """The reload trigger that the provider brings with it."""
-        provider = self._current()
+        provider = self._made.current()
         return provider.reload_trigger if isinstance(provider, FullCachingLookupProvider) else None
 
     @property
     def scans(self) -> bool:
         """Whether all rows can be read."""
-        return isinstance(self._current(), FullCachingLookupProvider)
+        return isinstance(self._made.current(), FullCachingLookupProvider)
 
     def version(self) -> str | None:
         """The version now; None if the provider has none. Raises LookupFunctionError."""
-        version = self._current().version
+        version = self._made.current().version
         if version is None:
             return None
 
@@ -162,11 +120,11 @@ class ProvidedTable:
         """All rows, with these columns of `schema`. Raises LookupFunctionError, and LookupTimeoutError for a batch that takes
         longer than `lookup.async.timeout`: who reloads holds a lock that others of the host wait for.
         """
-        provider = self._current()
+        provider = self._made.current()
         assert isinstance(provider, FullCachingLookupProvider)
         try:
             for batch in beside(provider.scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
-                yield from self._conformed(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
+                yield from self._returned.conformed(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:
             self._replace()
             raise self._too_slow("a batch of scan()") from None
@@ -218,7 +176,7 @@ class ProvidedTable:
             # Of several at once each ends by itself; one that is called like a function has to be left.
             grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
             calls = -(-len(pieces) // at_once) + (self._opened is not function)
-            answers = self._run(ask, calls * self._options.async_timeout_s + grace_s, _shown(keys))
+            answers = self._run(ask, calls * self._options.async_timeout_s + grace_s, shown_keys(keys))
         parts, start = [], 0
         for piece, answer in zip(pieces, answers, strict=True):
             parts.append(renumbered(answer, key_numbers(answer) + start))
@@ -232,7 +190,9 @@ class ProvidedTable:
         columns: pa.Schema,
         metrics: CacheMetricGroup,
     ) -> pa.Table:
-        return self._by_key(await self._tried(lambda: _awaited_of(function.lookup, keys), keys, metrics), keys, columns)
+        return self._returned.by_key(
+            await self._tried(lambda: _awaited_of(function.lookup, keys), keys, metrics), keys, columns
+        )
 
     async def _tried(
         self, call: Callable[[], Coroutine[Any, Any, Any]], keys: pa.Table, metrics: CacheMetricGroup
@@ -270,67 +230,21 @@ class ProvidedTable:
             # With its retries, as Flink counts.
             rows, problem = await asyncio.wait_for(tried(), self._options.async_timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
-            raise self._too_slow(_shown(keys)) from None
+            raise self._too_slow(shown_keys(keys)) from None
         if problem is not None:
             tried_again = self._options.max_retries and isinstance(problem, Exception)
             attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
             raise LookupFunctionError(
-                f"provider {self.name} failed to look up {_shown(keys)}{attempts}: {problem!r}"
+                f"provider {self.name} failed to look up {shown_keys(keys)}{attempts}: {problem!r}"
             ) from cause_of(problem)
         return rows
 
-    def _by_key(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
-        """What a function returned, checked, with `columns` and `KEY_INDEX`."""
-        if isinstance(rows, pa.RecordBatch):
-            rows = pa.Table.from_batches([rows])
-        if not isinstance(rows, pa.Table):
-            raise LookupFunctionError(
-                f"provider {self.name} returned {type(rows).__name__} for {_shown(keys)}: return a pyarrow.Table"
-            )
-        fields = [self.schema.field(name) for name in keys.column_names]
-        fields += [field for field in columns if field.name not in keys.column_names]
-        rows = self._conformed(rows, pa.schema(fields), f"lookup of {_shown(keys)}")
-        matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
-        if len(matches.rows) < rows.num_rows:
-            unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
-            key = rows.select(keys.column_names).slice(int(unasked), 1)
-            raise LookupFunctionError(
-                f"provider {self.name} returned a row with {_shown(key)}, which is not among {_shown(keys)}"
-            )
-        return rows_at(rows, matches, columns)
-
-    def _conformed(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
-        """Rows with exactly these columns; what may be there besides are others of the schema."""
-        lost = [name for name in columns.names if name not in rows.column_names]
-        unknown = [name for name in rows.column_names if name not in self.schema.names]
-        twice = [name for name in rows.column_names if rows.column_names.count(name) > 1]
-        if lost or unknown or twice:
-            says = "is missing" if lost else "is not in its schema" if unknown else "is there twice"
-            wrong = f"column {(lost or unknown or twice)[0]!r} {says}"
-            raise LookupFunctionError(
-                f"provider {self.name}, {what}: {wrong}; it returned {', '.join(rows.column_names)}, its schema has {', '.join(self.schema.names)}"
-            )
-        arrays = []
-        for field in columns:
-            column = rows.column(field.name)
-            try:
-                fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
-                if fits:
-                    arrays.append(cast_column(column.combine_chunks(), field.type, field.name, f"provider {self.name}"))
-            except SchemaError as problem:
-                raise LookupFunctionError(
-                    f"provider {self.name}, {what}: column {field.name!r}: {problem}"
-                ) from problem
-            if not fits:
-                raise LookupFunctionError(
-                    f"provider {self.name}, {what}: column {field.name!r} is {column.type}, its schema says {field.type}"
-                )
-        return pa.Table.from_arrays(arrays, schema=columns)
-
     def _function(self) -> LookupFunction | AsyncLookupFunction:
-        provider = self._current()
+        provider = self._made.current()
         if not isinstance(provider, (LookupFunctionProvider, AsyncLookupFunctionProvider)):
-            raise OptionError(f"option {_KEY} = {self.name!r} has no lookup function: it is for lookup.cache = 'FULL'")
+            raise OptionError(
+                f"option {PROVIDER_OPTION} = {self.name!r} has no lookup function: it is for lookup.cache = 'FULL'"
+            )
         size = provider.function.batch_size
         if size is not None and (type(size) is not int or size < 1):
             raise LookupFunctionError(
@@ -407,14 +321,3 @@ async def _each(
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)  # until they have ended
     return [results[number] for number in range(len(pieces))]
-
-
-def _plain_path(path: str) -> str:
-    """A path as the user gave it: Spark writes `file:` before that of a catalog table."""
-    return path.removeprefix("file:")
-
-
-def _shown(keys: pa.Table) -> str:
-    """Keys as a message names them: the first, and how many more there are."""
-    first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
-    return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")

@@ -64,7 +64,7 @@ class Whole:
     def versioned(self, context: LookupContext) -> LookupProvider:
         return FullCachingLookupProvider(self.scan, SCHEMA, version=lambda: self.version)
 
-    def to_json(self, context: LookupContext) -> LookupProvider:
+    def plain(self, context: LookupContext) -> LookupProvider:
         return FullCachingLookupProvider(self.scan, SCHEMA)
 
 
@@ -300,7 +300,7 @@ def test_a_trigger_of_its_own_is_enough(desk: Desk, options: Options) -> None:
 def test_a_new_version_is_written_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of a whole table takes the place of the one before it: there is nothing to make one of."""
     folds: list[int] = []
-    monkeypatch.setattr(full_cache, "_is_worth_folding", lambda snapshot: folds.append(len(snapshot.layers)))
+    monkeypatch.setattr(full_cache, "_is_worth_compacting", lambda snapshot: folds.append(len(snapshot.layers)))
     whole = Whole()
     table = desk.table(whole.versioned)
     for number in range(3):

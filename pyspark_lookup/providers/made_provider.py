@@ -1,0 +1,71 @@
+"""The provider that an option's factory makes, and another one in place of one that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.columnar.predicate import columns_of
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.columnar.types import resolve_names, spark_schema, spark_type
+from pyspark_lookup.options.factories import make
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
+
+__all__ = ["PROVIDER_OPTION", "MadeProvider"]
+
+PROVIDER_OPTION = "lookup.provider"
+
+
+class MadeProvider:
+    """The provider of the options, made at once. `schema`: its columns as Spark takes them. Raises OptionError."""
+
+    def __init__(self, options: LookupOptions) -> None:
+        assert options.provider is not None
+        self.name = options.provider
+        self._context = LookupContext(
+            options.keys or (), None, dict(options.provider_options), options.path.removeprefix("file:") or None
+        )
+        self._provider: LookupProvider | None = self._made()
+        self.schema = self._schema_of(self._provider)
+        if options.keys:
+            self._narrow(options, options.keys)
+
+    def _narrow(self, options: LookupOptions, keys: tuple[str, ...]) -> None:
+        """Make the provider anew, now that its schema says how columns are spelled, if not all are wanted."""
+        context = dataclasses.replace(self._context, keys=tuple(resolve_names(keys, self.schema, "lookup.keys")))
+        if options.columns is not None:
+            wanted = set(resolve_names(options.columns, self.schema, "lookup.columns"))
+            wanted |= columns_of(parse_where(options.where, self.schema)) if options.where else set()
+            names = tuple(name for name in self.schema.names if name in wanted and name not in context.keys)
+            context = dataclasses.replace(context, columns=names)
+        if context != self._context:
+            self._context = context
+            self._provider = self._made()
+
+    def _schema_of(self, provider: LookupProvider) -> pa.Schema:
+        """The columns as Spark takes them. Raises OptionError if that is no schema."""
+        if not isinstance(provider.schema, pa.Schema):
+            raise OptionError(
+                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {provider.schema!r}: give a pyarrow.Schema"
+            )
+        found = spark_schema(provider.schema, f"provider {self.name}")
+        return pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
+
+    def _made(self) -> LookupProvider:
+        return make(PROVIDER_OPTION, self.name, self._context, LookupProvider)
+
+    def current(self) -> LookupProvider:
+        """The provider; another one after a call of it was given up."""
+        if self._provider is None:
+            self._provider = self._made()
+        return self._provider
+
+    def replace(self) -> None:
+        """Have another provider in place of one that hangs; if it cannot be made now, at the next use."""
+        self._provider = None
+        with contextlib.suppress(OptionError):
+            self.current()

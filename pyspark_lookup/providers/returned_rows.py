@@ -1,0 +1,79 @@
+"""What a provider's functions return, checked against its schema and the keys that were asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import LookupFunctionError, SchemaError
+from pyspark_lookup.columnar.key_rows import match_rows, rows_at
+from pyspark_lookup.columnar.keys import Keys, one_array
+from pyspark_lookup.columnar.types import cast_column, spark_type, widens
+
+__all__ = ["ReturnedRows", "shown_keys"]
+
+
+class ReturnedRows:
+    """Checks rows of the provider `name`, whose columns are `schema`. Raises LookupFunctionError naming it, and a key."""
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self._name = name
+        self._schema = schema
+
+    def by_key(self, rows: Any, keys: pa.Table, columns: pa.Schema) -> pa.Table:
+        """What a function returned, checked, with `columns` and `KEY_INDEX`."""
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        if not isinstance(rows, pa.Table):
+            raise LookupFunctionError(
+                f"provider {self._name} returned {type(rows).__name__} for {shown_keys(keys)}: return a pyarrow.Table"
+            )
+        fields = [self._schema.field(name) for name in keys.column_names]
+        fields += [field for field in columns if field.name not in keys.column_names]
+        rows = self.conformed(rows, pa.schema(fields), f"lookup of {shown_keys(keys)}")
+        matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
+        if len(matches.rows) < rows.num_rows:
+            unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
+            key = rows.select(keys.column_names).slice(int(unasked), 1)
+            raise LookupFunctionError(
+                f"provider {self._name} returned a row with {shown_keys(key)}, which is not among {shown_keys(keys)}"
+            )
+        return rows_at(rows, matches, columns)
+
+    def conformed(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
+        """Rows with exactly these columns; what may be there besides are others of the schema."""
+        lost = [name for name in columns.names if name not in rows.column_names]
+        unknown = [name for name in rows.column_names if name not in self._schema.names]
+        twice = [name for name in rows.column_names if rows.column_names.count(name) > 1]
+        if lost or unknown or twice:
+            says = "is missing" if lost else "is not in its schema" if unknown else "is there twice"
+            wrong = f"column {(lost or unknown or twice)[0]!r} {says}"
+            raise LookupFunctionError(
+                f"provider {self._name}, {what}: {wrong}; it returned {', '.join(rows.column_names)}, its schema has {', '.join(self._schema.names)}"
+            )
+        arrays = []
+        for field in columns:
+            column = rows.column(field.name)
+            try:
+                fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
+                if fits:
+                    arrays.append(
+                        cast_column(column.combine_chunks(), field.type, field.name, f"provider {self._name}")
+                    )
+            except SchemaError as problem:
+                raise LookupFunctionError(
+                    f"provider {self._name}, {what}: column {field.name!r}: {problem}"
+                ) from problem
+            if not fits:
+                raise LookupFunctionError(
+                    f"provider {self._name}, {what}: column {field.name!r} is {column.type}, its schema says {field.type}"
+                )
+        return pa.Table.from_arrays(arrays, schema=columns)
+
+
+def shown_keys(keys: pa.Table) -> str:
+    """Keys as a message names them: the first, and how many more there are."""
+    first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
+    return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")
