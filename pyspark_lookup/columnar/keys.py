@@ -59,7 +59,7 @@ class Seed:
 
     @classmethod
     def from_json(cls, found: Any) -> Seed:
-        """The seed that `plain` wrote. Raises TypeError or ValueError for anything else."""
+        """The seed that `to_json` wrote. Raises TypeError or ValueError for anything else."""
         first, second = found
         for word in (first, second):
             if not isinstance(word, int) or not 0 < word < 2**64:

@@ -59,7 +59,13 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     """
     began_s = reader.metadata.now_s()
     table, version = _known_or_discovered(reader, options, known)
-    version = _served(reader, _with_keys(options, version), table, version, began_s)
+    try:
+        version = _served(reader, _with_keys(options, version), table, version, began_s)
+    except UfsNotFoundError:
+        if not reader.metadata.forget_kind(table):
+            raise
+        table, version = reader.metadata.discover(options)
+        version = _served(reader, _with_keys(options, version), table, version, began_s)
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.metadata.lacks_files(version):
         # Its tasks could not read what the job has removed, nor go on with other files.
         version = reader.metadata.resolve_again(table, options, None, version.digest)
@@ -92,9 +98,10 @@ def _served(
     if full is None:
         return version
     latest = full.latest()
-    if latest is None:  # the first load, which follows, asks the store
+    if latest is None and full.can_keep:  # the first load, which follows, asks the store
         return reader.metadata.learned_since(table, version, began_s)
-    return latest if reader.metadata.host.includes_own_writes(table, options, latest) else version
+    own = latest is not None and reader.metadata.host.includes_own_writes(table, options, latest)
+    return latest if latest is not None and own else version
 
 
 def _known_or_discovered(

@@ -56,7 +56,7 @@ class VersionToken:
         try:
             mark, digest, newest = _BYTES.unpack_from(data)
             kind = bytes(data[_BYTES.size :]).decode("ascii")
-            if mark != _MARK or not kind.isalpha():
+            if mark != _MARK or not kind.isidentifier():
                 raise ValueError(kind)
             return cls(kind, digest.hex(), newest)
         except (struct.error, TypeError, ValueError):
@@ -87,17 +87,16 @@ def _resolved(
     reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None
 ) -> tuple[Table, TableVersion]:
     found: TableVersion | None = None
-    if known is None:
-        table, found = reader.metadata.discover(options)
-    else:
-        form = options.format or known.format
-        table = reader.metadata.table_of(options, known.kind)
-        table = dataclasses.replace(table, format=form)
     try:
+        if known is None:
+            table, found = reader.metadata.discover(options)
+        else:
+            form = options.format or known.format
+            table = dataclasses.replace(reader.metadata.table_of(options, known.kind), format=form)
         served = _served(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
         resolution = reader.metadata.resolve(table, options, execution, current)
-    except UfsNotFoundError:
+    except (UfsNotFoundError, OptionError):
         if known is None:
             raise
         return _resolved(reader, options, execution, None)  # a file may have become a directory

@@ -46,29 +46,35 @@ class DeletedRows:
         self._lock = threading.Lock()
         self._known: dict[str, Mapping[str, Numbers]] = {}
         # Of the version that was asked about last: its deletes, and what they say together of each file.
-        self._merged: tuple[tuple[str, ...], dict[str, Numbers | None]] = (), {}
+        self._merged: tuple[tuple[str, ...], dict[tuple[str, int], Numbers | None]] = (), {}
+        self._groups: dict[tuple[str, ...], int] = {}  # numbers of those that files have together
 
     def of(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """For each of the files that has deleted rows, by URL, their positions, ascending. `root`: the table's URL."""
         files = [file for file in files if file.deletes]
         # All files of a managed table's version have the same ones.
-        several = {id(file.deletes): file.deletes for file in files}.values()
-        deletes = {one.name: one for some in several for one in some}
+        several = {id(file.deletes): file.deletes for file in files}
+        deletes = {one.name: one for some in several.values() for one in some}
         if not deletes:
             return {}
         with self._lock:
             of, merged = self._merged
             if of != tuple(deletes):
                 merged = {}
-                self._merged = tuple(deletes), merged
-        new = {file.url: file for file in files if file.url not in merged}
+                self._merged, self._groups = (tuple(deletes), merged), {}
+            groups = {
+                key: self._groups.setdefault(tuple(one.name for one in some), len(self._groups))
+                for key, some in several.items()
+            }
+        places = {file.url: (file.url, groups[id(file.deletes)]) for file in files}
+        new = {file.url: file for file in files if places[file.url] not in merged}
         if new:
             known = self._read(list(deletes.values()))
             for url, file in new.items():
                 path = url.removeprefix(root + "/")
                 parts = [known[one.name][path] for one in file.deletes if path in known[one.name]]
-                merged[url] = None if not parts else np.unique(np.concatenate(parts))
-        return {file.url: positions for file in files if (positions := merged[file.url]) is not None}
+                merged[places[url]] = None if not parts else np.unique(np.concatenate(parts))
+        return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 
     def _read(self, deletes: Sequence[Deletes]) -> dict[str, Mapping[str, Numbers]]:
         """path -> positions, for each of the deletes by name."""

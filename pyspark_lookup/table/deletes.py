@@ -81,13 +81,13 @@ class DeleteFile:
 
     @classmethod
     def from_json(cls, found: Any) -> DeleteFile:
-        """What `plain` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
         url, size = found
         return cls(text_of(url), count_of(size))
 
 
 DELETES: dict[str, Callable[[Any], Deletes]] = {"file": DeleteFile.from_json}
-"""How each kind of deletes is read back from a record of the cache directory, by the first part of its `plain`."""
+"""How each kind of deletes is read back from a record of the cache directory, by the first part of its `to_json`."""
 
 
 def _positions_of(url: str, data: bytes | memoryview) -> dict[str, Numbers]:

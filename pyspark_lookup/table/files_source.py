@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 from pyspark_lookup.base.errors import OptionError, TableBusyError, TableEmptyError, UfsNotFoundError
-from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.ufs import FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
@@ -45,11 +45,7 @@ class FilesSource(VersionSource):
             raise OptionError(
                 f"option lookup.success-file = 'true': {redact('path', options.path)} is one file, not a directory of a job"
             )
-        if options.pinned is not None:
-            key = "lookup.version" if options.version is not None else "lookup.valid-write-ids"
-            raise OptionError(
-                f"option {key} = {str(options.pinned)!r} is for managed tables: {redact('path', options.path)} has no log"
-            )
+        self._refuse_pin(options)
 
     def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return format_of([file.url for file in files])
@@ -114,12 +110,9 @@ class FilesSource(VersionSource):
         return self._jobs.was_here_lately(table) and not self._is_another_kind(table)
 
     def _is_another_kind(self, table: Table) -> bool:
-        try:
-            status = self._ufs.get_status(table.url)
-        except UfsNotFoundError:
-            return False
-        managed = isinstance(status, Listing) and LOG_DIRECTORY in status.directories
-        return table.kind != Kind.GLOB and (managed or self.kind_of(status) != table.kind)
+        with contextlib.suppress(UfsNotFoundError):
+            return table.kind != Kind.GLOB and self._parts.kind_of(self._ufs.get_status(table.url)) != table.kind
+        return False
 
     def _shrank(self, table: Table, version: TableVersion, started_s: float) -> bool:
         """Whether files are gone since the last known version and none came: removal, or a job that has just begun.

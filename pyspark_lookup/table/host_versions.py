@@ -25,6 +25,7 @@ from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 __all__ = ["HostVersions"]
 
 _LOCK_WAIT_S = 30.0
+_READABLE_AT_MOST = 31
 _RACES = 1000  # that one resolution may lose: others record theirs faster
 
 
@@ -46,6 +47,7 @@ class HostVersions:
         self._ufs = ufs
         self._disk = disk
         self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
+        self._readable: set[str] = set()  # digests whose files are on record, as this process has seen
         self._metrics = metrics
         self._clock = clock
         self._restore = restore
@@ -221,7 +223,7 @@ class HostVersions:
         return sorted(rows, key=lambda row: row["resolved_at"])
 
     def _remember_files(self, table: Table, version: TableVersion) -> None:
-        if self._disk is None or self._disk.has_record("files", version.digest):
+        if self._disk is None or self._is_remembered(self._disk, table, version.digest):
             return
         found = version.to_json()
         restored = None if version.metadata is None else self._restore(table, version.metadata)
@@ -232,6 +234,16 @@ class HostVersions:
         else:  # too new to be told from the next state, until the clock has moved on
             seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "version": found}
             self._disk.replace_record("unsettled", version.digest, seen)
+
+    def _is_remembered(self, disk: Disk, table: Table, digest: str) -> bool:
+        """Whether a version's files are on record; what is there is read once, for another release may have written it."""
+        if not disk.has_record("files", digest):
+            return False
+        if digest not in self._readable:
+            if disk.get_record("files", digest, functools.partial(self._version_of, table)) is None:
+                return False
+            self._readable = {*list(self._readable)[-_READABLE_AT_MOST:], digest}
+        return True
 
     def files(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record."""

@@ -124,7 +124,7 @@ class VersionMetadata:
 
     @classmethod
     def from_json(cls, found: Any) -> VersionMetadata:
-        """What `plain` wrote. Raises TypeError or ValueError for anything else."""
+        """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
         table_id, position, state, digest, keys, schema, partitions, rewrites = found
         replaced = tuple((texts_of(own), texts_of(others)) for own, others in rewrites)
         if not set(texts_of(partitions)) <= set(schema_of_text(text_of(schema)).names):
@@ -205,7 +205,7 @@ class TableVersion:
 
     @classmethod
     def from_json(cls, table_id: str, found: Any) -> TableVersion:
-        """What `plain` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
+        """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
         deletes = {one.name: one for one in (DELETES[kind](rest) for kind, *rest in found["deletes"])}
         shared: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
         files = []

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import NotATableError, OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.base.errors import NotATableError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.block_cache import BlockCache
@@ -60,7 +60,7 @@ class Metadata:
         self._served: dict[str, str] = {}
         self._clock = clock
         self.host = HostVersions(ufs, disk, metrics, clock, self._restore, self._has_commit)
-        parts = SourceParts(ufs, blocks, disk, self.host, metrics, clock, rng)
+        parts = SourceParts(ufs, blocks, disk, self.host, metrics, clock, rng, self._kind_of)
         self._sources = [make(parts) for make in sources]
         self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
         # What writes, in the engine, is for managed tables only.
@@ -130,7 +130,9 @@ class Metadata:
         return self._table(options, kind, version)
 
     def managed(self, options: LookupOptions) -> Table:
-        """The managed table at `options.path`, whether or not it is there. Raises OptionError as `table_of`."""
+        """The managed table at `options.path`, whether or not it is there. Raises OptionError as `table_of`, NotSupportedError."""
+        if self._logs is None:
+            raise NotSupportedError(f"{self._ufs.url_of(options.path)}: a provider's table is not written here")
         return self.table_of(options, Kind.MANAGED)
 
     def _table(self, options: LookupOptions, kind: str, version: TableVersion | None) -> Table:

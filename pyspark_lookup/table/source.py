@@ -35,6 +35,8 @@ class SourceParts:
     metrics: CacheMetricGroup
     clock: HostClock
     rng: random.Random
+    kind_of: Callable[[FileVersion | Listing], str]
+    """What kind of table the store's answer shows, of all that there are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,7 @@ class VersionSource(abc.ABC):
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         """Raise OptionError for an option that has no meaning for such a table."""
+        self._refuse_pin(options)
         given = {
             "lookup.format": options.format is not None,
             "lookup.success-file": options.success_file,
@@ -109,6 +112,13 @@ class VersionSource(abc.ABC):
             },
         }
         self._refuse(options, [key for key, is_given in given.items() if is_given], kind)
+
+    def _refuse_pin(self, options: LookupOptions) -> None:
+        if options.pinned is not None and not self.retained:
+            key = "lookup.version" if options.version is not None else "lookup.valid-write-ids"
+            raise OptionError(
+                f"option {key} = {str(options.pinned)!r} is for managed tables: {redact('path', options.path)} has no log"
+            )
 
     def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:
         if keys:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 
@@ -79,7 +80,9 @@ class FullCache:
         self._disk = disk
         self._metrics = metrics
         self._clock = clock
-        self._stored = StoredSnapshots(key, table, disk, metrics, clock, options.retained_s)
+        self._stored = StoredSnapshots(
+            key, table, disk, metrics, clock, options.retained_s, functools.partial(metadata.version_of, table)
+        )
         self._jobs = Jobs(f"lookupcache-load-{key[:8]}", start, self._do, self._upkeep_failed)
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
@@ -98,7 +101,7 @@ class FullCache:
 
     def find(self, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version if it is on this host. No store call, no waiting."""
-        state, snapshot = self._stored.seen(lambda state: state.find(version.digest))
+        state, snapshot = self._stored.seen(lambda state: state.find(version.digest), version)
         self._tidy_up(state)
         return snapshot
 
@@ -180,6 +183,11 @@ class FullCache:
     def _give_up(self) -> None:
         """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
         self._gave_up_at_s = self._clock.steady_s()
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether a snapshot can be kept here, as far as is known."""
+        return not self._gave_up()
 
     def _gave_up(self) -> bool:
         return self._gave_up_at_s is not None and self._clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
@@ -295,6 +303,7 @@ class FullCache:
             gone=False,
         )
         self._stored.write(state)
+        self._stored.keep_version(snapshot)
         self._metrics.inc("loadCount")
         self._metrics.time("loadTime", seconds)
         self._metrics.set_gauge("latestLoadTime", int(seconds * 1000))
@@ -323,10 +332,10 @@ class FullCache:
 
         def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
             chosen, known = self._chosen(version), state.find(version.digest)
-            unchanged = self._stored.opened(known)
+            unchanged = self._stored.opened(known, version)
             if unchanged is not None and known is not None and all(file.cacheable for file in chosen.files):
                 return unchanged, known
-            last = self._stored.opened(state.latest)
+            last = self._stored.mapped(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
             layers = self._loader.load(self._table, chosen, self._layout_of(version), last, stored, report)

@@ -1,7 +1,7 @@
 """From a version's files to layers on disk: what is unchanged is reused, only the rest is fetched.
 
 A small change becomes a delta over the layers of the version before; three deltas and a fourth
-change become one. A large change, another schema and a compact make a new base, of rows that lie in
+change become one. A large change, another schema and a compaction make a new base, of rows that lie in
 the layers already wherever their files are still the same.
 """
 

@@ -28,10 +28,20 @@ _KEPT_OPEN = 2
 
 
 class StoredSnapshots:
-    """The snapshots of a table under a key. `retained_s`: how long one is kept when there is a newer one."""
+    """The snapshots of a table under a key. `retained_s`: how long one is kept when there is a newer one.
+
+    `known`: a version by its digest, if this host knows it otherwise.
+    """
 
     def __init__(
-        self, key: str, table: Table, disk: Disk, metrics: CacheMetricGroup, clock: HostClock, retained_s: float
+        self,
+        key: str,
+        table: Table,
+        disk: Disk,
+        metrics: CacheMetricGroup,
+        clock: HostClock,
+        retained_s: float,
+        known: Callable[[str], TableVersion | None],
     ) -> None:
         self._key = key
         self._table = table
@@ -39,6 +49,7 @@ class StoredSnapshots:
         self._metrics = metrics
         self._clock = clock
         self._retained_s = retained_s
+        self._known = known
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
         self._versions: weakref.WeakKeyDictionary[Snapshot, TableVersion] = weakref.WeakKeyDictionary()
@@ -49,12 +60,14 @@ class StoredSnapshots:
         """What is on this host."""
         return self._disk.get_record("snapshot", self._key, State.from_json) or State()
 
-    def seen(self, choose: Callable[[State], StoredVersion | None]) -> tuple[State, Snapshot | None]:
-        """The state, and the snapshot that is chosen from it."""
+    def seen(
+        self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
+    ) -> tuple[State, Snapshot | None]:
+        """The state, and the snapshot that is chosen from it; of `version`, if the caller knows."""
         while True:
             state = self.state()
             stored = choose(state)
-            snapshot = self.opened(stored)
+            snapshot = self.opened(stored, version)
             # Between reading of its layers and opening them they may have been compacted.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
@@ -63,22 +76,41 @@ class StoredSnapshots:
         """The versions past their time."""
         return state.expired(self._clock.wall_s(), self._retained_s)
 
-    def opened(self, stored: StoredVersion | None) -> Snapshot | None:
-        """A stored version, mapped; None if it is damaged or gone."""
+    def opened(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
+        """A stored version, mapped; None if it is damaged or gone. `version`: which one it is, if the caller knows."""
+        held = self._held(stored)
+        if stored is None or held is not None:
+            return held
+        # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
+        found = self._disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
+        lost = found is None or found.digest != stored.digest
+        if lost:
+            found = version or self._known(stored.digest)
+        snapshot = self.mapped(stored) if found is not None and found.digest == stored.digest else None
+        if snapshot is not None and found is not None:
+            self._remember(stored, snapshot, found)
+            if lost:
+                self.keep_version(snapshot)
+        return snapshot
+
+    def mapped(self, stored: StoredVersion | None) -> Snapshot | None:
+        """The layers of a stored version, whatever is known of it; None if they are damaged or gone."""
         if stored is None:
             return None
+        return self._held(stored) or open_layers(self._disk, self._key, stored.layers)
+
+    def _held(self, stored: StoredVersion | None) -> Snapshot | None:
         with self._mutex:
-            held = self._open.get(stored.digest)
-        if held is not None and held[0] == stored.layers:
-            return held[1]
-        # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
-        version = self._disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
-        if version is None or version.digest != stored.digest:
-            return None
-        snapshot = open_layers(self._disk, self._key, stored.layers)
-        if snapshot is not None:
-            self._remember(stored, snapshot, version)
-        return snapshot
+            layers, snapshot = self._open.get(stored.digest, ((), None)) if stored is not None else ((), None)
+        return snapshot if stored is not None and layers == stored.layers else None
+
+    def keep_version(self, snapshot: Snapshot) -> None:
+        """See to it that a snapshot's version is on record, as one that is in use."""
+        version = self.version_of(snapshot)
+        place = self._beside(version.digest)
+        if self._disk.get_record("snapshot", place, self._version_in) is None:
+            with contextlib.suppress(OSError):
+                self._disk.replace_record("snapshot", place, version.to_json())
 
     def _version_in(self, found: Any) -> TableVersion:
         return TableVersion.from_json(self._table.id, found)

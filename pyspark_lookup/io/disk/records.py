@@ -33,7 +33,7 @@ _RECORDS_KEPT_S = {
     "snapshot": 30 * _DAY_S,
     "table": 30 * _DAY_S,
     "version": 30 * _DAY_S,
-    "announced": 30 * _DAY_S,
+    "token": 30 * _DAY_S,
     "asked": _DAY_S,
 }
 

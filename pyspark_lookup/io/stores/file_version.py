@@ -98,7 +98,7 @@ class FileVersion:
 
     @classmethod
     def from_json(cls, found: Any) -> FileVersion:
-        """The file that `plain` wrote. Raises TypeError or ValueError for anything else."""
+        """The file that `to_json` wrote. Raises TypeError or ValueError for anything else."""
         url, size, identity, modified_at_s, settled = found
         modified_at_s = None if modified_at_s is None else number_of(modified_at_s)
         return cls(text_of(url), count_of(size), text_of(identity), modified_at_s, settled is True)

@@ -212,7 +212,11 @@ def event_of(data: bytes, position: int, origin: str) -> Event:
         head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), number_of(found["at"]))
         if head[0] != position:
             raise ValueError(f"it says position {head[0]}")
-        return kind(*head, **{name: read(found[name]) for name, read in _BODIES[kind].items() if name in found})
+        body = {name: read(found[name]) for name, read in _BODIES[kind].items() if name in found}
+        unknown = found.keys() - body.keys() - _HEAD
+        if unknown:  # what it says would be ignored
+            raise ValueError(f"it has the field {min(unknown)!r}")
+        return kind(*head, **body)
     except UNREADABLE as problem:
         raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
 
@@ -311,6 +315,7 @@ def _batch(value: Any) -> Batch:
     return Batch(text_of(query), count_of(number))
 
 
+_HEAD = {"format", "table", "position", "kind", "nonce", "at", "crc"}
 _BODIES: dict[type[Event], dict[str, Any]] = {
     Create: {"definition": definition_of},
     Allocate: {"write_id": _write_id, "mode": WriteMode},

@@ -41,7 +41,7 @@ from pyspark_lookup.table.log.visible_writes import VisibleWrites
 from pyspark_lookup.table.log.writes import Change, TableWrite
 from pyspark_lookup.table.model import VersionMetadata
 
-_STANDINGS_KEPT = 4  # of the lists that versions were asked for by
+_VISIBLE_KEPT = 4  # of the lists that versions were asked for by
 
 __all__ = ["TableState"]
 
@@ -340,7 +340,7 @@ class TableState:
         """What counts where a list says what is valid."""
         found = self._visible_by_ids.get(write_ids)
         if found is None:
-            if len(self._visible_by_ids) >= _STANDINGS_KEPT:
+            if len(self._visible_by_ids) >= _VISIBLE_KEPT:
                 self._visible_by_ids.clear()
             found = self._visible_by_ids[write_ids] = VisibleWrites(self.writes, write_ids, self.position)
         return found
@@ -378,7 +378,7 @@ class TableState:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], origin: str) -> TableState:
-        """The state that `plain` wrote. Raises DamagedFileError for anything else."""
+        """The state that `to_json` wrote. Raises DamagedFileError for anything else."""
         try:
             state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
             for number, (id_, mode, allocated_at, ended_at, committed, files, *more) in enumerate(found["writes"], 1):
