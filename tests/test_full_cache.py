@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pyspark_lookup import LookupTable
 from pyspark_lookup.base import progress
 from pyspark_lookup.base.errors import PysparkLookupError, ReloadFailedError, SchemaError, UfsUnavailableError
 from pyspark_lookup.cache.full import loader
@@ -435,6 +437,48 @@ def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(di
     late.host.clock.tick(3600)
     other = Table(directory, cache_dir, CACHE, first.host.clock)
     assert other.versions(0) == [2]  # `late` is there to reload it
+
+
+@pytest.mark.parametrize("kind", ["files", "snapshot"])
+@pytest.mark.parametrize("damage", ["lost", "of another release"])
+def test_a_lost_record_of_a_version(directory: Path, cache_dir: Path, kind: str, damage: str) -> None:
+    """A snapshot goes on serving without the store when one of the two records of its version is gone, which is made anew."""
+    first = Table(directory, cache_dir, CACHE)
+    first.warm()
+    digest = first.full.version_of(first.full.reload()).digest
+    first.end()
+    assert first.host.disk is not None
+    place = {"files": digest, "snapshot": f"{first.full.key}-{digest}"}[kind]
+    if damage == "lost":
+        first.host.disk.remove_record(kind, place)
+    else:
+        first.host.disk.replace_record(kind, place, [["of", "old"]])
+    late = Table(directory, cache_dir, CACHE, first.host.clock)
+
+    def down(kind: str, subject: object) -> None:
+        raise UfsUnavailableError("down")
+
+    late.host.store.before = down
+    assert late.versions(5) == [1]
+    if kind == "snapshot":
+        again = first.host.disk.get_record(kind, place)
+        assert isinstance(again, dict)
+
+
+@pytest.mark.parametrize("kind", ["file", "managed"])
+def test_a_path_changes_its_kind_before_the_first_load(directory: Path, cache_dir: Path, kind: str) -> None:
+    """Without a snapshot, a query in CACHE mode answers from what the path is now, where this host knew another kind of table."""
+    known = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
+    host = {"lookup.cache.dir": str(cache_dir)}
+    LookupTable(str(directory), {**host, **known}).scan()
+    shutil.rmtree(directory)
+    if kind == "file":
+        pq.write_table(pa.table({"id": [7]}), directory)
+    else:
+        LookupTable(str(directory), host).write(pa.table({"id": [7]}))
+    options = {**CACHE, "lookup.format": "parquet"} if kind == "file" else CACHE
+    with LookupTable(str(directory), {**host, **options}) as full:
+        assert full.scan().to_pylist() == [{"id": 7}]
 
 
 def test_the_first_load_finds_other_columns(tmp_path: Path, cache_dir: Path) -> None:

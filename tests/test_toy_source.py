@@ -15,8 +15,10 @@ from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.cli.main import _group
 from pyspark_lookup.engine import runtime as composition
 from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, version_of_token
+from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.scan.deletes import DeletedRows
 from tests.fakes import make_host
-from tests.toy_source import commit
+from tests.toy_source import InlineDeletes, commit
 
 MODES = {
     "NONE": {},
@@ -148,3 +150,18 @@ def test_views_and_command_line(table: Path, cache_dir: Path) -> None:
         result = CliRunner().invoke(_group, [*command, "--cache-dir", str(cache_dir)])
         assert result.exit_code == 0, (command, result.output)
     assert json.loads((table / "_toy.json").read_text())
+
+
+def test_deletes_move_between_files(tmp_path: Path) -> None:
+    """Which deletes a file has may change while all of them together stay the same: each answer is of its own version."""
+    one, two = InlineDeletes("a", (0,)), InlineDeletes("b", (0,))
+    both = InlineDeletes("b", (1,)), InlineDeletes("a", (1,))
+    rows = DeletedRows(make_host(str(tmp_path), None).blocks)
+
+    def deleted(*deletes: tuple[InlineDeletes, ...]) -> dict[str, list[int]]:
+        files = [FileVersion(f"t/{name}", 1, "1", deletes=some) for name, some in zip("ab", deletes, strict=True)]
+        return {url: positions.tolist() for url, positions in rows.of("t", files).items()}
+
+    assert deleted((one, both[1]), (two, both[0])) == {"t/a": [0, 1], "t/b": [0, 1]}
+    assert deleted((one,), (both[1], two, both[0])) == {"t/a": [0], "t/b": [0, 1]}
+    assert deleted((one, both[1], two), (both[0],)) == {"t/a": [0, 1], "t/b": [1]}

@@ -101,6 +101,13 @@ def test_a_partial_cache_with_a_version_needs_a_bound(desk: Desk) -> None:
         assert names(desk.serve(function, options, version=lambda: "1"), 1) == ["Alice"]
 
 
+@pytest.mark.parametrize("option", [{"lookup.version": "3"}, {"lookup.valid-write-ids": "t:0:5::"}], ids=str)
+def test_a_version_of_a_provider_is_refused(desk: Desk, option: Options) -> None:
+    """No version of a provider's table can be chosen: an option that asks for one is refused, not ignored."""
+    with pytest.raises(OptionError, match=next(iter(option))):
+        desk.serve(SyncFunction(rows_of(USERS)), {**option}).get(1)
+
+
 def test_options_mean_the_same_in_small_letters(desk: Desk) -> None:
     """Values that are one of a few are taken in any case."""
     options = {**PARTIAL, **RETRY, "lookup.cache": "partial", "lookup.retry.predicate": "LOOKUP_MISS"}
