@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -362,6 +363,27 @@ def test_a_reload_swaps_when_it_is_complete(directory: Path, cache_dir: Path) ->
     table.later.loads()
     assert table.versions(0) == [2]
     assert table.metric("loadCount") == 2
+
+
+def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Path) -> None:
+    """While one loads, another asks the store for nothing: it waits, and then finds all but the changes there."""
+    one, other = Table(directory, cache_dir, CACHE), Table(directory, cache_dir, CACHE)
+    beside = threading.Thread(target=other.full.reload)
+    meanwhile: list[list[str]] = []
+
+    def begin_beside(kind: str, subject: object) -> None:
+        if not meanwhile:
+            before = len(other.host.store.calls)
+            beside.start()
+            beside.join(0.2)
+            meanwhile.append(other.host.store.kinds()[before:])
+
+    one.host.store.before = begin_beside
+    one.full.reload()
+    beside.join(30)
+    assert not beside.is_alive()
+    assert meanwhile == [[]]
+    assert "get" not in other.host.store.kinds()
 
 
 def test_a_failed_reload_keeps_serving_and_the_schedule_goes_on(
@@ -738,6 +760,33 @@ def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Pa
     assert table.full.find(first) is None
     assert len(table.segments()) == 1
     assert table.versions(0) == [2]
+
+
+def test_no_segment_goes_before_what_names_it(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever dies as it gives up a superseded version leaves no record that names segments which are gone."""
+    table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "0 s"})
+    table.full.reload()
+    for number in range(10):
+        publish(directory, number, 2)
+    table.full.reload()
+    assert table.host.disk is not None
+    replace = table.host.disk.replace_record
+    lacking: list[set[str]] = []
+
+    def look_and_replace(kind: str, key: str, value: object) -> None:
+        state = table.full._stored.state()
+        named = {layer.name for version in state.versions for layer in version.layers}
+        lacking.append(named - set(table.segments()))
+        replace(kind, key, value)
+
+    monkeypatch.setattr(table.host.disk, "replace_record", look_and_replace)
+    table.host.clock.tick(1)
+    table.full.reload()
+    assert len(table.segments()) == 1
+    assert lacking
+    assert not any(lacking)
 
 
 def test_a_snapshot_in_use_stays_until_it_is_let_go(directory: Path, cache_dir: Path) -> None:

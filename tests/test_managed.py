@@ -319,6 +319,22 @@ def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
     assert reader.metrics()["loadCount"] - loads <= 1
 
 
+def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp_path: Path) -> None:
+    """A host that has a newer version's rows fetches those that they lack when a query asks for an older version."""
+    options = {"lookup.keys": "id", **FULL}
+    one, two = (Process(dim.path, tmp_path / host, options) for host in ("one", "two"))
+    first = one.announce()
+    dim.writer.delete(pa.table({"id": [5]}))
+    second = two.announce()
+    for token, count in ((first, 100), (second, 99)):
+        table, version = two.told(token)
+        full = two.host.reader.full(table, two.options)
+        assert full is not None
+        snapshot = full.build(version, 10.0)
+        assert snapshot is not None
+        assert snapshot.rows == count
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_uncommitted_rows_are_in_no_cache(dim: Dim, mode: str) -> None:
     """A write's files lie there, its events too, and no mode shows a row of it before the commit."""

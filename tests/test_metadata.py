@@ -144,6 +144,69 @@ def test_another_boot_is_not_trusted_for_an_age(directory: Path, cache_dir: Path
     assert resolve(rebooted, table, opts) != first
 
 
+def test_what_was_learned_before_a_reboot_is_not_newer(directory: Path, cache_dir: Path) -> None:
+    """The steady clock starts anew and shows less than before: what the store says now counts all the same."""
+    opts = options(directory)
+    table, first = make_host(str(directory), cache_dir).metadata.discover(opts)
+    write(directory / "a.parquet")
+    clock = FakeClock()
+    clock.steady_s = 1.0
+    rebooted = make_host(str(directory), cache_dir, clock, boot="boot-2")
+    assert resolve(rebooted, table, opts) != first
+
+
+def test_who_knows_a_version_knows_its_files(directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are on record before its digest is: in the moment it is, another process answers from it without a call."""
+    first, second = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
+    opts = options(directory)
+    table, _ = first.metadata.discover(opts)
+    write(directory / "a.parquet")
+    assert first.disk is not None
+    put = first.disk.succeed_record
+    seen: list[TableVersion] = []
+
+    def put_and_look(*args: object) -> bool:
+        done = put(*args)  # type: ignore[arg-type]
+        seen.append(resolve(second, table, cached(directory, "-1")))
+        return done
+
+    monkeypatch.setattr(first.disk, "succeed_record", put_and_look)
+    assert [resolve(first, table, opts)] == seen
+    assert second.store.calls == []
+
+
+def test_the_version_of_another_table_is_none_of_this_one(tmp_path: Path, cache_dir: Path) -> None:
+    """A digest, as a version token brings it, of a table that this host knows as well."""
+    one, other = (write(tmp_path / name / "a.parquet").parent for name in ("one", "other"))
+    host = make_host(str(tmp_path), cache_dir)
+    table, version = host.metadata.discover(options(one))
+    _, foreign = host.metadata.discover(options(other))
+    assert host.metadata.version_of(table, version.digest) == version
+    assert host.metadata.version_of(table, foreign.digest) is None
+
+
+def test_who_does_not_get_the_lock_takes_what_was_decided_first(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that resolves an execution beside another, as the lock was held for too long, reads the version of the first on record."""
+    slow, fast = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
+    opts = options(directory)
+    table, _ = slow.metadata.discover(opts)
+    execution = Execution("app", "execution 1")
+    monkeypatch.setattr(slow.disk, "acquire", lambda kind, name, timeout_s: None)
+    first: list[TableVersion] = []
+
+    def meanwhile(kind: str, subject: object) -> None:
+        if not first:
+            first.append(resolve(fast, table, opts, execution))
+            write(directory / "a.parquet")
+
+    slow.store.before = meanwhile
+    resolution = slow.metadata.resolve(table, opts, execution)
+    assert [resolution.version] == first
+    assert not resolution.decided_here
+
+
 def test_cache_mode_keeps_the_last_version_through_states_that_are_none(directory: Path, cache_dir: Path) -> None:
     """A directory that is moved away or emptied: UFS mode raises, CACHE mode keeps the last version and counts it."""
     host = make_host(str(directory), cache_dir)

@@ -116,6 +116,16 @@ def test_events_round_trip(event: Event) -> None:
         event_of(event_bytes(event), event.position + 1, "the-file")
 
 
+@given(events_, st.data())
+@settings(deadline=None)
+def test_any_flipped_bit_of_an_event_is_noticed(event: Event, data: st.DataObject) -> None:
+    """Also where what is left is an event: of another write, with other files."""
+    blob = bytearray(event_bytes(event))
+    blob[data.draw(st.integers(0, len(blob) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises((errors.DamagedFileError, errors.NotSupportedError), match="the-file"):
+        event_of(bytes(blob), event.position, "the-file")
+
+
 checkpoints = st.integers(0, 3).map(lambda commits: sealed(state_of(history("t", commits)).to_json()))
 damaged = st.one_of(
     st.binary(max_size=60),

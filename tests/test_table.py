@@ -21,6 +21,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.io.ufs import FileVersion, Listing
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.deletes import DeleteFile
 from pyspark_lookup.table.glob import glob_root, is_glob
 from pyspark_lookup.table.listing import data_files
 from pyspark_lookup.table.model import Kind, Table, TableVersion
@@ -509,6 +510,14 @@ def test_digests_are_equal_if_and_only_if_the_files_are(one: dict[str, tuple[int
     assert (first.digest == second.digest) == (one == other)
     assert len(first.digest) == 32
     assert first.bytes == sum(size for size, _ in one.values())
+
+
+def test_deleted_rows_make_another_digest() -> None:
+    """Of the same files with more, or other, deletes."""
+    file = FileVersion("s3://a/dim/a", 1, "i")
+    several = [(), (DeleteFile("s3://a/dim/one", 1),), (DeleteFile("s3://a/dim/two", 1),)]
+    versions = [TableVersion("t", (dataclasses.replace(file, deletes=deletes),)) for deletes in several]
+    assert len({version.digest for version in versions}) == 3
 
 
 @given(FILES, st.booleans())

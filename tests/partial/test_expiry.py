@@ -12,19 +12,19 @@ from tests.partial.common import EXPIRING, NONE, Process
 
 
 def test_expiry_after_write(cache_dir: Path, clock: FakeClock) -> None:
-    """An entry is gone exactly the given time after its load, whoever uses it meanwhile; another load starts anew."""
+    """An entry is gone exactly the given time after its load, whoever uses it meanwhile, also that of a key without rows; another load starts anew."""
     bounds = dataclasses.replace(NONE, expire_after_write_s=10.0)
     one, other = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
-    one.put({1: [1], 2: [2]})
+    one.put({1: [1], 2: [2], 3: []})
     clock.tick(9.5)
-    assert other.get(1, 2) == {1: [1], 2: [2]}
+    assert other.get(1, 2, 3) == {1: [1], 2: [2], 3: []}
     one.put({2: [3]})
     clock.tick(0.499)
     assert other.get(1) == {1: [1]}
     one.touch(1)
     clock.tick(0.001)
     for process in (one, other, Process(cache_dir, clock, bounds)):
-        assert process.get(1, 2) == {1: None, 2: [3]}
+        assert process.get(1, 2, 3) == {1: None, 2: [3], 3: None}
     clock.tick(9.5)
     assert other.get(2) == {2: None}
 

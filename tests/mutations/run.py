@@ -1,0 +1,139 @@
+"""Faults put into the package one at a time, and which tests catch each: see `faults.py`.
+
+Run as `python -m tests.mutations.run [--list] [--only NAME …] [--night] [-j N]`. The checkout is never edited: tests run in copies of it.
+The exit code says whether a fault was missed, or its place in the package was not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutations.faults import FAULTS, Fault
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "pyspark_lookup"
+_LIMIT_S = 600  # of all tests of a fault
+_TEST_LIMIT_S = 60  # of one of them: a fault that makes a test hang is caught
+_NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".venvs", "site", "*_cache", "tmp*")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_PYTEST = ["-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "-o", f"timeout={_TEST_LIMIT_S}"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How tests went. `failed`: the first that failed; "" if all passed; None if they could not be run."""
+
+    failed: str | None
+    took_s: float
+    said: str
+
+
+def tests_in(checkout: Path, tests: Sequence[str], night: bool) -> Outcome:
+    """Run tests in a copy of the checkout, the first failure being the last test. `night`: nightly ones, too."""
+    began = time.monotonic()
+    command = [sys.executable, *_PYTEST, *([] if night else ["-m", "not nightly"]), *tests]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    environment.pop("LOOKUPCACHE_FUZZ", None)  # the cases of the day
+    try:
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Outcome("no end", time.monotonic() - began, "")
+    said, took_s = done.stdout + done.stderr, time.monotonic() - began
+    found = _FAILED.search(done.stdout)
+    if done.returncode == 1 and found:
+        return Outcome(found[1], took_s, said)
+    return Outcome("" if done.returncode == 0 else None, took_s, said)
+
+
+def place_of(fault: Fault, checkout: Path) -> str | None:
+    """What is wrong with the place of a fault in the package; None if it is there once."""
+    module = checkout / PACKAGE / fault.module
+    count = module.read_text(encoding="utf-8").count(fault.old) if module.exists() else 0
+    return None if count == 1 else f"{fault.name}: its old text is {count} times in {fault.module}, not once"
+
+
+def tried(fault: Fault, clean: Path) -> Outcome:
+    """Run the tests of a fault in a copy that has it."""
+    with tempfile.TemporaryDirectory(prefix="lookupcache-mutation-") as work:
+        checkout = Path(work) / "checkout"
+        shutil.copytree(clean, checkout, symlinks=True)
+        module = checkout / PACKAGE / fault.module
+        module.write_text(module.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
+        return tests_in(checkout, fault.tests, fault.nightly)
+
+
+def chosen(names: Sequence[str], night: bool) -> list[Fault]:
+    """The faults of those names; without names all of the day, or of day and night."""
+    unknown = sorted(set(names) - {fault.name for fault in FAULTS})
+    if unknown:
+        sys.exit(f"no fault is named {', '.join(unknown)}: --list shows them")
+    return [fault for fault in FAULTS if (fault.name in names if names else night or not fault.nightly)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="show the faults, and run nothing")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults only")
+    parser.add_argument("--night", action="store_true", help="also those that only nightly tests catch")
+    parser.add_argument("-j", type=int, default=1, metavar="N", help="so many at a time (default: 1)")
+    given = parser.parse_args()
+    faults = chosen(given.only, given.night)
+    if given.list:
+        for fault in faults:
+            print(f"{fault.name}{' (nightly)' if fault.nightly else ''}: {fault.wrong}\n    {fault.module}")
+        return 0
+    lost = [problem for fault in faults if (problem := place_of(fault, ROOT)) is not None]
+    if lost:
+        print(*lost, sep="\n")
+        return 1
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lookupcache-mutations-") as work:
+        clean = Path(work) / "checkout"
+        shutil.copytree(ROOT, clean, symlinks=True, ignore=_NOT_COPIED)
+        if not _passes(clean, faults):
+            return 1
+        with concurrent.futures.ThreadPoolExecutor(given.j) as pool:
+            outcomes = pool.map(lambda fault: tried(fault, clean), faults)
+            missed = sum(not _told(fault, outcome) for fault, outcome in zip(faults, outcomes, strict=True))
+    print(f"{len(faults)} faults, {missed} missed, {time.monotonic() - began:.0f} s")
+    return 1 if missed else 0
+
+
+def _passes(clean: Path, faults: Sequence[Fault]) -> bool:
+    """Whether the tests pass without a fault."""
+    for night in (False, True):
+        tests = sorted({test for fault in faults if fault.nightly is night for test in fault.tests})
+        outcome = tests_in(clean, tests, night) if tests else None
+        if outcome is not None and outcome.failed != "":
+            print(f"without a fault these tests do not pass: {outcome.failed or 'see below'}", outcome.said, sep="\n")
+            return False
+        if outcome is not None:
+            print(f"without a fault {len(tests)} tests and files pass, {outcome.took_s:.0f} s", flush=True)
+    return True
+
+
+def _told(fault: Fault, outcome: Outcome) -> bool:
+    """Print how it went; whether the fault was caught."""
+    how = f"caught in {outcome.took_s:.0f} s by {outcome.failed}" if outcome.failed else "MISSED"
+    print(f"{fault.name}: {how}", flush=True)
+    if outcome.failed is None:
+        print("its tests could not be run:", outcome.said, sep="\n", flush=True)
+    return bool(outcome.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
