@@ -339,3 +339,32 @@ def test_the_oldest_version_after_a_gentler_vacuum(site: Site) -> None:
     assert (added[first], added[second]) == (None, 1)
     state = site.state()
     assert TableState.from_json(state.to_json(), "a copy").oldest == second
+
+
+# --- a commit -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [WriteMode.APPEND, WriteMode.UPSERT])
+def test_a_key_that_is_committed_while_it_looks(site: Site, monkeypatch: pytest.MonkeyPatch, mode: WriteMode) -> None:
+    """What others commit after it has begun to look for its keys is looked into as well: the commit waits for that."""
+    site.created(UNIQUE)
+    one, other = site.writer(UNIQUE), site.writer(UNIQUE, host="b")
+    job, beside_it = one.begin(SCHEMA, mode), other.begin(SCHEMA, mode)
+    files = one.write(job, rows(1, name="mine").to_batches(), "part")
+    theirs = other.write(beside_it, rows(1, name="theirs").to_batches(), "part")
+    keys_of = KeyedRows.keys_of
+    looked: list[str] = []
+
+    def look_and_commit(self: KeyedRows, *args: Any) -> pa.Table:
+        looked.append("")
+        if len(looked) == 1:
+            other.commit(beside_it, theirs)
+        return keys_of(self, *args)
+
+    monkeypatch.setattr(KeyedRows, "keys_of", look_and_commit)
+    if mode is WriteMode.APPEND:
+        with pytest.raises(NonUniqueKeyError, match="id = 1"):
+            one.commit(job, files)
+    else:
+        one.commit(job, files)
+    assert named(site.table(UNIQUE).scan()) == [(1, "theirs" if mode is WriteMode.APPEND else "mine")]

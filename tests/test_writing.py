@@ -19,7 +19,8 @@ from pyspark_lookup.engine import lookup_table as api
 from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.stores import open_store
+from pyspark_lookup.io.stores import FileVersion, open_store
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed import Job, TableWriter
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import Batch, DataFile, TableState, WriteMode
@@ -246,6 +247,22 @@ def test_unique_keys_of_concurrent_writes(site: Site, name: str | None) -> None:
     assert ids_of(site.table().scan()) == [1, 2]
     assert site.files() == [file.path for file in files[0]]
     assert site.state().open_writes() == []
+
+
+def test_a_file_of_which_nothing_is_known_is_not_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store does not say whether a data file was put, the write fails, and the log names none."""
+    table = site.created()
+    put_if_absent = Ufs.put_if_absent
+
+    def unanswered(self: Ufs, path: str, data: bytes) -> FileVersion | None:
+        if path.endswith(".parquet"):
+            raise errors.PutUnknownError("no answer")
+        return put_if_absent(self, path, data)
+
+    monkeypatch.setattr(Ufs, "put_if_absent", unanswered)
+    with pytest.raises(errors.UfsUnavailableError, match="nothing was written"):
+        table.write(rows(1))
+    assert site.committed() == []
 
 
 def test_overwrites(site: Site) -> None:
