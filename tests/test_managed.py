@@ -319,6 +319,15 @@ def test_a_full_cache_fetches_what_a_commit_added(dim: Dim) -> None:
     assert reader.metrics()["loadCount"] - loads <= 1
 
 
+def test_a_deleted_key_that_is_asked_for_alone(dim: Dim) -> None:
+    """A snapshot whose base still has a deleted row does not find it, also where nothing else is asked for."""
+    reader = dim.table("reader", FULL)
+    assert len(reader.get(7)) == 1
+    dim.writer.delete(pa.table({"id": [7]}))
+    assert reader.get(7) == []
+    assert len(reader.get(8)) == 1
+
+
 def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp_path: Path) -> None:
     """A host that has a newer version's rows fetches those that they lack when a query asks for an older version."""
     options = {"lookup.keys": "id", **FULL}

@@ -631,7 +631,7 @@ FAULTS = [
         "cache/full/snapshot.py",
         "if layer.deleted is not None and len(rows):",
         "if layer.deleted is not None and len(rows) > 1:",
-        ("tests/test_snapshot_build.py::test_layers_answer_as_one_table",),
+        ("tests/test_managed.py::test_a_deleted_key_that_is_asked_for_alone",),
     ),
     Fault(
         "a-deleted-row-comes-back-by-a-reload",
