@@ -151,6 +151,7 @@ def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
         (["1.50", "22.5"], pa.string()),
         (["9007199254740993", "0.5"], pa.string()),
         (["18446744073709551615", "1"], pa.decimal128(20, 0)),
+        (["9223372036854775808", "1"], pa.decimal128(20, 0)),  # of as many digits as some that fit
         (["9" * 39], pa.string()),
         (["1e3"], pa.string()),
         (["true", "false"], pa.bool_()),
