@@ -2,6 +2,7 @@
 #
 #   use_venv   sets `python`: this checkout's own virtual environment, with the package and its extras; with arguments one
 #              with that Spark (a minor version, or '') and that Python (likewise)
+#   make_venv  the same, empty, by the name of its directory
 #   use_java   a Java that Spark 4 runs on: JAVA_HOME, PATH, the system's packages, or an exact message
 #   use_postgres   PostgreSQL's programs, of which the tests start a server: likewise
 #   use_prometheus   Prometheus, for the picture of the dashboard: likewise
@@ -50,11 +51,11 @@ find_python() {
     return 1
 }
 
-use_venv() {
-    local base venv stamp name=.venv spark=${1:-} version=${2:-}
-    [ -z "$spark$version" ] || name=".venvs/spark-${spark:-newest}${version:+-python-$version}"
-    venv="$root/$name" stamp="$root/$name/installed-from"
-    python="$venv/bin/python"
+# Sets `python`: that of the virtual environment of this name in the checkout, which is made if it does not run; of the
+# Python version given.
+make_venv() {
+    local base name=$1 version=${2:-}
+    python="$root/$name/bin/python"
     if ! "$python" -c '' </dev/null >/dev/null 2>&1; then
         base=$(find_python "$version") || base=
         if [ -z "$base" ] && may_install; then
@@ -65,8 +66,15 @@ use_venv() {
             "install one: 'apt-get install python3-venv' (Debian, Ubuntu), 'dnf install python3.12' (Fedora, RHEL)" \
             "or 'brew install python@3.13' (macOS), then run this again"
         say "Making $name with $base"
-        "$base" -m venv --clear "$venv" </dev/null || die "$base could not make $venv" "see above"
+        "$base" -m venv --clear "$root/$name" </dev/null || die "$base could not make $name" "see above"
     fi
+}
+
+use_venv() {
+    local venv stamp name=.venv spark=${1:-} version=${2:-}
+    [ -z "$spark$version" ] || name=".venvs/spark-${spark:-newest}${version:+-python-$version}"
+    venv="$root/$name" stamp="$root/$name/installed-from"
+    make_venv "$name" "$version"
     # An editable install follows the sources, so only these files can make it outdated.
     if ! installed_from | cmp -s - "$stamp"; then
         say "Installing the package, Spark and the tools into $name (once, some minutes)"

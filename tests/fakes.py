@@ -18,7 +18,7 @@ from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
 from pyspark_lookup.io.ufs import Ufs
-from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.resolver import Resolver
 
 _hosts = itertools.count(7)  # two processes of a host draw different names
 
@@ -144,7 +144,7 @@ class Host:
     ufs: Ufs
     disk: Disk | None
     blocks: BlockCache
-    metadata: Metadata
+    resolver: Resolver
     reader: TableReader
     metrics: CacheMetricGroup
     clock: FakeClock
@@ -173,6 +173,6 @@ def make_host(
         disk = Disk(cache_dir, max_bytes, metrics, lambda: clock.wall_s, random.Random(7))
     blocks = BlockCache(ufs, disk, metrics, wait_s)
     host = clock.host(boot)
-    metadata = Metadata(ufs, blocks, disk, metrics, host, random.Random())
-    reader = TableReader(metadata, blocks, disk, metrics, host, block_size, random.Random(next(_hosts)), start)
-    return Host(store, ufs, disk, blocks, metadata, reader, metrics, clock)
+    resolver = Resolver(ufs, blocks, disk, metrics, host, random.Random())
+    reader = TableReader(resolver, blocks, disk, metrics, host, block_size, random.Random(next(_hosts)), start)
+    return Host(store, ufs, disk, blocks, resolver, reader, metrics, clock)

@@ -37,9 +37,9 @@ Row = tuple[Any, ...]
 def state_of(site: Site, more: dict[str, str] | None = None) -> tuple[Any, Any, TableState]:
     options = LookupOptions.parse(site.options("stream", more or {}))
     engine = site.runtime.engine(options)
-    state = engine.reader.metadata.log_of(options)
+    state = engine.reader.resolver.log_of(options)
     assert state is not None
-    return engine.reader, engine.reader.metadata.table_of(options, Kind.MANAGED), state
+    return engine.reader, engine.reader.resolver.table_of(options, Kind.MANAGED), state
 
 
 def changes_of(
@@ -79,8 +79,8 @@ def test_changes_played_back_are_the_versions(
             model.take(step, write, beside)
     options = LookupOptions.parse({**model.own, "path": model.path})
     reader = model.engine.reader
-    table = reader.metadata.table_of(options, Kind.MANAGED)
-    state = reader.metadata.log_of(options)
+    table = reader.resolver.table_of(options, Kind.MANAGED)
+    state = reader.resolver.log_of(options)
     assert state is not None
     columns = change_columns(SCHEMA)
     begin = min(model.versions)

@@ -186,13 +186,13 @@ def test_what_a_path_was_last(tmp_path: Path, cache_dir: Path, step_s: float) ->
     """CACHE: a process that begins after the step goes by what the path was learned to be last, not by what it was before."""
     path = publish(tmp_path / "dim", 0, 1)
     clock = FakeClock()
-    make_host(str(path), cache_dir, clock).metadata.discover(cached(path))
+    make_host(str(path), cache_dir, clock).resolver.discover(cached(path))
     os.replace(path.rename(tmp_path / "moved") / "0.parquet", path)
     clock.wall_s += step_s
     clock.tick(11)
     later = make_host(str(path), cache_dir, clock)
-    assert later.metadata.discover(cached(path))[0].kind is Kind.FILE
+    assert later.resolver.discover(cached(path))[0].kind is Kind.FILE
     clock.tick(9)
     last = make_host(str(path), cache_dir, clock)
-    assert last.metadata.discover(cached(path))[0].kind is Kind.FILE
+    assert last.resolver.discover(cached(path))[0].kind is Kind.FILE
     assert last.store.calls == []

@@ -72,7 +72,7 @@ class Table:
         self.later = Later()
         self.host: Host = make_host(str(path), cache_dir, clock, start=self.later, **more)  # type: ignore[arg-type]
         self.options = LookupOptions.parse({"path": str(path), **options})
-        self.table, _ = self.host.metadata.discover(self.options)
+        self.table, _ = self.host.resolver.discover(self.options)
 
     @property
     def full(self) -> FullCache:
@@ -170,7 +170,7 @@ def test_a_query_waits_for_its_version(directory: Path, cache_dir: Path) -> None
     """Within build-wait a query gets the snapshot of its version, built beside it in a thread."""
     host = make_host(str(directory), cache_dir)
     options = LookupOptions.parse({"path": str(directory), **FULL})
-    table, version = host.metadata.discover(options)
+    table, version = host.resolver.discover(options)
     full = host.reader.full(table, options)
     assert full is not None
     snapshot = full.build(version, 60)
@@ -747,7 +747,7 @@ def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Pa
     """A superseded version can be asked for during `retain`; then its segments go, unless the new version needs them."""
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "5 min"})
     table.full.reload()
-    _, first = table.host.metadata.discover(table.options)
+    _, first = table.host.resolver.discover(table.options)
     for number in range(10):
         publish(directory, number, 2)
     table.full.reload()

@@ -134,8 +134,8 @@ class World:
             asked_for = scanned.filter(pc.is_in(scanned["id"], keys["id"].drop_null()))
             assert in_order(by_key).equals(in_order(asked_for))
         table = found.table
-        host.metadata.host.known_versions(options)
-        host.metadata.host.floor(table.url)
+        host.resolver.host.known_versions(options)
+        host.resolver.host.floor(table.url)
         assert host.disk is not None
         publisher = Publisher(host.metrics, host.disk, key_of(table.scope, table.url), table.url, host.clock.host())
         publisher.publish()
@@ -197,7 +197,7 @@ def world(kind: str, name: str) -> World:
 def reload(made: World, at_s: float) -> None:
     host = made.host(made.cache, at_s)
     options = LookupOptions.parse({"path": str(made.path), "lookup.keys": "id", **made.options})
-    table, _ = host.metadata.discover(options)
+    table, _ = host.resolver.discover(options)
     full = host.reader.full(table, options)
     assert full is not None
     full.reload()
@@ -369,8 +369,8 @@ def asked_all(made: World, cache: Path) -> None:
     """Views, versions, write ids and upkeep of a managed table."""
     host = made.host(cache)
     options = LookupOptions.parse({"path": str(made.path)})
-    table, _ = host.metadata.discover(options)
-    state = host.metadata.log_of(options)
+    table, _ = host.resolver.discover(options)
+    state = host.resolver.log_of(options)
     assert state is not None
     for position in {1, 2, state.position // 2, state.position}:
         with contextlib.suppress(PysparkLookupError):
@@ -457,7 +457,7 @@ def test_a_damaged_sink_log_is_told(tmp_path_factory: pytest.TempPathFactory, da
     (path / "_spark_metadata" / name).write_bytes(blob if sound else data.draw(damaged(blob)))
     host = make_host(str(path), None, FakeClock(5_000_000_000.0))
     with contextlib.suppress(PysparkLookupError):
-        _, version = host.metadata.discover(LookupOptions.parse({"path": str(path)}))
+        _, version = host.resolver.discover(LookupOptions.parse({"path": str(path)}))
         assert {file.url.rsplit("/", 1)[-1] for file in version.files} <= {"0.parquet", "1.parquet"}
 
 
@@ -642,7 +642,7 @@ def test_damaged_announcements(data: st.DataObject) -> None:
     options = LookupOptions.parse(
         {"path": str(made.path), "lookup.on-version-gone": data.draw(st.sampled_from(["NEWER", "FAIL"]))}
     )
-    table, version = host.metadata.discover(options)
+    table, version = host.resolver.discover(options)
     told = VersionToken.of(table, version).to_bytes()
     with contextlib.suppress(PysparkLookupError), memory_at_most():
         announced = VersionToken.of_bytes(

@@ -138,7 +138,7 @@ class Host:
     def told(self, spec: LookupSpec, seen: bool = True) -> bytes:
         """The current version, of whose bytes this host has none, or what tells its columns (`seen`)."""
         reader = self.reader(spec)
-        table, version = reader.metadata.discover(self.options(spec))
+        table, version = reader.resolver.discover(self.options(spec))
         if seen:
             reader.schema(table, version)
         return VersionToken.of(table, version).to_bytes()

@@ -91,7 +91,7 @@ def test_a_version_of_a_dropped_table_is_gone(dim: Dim, tmp_path: Path) -> None:
 def test_a_table_is_not_read_without_a_list(dim: Dim, tmp_path: Path) -> None:
     """Inside, a version of a managed table that came without write ids is an error: no rows of it are read."""
     host = make_host(str(dim.path), tmp_path / "host")
-    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    table, version = host.resolver.discover(LookupOptions.parse({"path": str(dim.path)}))
     assert host.reader.schema(table, version)[0].names == ["id", "version"]
     with pytest.raises(ValueError, match="without its list of write ids"):
         host.reader.schema(table, TableVersion(table.id, version.files))
@@ -101,11 +101,11 @@ def test_a_host_never_goes_back(dim: Dim, tmp_path: Path) -> None:
     """A resolution that was slow to be recorded does not replace that of a later position, though it began later."""
     host = make_host(str(dim.path), tmp_path / "host")
     options = LookupOptions.parse({"path": str(dim.path)})
-    table, old = host.metadata.discover(options)
+    table, old = host.resolver.discover(options)
     dim.writer.write(rows([100], 2))
-    new = host.metadata.ask(table)
-    assert host.metadata.host.learned(table, old, host.clock.steady_s + 1000) == new
-    last = host.metadata.host.last(table)
+    new = host.resolver.ask(table)
+    assert host.resolver.host.learned(table, old, host.clock.steady_s + 1000) == new
+    last = host.resolver.host.last(table)
     assert last is not None
     assert last["digest"] == new.digest
 
@@ -113,9 +113,9 @@ def test_a_host_never_goes_back(dim: Dim, tmp_path: Path) -> None:
 def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, tmp_path: Path) -> None:
     """What this host has committed it goes on reading, though one that began to ask before does not find it in the log."""
     host = make_host(str(dim.path), tmp_path / "host")
-    table, old = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    table, old = host.resolver.discover(LookupOptions.parse({"path": str(dim.path)}))
     assert old.metadata is not None
-    versions, began_s = host.metadata.host, host.clock.steady_s
+    versions, began_s = host.resolver.host, host.clock.steady_s
     host.clock.tick(1)
     versions.raise_floor(table, old.metadata.table_id, old.metadata.position + 3)
     assert versions.learned(table, old, began_s) == old
@@ -128,9 +128,9 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim, tmp_path: Path) -
 def test_a_floor_that_is_raised_while_it_is_judged(dim: Dim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds the floor of a table that is gone does not take away the one that a commit raises meanwhile."""
     host = make_host(str(dim.path), tmp_path / "host")
-    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    table, version = host.resolver.discover(LookupOptions.parse({"path": str(dim.path)}))
     assert version.metadata is not None
-    versions, log = host.metadata.host, version.metadata
+    versions, log = host.resolver.host, version.metadata
     versions.raise_floor(table, "0" * 32, 7)
     judge, raised = versions._is_obsolete, []
 
@@ -150,9 +150,9 @@ def test_a_floor_that_is_raised_while_it_is_judged(dim: Dim, tmp_path: Path, mon
 def test_a_floor_that_the_disk_does_not_take(dim: Dim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk the host forgets what it knew, and this process knows its commit: both ask the store."""
     host = make_host(str(dim.path), tmp_path / "host")
-    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    table, version = host.resolver.discover(LookupOptions.parse({"path": str(dim.path)}))
     assert version.metadata is not None
-    versions = host.metadata.host
+    versions = host.resolver.host
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -169,10 +169,10 @@ def test_a_floor_that_the_disk_does_not_take(dim: Dim, tmp_path: Path, monkeypat
 def test_a_row_of_records_that_has_no_end(dim: Dim, tmp_path: Path) -> None:
     """A name that no record follows: the answer is the store's, and costs no more than that."""
     host = make_host(str(dim.path), tmp_path / "host")
-    table, version = host.metadata.discover(LookupOptions.parse({"path": str(dim.path)}))
+    table, version = host.resolver.discover(LookupOptions.parse({"path": str(dim.path)}))
     (row,) = (tmp_path / "host").glob("v1/records/table~*")
     (row / "ffffffffffffffff").write_bytes(b"noise")
-    assert host.metadata.ask(table) == version
+    assert host.resolver.ask(table) == version
     assert host.metrics.snapshot()["cacheFailureCount"] > 0
 
 
@@ -180,7 +180,7 @@ def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> N
     """A slow resolution gives it up for an older one only once the store, asked again, says the same."""
     slow, fast = (make_host(str(dim.path), tmp_path / "host") for _ in range(2))
     options = LookupOptions.parse({"path": str(dim.path)})
-    table, old = slow.metadata.discover(options)
+    table, old = slow.resolver.discover(options)
     asked = slow.store._inner.get_meta
     interleaved: list[TableVersion] = []
 
@@ -190,12 +190,12 @@ def test_a_newer_version_whose_files_nobody_knows(dim: Dim, tmp_path: Path) -> N
         finally:
             if not interleaved:  # the log ended here …
                 dim.writer.write(rows([100], 2))
-                interleaved.append(fast.metadata.ask(table))
+                interleaved.append(fast.resolver.ask(table))
                 assert slow.disk is not None
                 slow.disk.remove_record("files", interleaved[0].digest)  # … and its successor was lost again
 
     slow.store._inner.get_meta = interleave  # type: ignore[method-assign,assignment]
-    assert slow.metadata.ask(table) == interleaved[0] != old
+    assert slow.resolver.ask(table) == interleaved[0] != old
 
 
 @pytest.mark.parametrize("mode", MODES)

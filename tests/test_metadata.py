@@ -40,7 +40,7 @@ def cached(path: Path, interval: str) -> LookupOptions:
 
 
 def resolve(host: Host, table: Table, opts: LookupOptions, execution: Execution | None = None) -> TableVersion:
-    return host.metadata.resolve(table, opts, execution).version
+    return host.resolver.resolve(table, opts, execution).version
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_file_costs_one_head_and_a_directory_one_list(tmp_path: Path, cache_di
     for path, kind, counter in ((single, "head", "ufsHeadCount"), (tmp_path / "dim", "list", "ufsListCount")):
         host = make_host(str(path), cache_dir)
         opts = options(path)
-        table, planned = host.metadata.discover(opts)
+        table, planned = host.resolver.discover(opts)
         assert host.store.kinds() == ["status"]
         assert host.metrics.snapshot()[counter] == 1
         assert resolve(host, table, opts) == planned
@@ -72,11 +72,11 @@ def test_one_execution_sees_one_version_and_asks_once(directory: Path, cache_dir
     """The first resolver of an execution records its version; later ones take it, whatever changed since."""
     first, second = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
     opts = options(directory)
-    table, _ = first.metadata.discover(opts)
+    table, _ = first.resolver.discover(opts)
     execution = Execution("app", "execution 1")
-    one = first.metadata.resolve(table, opts, execution)
+    one = first.resolver.resolve(table, opts, execution)
     write(directory / "a.parquet")
-    again = second.metadata.resolve(table, opts, execution)
+    again = second.resolver.resolve(table, opts, execution)
     assert again.version == one.version
     assert one.decided_here
     assert not again.decided_here
@@ -91,12 +91,12 @@ def test_cache_mode_makes_no_call_within_its_interval(directory: Path, cache_dir
     clock = FakeClock()
     host = make_host(str(directory), cache_dir, clock)
     opts = cached(directory, "10 s")
-    table, first = host.metadata.discover(opts)
+    table, first = host.resolver.discover(opts)
     write(directory / "a.parquet")
     for _ in range(4):
         clock.tick(2.5)
         assert resolve(host, table, opts) == first
-        assert host.metadata.discover(opts)[1] == first
+        assert host.resolver.discover(opts)[1] == first
     assert host.store.kinds() == ["status"]
     clock.tick(0.1)
     second = resolve(host, table, opts)
@@ -109,7 +109,7 @@ def test_sync_interval_minus_one_never_asks_and_zero_always_does(directory: Path
     """`-1` keeps the first version for ever, `0` asks at every query."""
     host = make_host(str(directory), cache_dir)
     never, always = cached(directory, "-1"), cached(directory, "0")
-    table, first = host.metadata.discover(never)
+    table, first = host.resolver.discover(never)
     write(directory / "a.parquet")
     host.clock.tick(1e9)
     assert resolve(host, table, never) == first
@@ -124,7 +124,7 @@ def test_a_stepped_wall_clock_does_not_extend_the_interval(directory: Path, cach
     clock = FakeClock()
     host = make_host(str(directory), cache_dir, clock)
     opts = cached(directory, "10 s")
-    table, first = host.metadata.discover(opts)
+    table, first = host.resolver.discover(opts)
     for step in (-3600.0, 7200.0):
         clock.wall_s += step
         assert resolve(host, table, opts) == first
@@ -138,7 +138,7 @@ def test_a_stepped_wall_clock_does_not_extend_the_interval(directory: Path, cach
 def test_another_boot_is_not_trusted_for_an_age(directory: Path, cache_dir: Path) -> None:
     """After a reboot the steady clock starts anew, so a known version's age is unknown: the store is asked."""
     opts = cached(directory, "1 h")
-    table, first = make_host(str(directory), cache_dir).metadata.discover(opts)
+    table, first = make_host(str(directory), cache_dir).resolver.discover(opts)
     write(directory / "a.parquet")
     rebooted = make_host(str(directory), cache_dir, boot="boot-2")
     assert resolve(rebooted, table, opts) != first
@@ -147,7 +147,7 @@ def test_another_boot_is_not_trusted_for_an_age(directory: Path, cache_dir: Path
 def test_what_was_learned_before_a_reboot_is_not_newer(directory: Path, cache_dir: Path) -> None:
     """The steady clock starts anew and shows less than before: what the store says now counts all the same."""
     opts = options(directory)
-    table, first = make_host(str(directory), cache_dir).metadata.discover(opts)
+    table, first = make_host(str(directory), cache_dir).resolver.discover(opts)
     write(directory / "a.parquet")
     clock = FakeClock()
     clock.steady_s = 1.0
@@ -159,7 +159,7 @@ def test_who_knows_a_version_knows_its_files(directory: Path, cache_dir: Path, m
     """Its files are on record before its digest is: in the moment it is, another process answers from it without a call."""
     first, second = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
     opts = options(directory)
-    table, _ = first.metadata.discover(opts)
+    table, _ = first.resolver.discover(opts)
     write(directory / "a.parquet")
     assert first.disk is not None
     put = first.disk.succeed_record
@@ -179,10 +179,10 @@ def test_the_version_of_another_table_is_none_of_this_one(tmp_path: Path, cache_
     """A digest, as a version token brings it, of a table that this host knows as well."""
     one, other = (write(tmp_path / name / "a.parquet").parent for name in ("one", "other"))
     host = make_host(str(tmp_path), cache_dir)
-    table, version = host.metadata.discover(options(one))
-    _, foreign = host.metadata.discover(options(other))
-    assert host.metadata.version_of(table, version.digest) == version
-    assert host.metadata.version_of(table, foreign.digest) is None
+    table, version = host.resolver.discover(options(one))
+    _, foreign = host.resolver.discover(options(other))
+    assert host.resolver.version_of(table, version.digest) == version
+    assert host.resolver.version_of(table, foreign.digest) is None
 
 
 def test_who_does_not_get_the_lock_takes_what_was_decided_first(
@@ -191,7 +191,7 @@ def test_who_does_not_get_the_lock_takes_what_was_decided_first(
     """A task that resolves an execution beside another, as the lock was held for too long, reads the version of the first on record."""
     slow, fast = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
     opts = options(directory)
-    table, _ = slow.metadata.discover(opts)
+    table, _ = slow.resolver.discover(opts)
     execution = Execution("app", "execution 1")
     monkeypatch.setattr(slow.disk, "acquire", lambda kind, name, timeout_s: None)
     first: list[TableVersion] = []
@@ -202,7 +202,7 @@ def test_who_does_not_get_the_lock_takes_what_was_decided_first(
             write(directory / "a.parquet")
 
     slow.store.before = meanwhile
-    resolution = slow.metadata.resolve(table, opts, execution)
+    resolution = slow.resolver.resolve(table, opts, execution)
     assert [resolution.version] == first
     assert not resolution.decided_here
 
@@ -211,7 +211,7 @@ def test_cache_mode_keeps_the_last_version_through_states_that_are_none(director
     """A directory that is moved away or emptied: UFS mode raises, CACHE mode keeps the last version and counts it."""
     host = make_host(str(directory), cache_dir)
     kept, current = cached(directory, "0"), options(directory)
-    table, first = host.metadata.discover(kept)
+    table, first = host.resolver.discover(kept)
     moved = directory.with_name("moved")
     shutil.move(directory, moved)
     with pytest.raises(UfsNotFoundError):
@@ -221,7 +221,7 @@ def test_cache_mode_keeps_the_last_version_through_states_that_are_none(director
     with pytest.raises(TableEmptyError):
         resolve(host, table, current)
     assert resolve(host, table, kept) == first
-    assert host.metadata.discover(kept)[1] == first
+    assert host.resolver.discover(kept)[1] == first
     assert host.metrics.snapshot()["keptVersionCount"] == 3
 
 
@@ -229,7 +229,7 @@ def test_cache_mode_does_not_hide_a_failing_store(directory: Path, cache_dir: Pa
     """An expired version whose refresh fails at the store is an error, not an older answer."""
     host = make_host(str(directory), cache_dir)
     opts = cached(directory, "10 s")
-    table, _ = host.metadata.discover(opts)
+    table, _ = host.resolver.discover(opts)
     host.clock.tick(11)
 
     def fail(kind: str, subject: object) -> None:
@@ -245,7 +245,7 @@ def test_a_slow_listing_cannot_take_the_host_back(directory: Path, cache_dir: Pa
     clock = FakeClock()
     slow, fast = make_host(str(directory), cache_dir, clock), make_host(str(directory), cache_dir, clock)
     opts = options(directory)
-    table, _ = slow.metadata.discover(opts)
+    table, _ = slow.resolver.discover(opts)
     answers: list[TableVersion] = []
     listed = slow.store._inner.list_status
 
@@ -267,7 +267,7 @@ def test_settle_waits_for_quiet_without_sleeping_too_long(directory: Path, cache
     clock = FakeClock(wall_s=newest + 4)
     host = make_host(str(directory), cache_dir, clock)
     opts = LookupOptions.parse({"path": str(directory), "lookup.settle": "10 s", "lookup.on-busy": "FAIL"})
-    table, _ = host.metadata.discover(opts)
+    table, _ = host.resolver.discover(opts)
     assert clock.slept == pytest.approx([6.0], abs=0.01)
     clock.wall_s = newest + 100
     resolve(host, table, opts)
@@ -285,7 +285,7 @@ def test_a_listing_that_lost_files_is_confirmed(directory: Path, cache_dir: Path
     """Files gone and none new may be a job that has begun to overwrite: the version is one after which no more went."""
     host = make_host(str(directory), cache_dir)
     opts = options(directory)
-    table, _ = host.metadata.discover(opts)
+    table, _ = host.resolver.discover(opts)
     (directory / "a.parquet").unlink()
     host.store.calls.clear()
 
@@ -310,9 +310,9 @@ def test_success_file_is_required_when_asked_for(directory: Path, cache_dir: Pat
     host = make_host(str(directory), cache_dir)
     opts = LookupOptions.parse({"path": str(directory), "lookup.success-file": "true"})
     with pytest.raises(TableBusyError, match="_SUCCESS"):
-        host.metadata.discover(opts)
+        host.resolver.discover(opts)
     (directory / "_SUCCESS").touch()
-    assert len(host.metadata.discover(opts)[1].files) == 3
+    assert len(host.resolver.discover(opts)[1].files) == 3
 
 
 def test_a_streaming_sinks_log_decides_which_files_count(directory: Path, cache_dir: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_streaming_sinks_log_decides_which_files_count(directory: Path, cache_
     (log / "0").write_text(entries("a.parquet"))
     host = make_host(str(directory), cache_dir)
     opts = options(directory)
-    table, version = host.metadata.discover(opts)
+    table, version = host.resolver.discover(opts)
     assert [Path(file.url).name for file in version.files] == ["a.parquet"]
     (log / "1.compact").write_text(entries("a.parquet", "b.parquet"))
     (log / "2").write_text(entries("c.parquet"))
@@ -341,11 +341,11 @@ def test_a_broken_cache_directory_costs_calls_not_answers(directory: Path, cache
     """With the cache directory removed, or none at all, every resolution asks the store and is right."""
     host = make_host(str(directory), cache_dir)
     opts = options(directory)
-    table, _ = host.metadata.discover(opts)
+    table, _ = host.resolver.discover(opts)
     shutil.rmtree(cache_dir)
     write(directory / "a.parquet")
     version = resolve(host, table, opts, Execution("app", "e"))
-    assert version == make_host(str(directory), None).metadata.discover(opts)[1]
+    assert version == make_host(str(directory), None).resolver.discover(opts)[1]
     assert host.metrics.snapshot()["cacheFailureCount"] > 0
     uncached = make_host(str(directory), None)
     assert resolve(uncached, table, cached(directory, "-1")) == version
@@ -355,11 +355,11 @@ def test_known_versions_are_those_this_host_resolved(directory: Path, cache_dir:
     """`known_versions`: one row per version in the order of resolution, with its files and bytes."""
     host = make_host(str(directory), cache_dir)
     opts = options(directory)
-    first = host.metadata.discover(opts)[1]
+    first = host.resolver.discover(opts)[1]
     host.clock.tick(5)
     write(directory / "d.parquet")
-    second = host.metadata.discover(opts)[1]
-    rows = host.metadata.host.known_versions(opts)
+    second = host.resolver.discover(opts)[1]
+    rows = host.resolver.host.known_versions(opts)
     assert [row["digest"] for row in rows] == [first.digest, second.digest]
     assert rows[1]["files"] == 4
     assert rows[1]["bytes"] == second.bytes
@@ -389,7 +389,7 @@ def test_a_version_too_new_to_keep_settles(directory: Path, cache_dir: Path) -> 
     clock = FakeClock(wall_s=newest)
     host = make_host(str(directory), cache_dir, clock)
     opts = cached(directory, "-1")
-    table, version = host.metadata.discover(opts)
+    table, version = host.resolver.discover(opts)
     assert not all(file.cacheable for file in version.files)
     assert not all(file.cacheable for file in resolve(host, table, opts).files)
     clock.tick(2.1)

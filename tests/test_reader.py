@@ -245,7 +245,7 @@ def test_an_execution_that_shared_its_version_follows_the_option(tmp_path: Path)
         first, second = make_host(str(path), cache), make_host(str(path), cache)
         made, (task,) = plan(first, path, {"lookup.on-version-gone": choice})
         execution = Execution("app", "1")
-        first.metadata.resolve(made.table, made.options, execution)
+        first.resolver.resolve(made.table, made.options, execution)
         publish(path, 1)
         if choice == "NEWER":
             assert versions(second, made, task, execution) == ({1}, ROWS)

@@ -373,11 +373,11 @@ def test_a_pipe_in_a_tables_place_is_not_waited_for(tmp_path: Path) -> None:
     """Neither where a path names one, nor where it takes a file's place after the version was resolved."""
     path = put(tmp_path / "dim.parquet", id=[1, 2])
     host = make_host(str(path), None)
-    table, version = host.metadata.discover(LookupOptions.parse({"path": str(path)}))
+    table, version = host.resolver.discover(LookupOptions.parse({"path": str(path)}))
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(UfsNotFoundError, match="is a pipe, socket or device"):
-        host.metadata.ask(table)
+        host.resolver.ask(table)
     with pytest.raises(SourceChangedError):
         host.ufs.read_ranges(version.files[0], [(0, 4)])
     with pytest.raises(SourceChangedError):
@@ -396,10 +396,10 @@ def test_what_is_no_file_in_a_log_is_not_read(tmp_path: Path, what: str) -> None
     )
     host = make_host(str(path), tmp_path / "other")
     options = LookupOptions.parse({"path": str(path)})
-    assert host.metadata.discover(options)[1].newest == 4
+    assert host.resolver.discover(options)[1].newest == 4
     event = path / "_lookup" / "log" / f"{4:020d}.json"
     os.replace(planted, event)
-    assert make_host(str(path), tmp_path / "third").metadata.discover(options)[1].newest == 1
+    assert make_host(str(path), tmp_path / "third").resolver.discover(options)[1].newest == 1
 
 
 def test_links_in_a_table_are_followed(tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog:
             told += [table.describe(), repr(table), table.metrics(), table.metrics_by_worker(), table.version]
     parsed = LookupOptions.parse({"path": url, "lookup.keys": "id"})
     host = make_host(url, cache_dir)
-    reference, version = host.metadata.discover(parsed)
+    reference, version = host.resolver.discover(parsed)
     found = planner.find(host.reader, parsed)
     plan = planner.plan_read(found, parsed, planner.table_columns(found, parsed), host.clock.host())
     told += [
@@ -500,7 +500,7 @@ def test_a_signed_url_is_told_to_nobody(web: WebServer, cache_dir: Path, caplog:
         repr(parsed),
         repr(found),
         repr(plan),
-        repr(host.metadata.host.known_versions(parsed)),
+        repr(host.resolver.host.known_versions(parsed)),
     ]
     engine = runtime().engine(parsed)
     told += [batch.to_pylist() for batch in view_batches(engine, ViewTask(View.FILES), parsed, bytes)]
@@ -619,7 +619,7 @@ def test_a_forged_record_is_believed(tmp_path: Path, cache_dir: Path) -> None:
     options = LookupOptions.parse({"path": str(path)})
 
     def files() -> int:
-        return len(make_host(str(path), cache_dir).metadata.discover(options)[1].files)
+        return len(make_host(str(path), cache_dir).resolver.discover(options)[1].files)
 
     assert files() == 2
     (record,) = (cache_dir / "v1" / "records" / "log").iterdir()

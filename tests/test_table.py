@@ -68,7 +68,7 @@ def put(path: Path, rows: int = 1) -> Path:
 
 def discovered(path: Path | str, host: Host | None = None) -> tuple[Table, TableVersion]:
     """What planning learns of a local path."""
-    return (host or make_host(str(path), None)).metadata.discover(LookupOptions.parse({"path": str(path)}))
+    return (host or make_host(str(path), None)).resolver.discover(LookupOptions.parse({"path": str(path)}))
 
 
 # --- which files count ----------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
 ) -> None:
     """A file replaced while it is being secured: the newer version is announced, and is the execution's."""
     process = Process(directory, cache_dir, options)
-    table, before = process.host.metadata.discover(process.options)
+    table, before = process.host.resolver.discover(process.options)
 
     def replace(kind: str, subject: object) -> None:
         if kind == "get":
@@ -241,7 +241,7 @@ def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
     assert process.gone() == 1
     task = Process(directory, cache_dir, options)
     assert task.states(told) == {2}
-    assert task.host.metadata.resolve(table, task.options, ONE).version.digest == told.digest
+    assert task.host.resolver.resolve(table, task.options, ONE).version.digest == told.digest
     assert task.calls() == []
 
 

@@ -95,7 +95,7 @@ class Site:
 
     def state(self) -> TableState:
         engine = self.runtime.engine(LookupOptions.parse(self.options("look", {})))
-        state = engine.reader.metadata.log(str(self.path)).latest()
+        state = engine.reader.resolver.log(str(self.path)).latest()
         assert state is not None
         return state
 

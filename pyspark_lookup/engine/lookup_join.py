@@ -103,7 +103,7 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         table, version = resolve_and_secure(engine.reader, options, execution, engine.known)
         engine.known = table
         engine.reader.metrics.inc("tokenCount")
-        engine.reader.metadata.host.record_token(table, version)
+        engine.reader.resolver.host.record_token(table, version)
         return VersionToken.of(table, version).to_bytes()
     except _CAUGHT as problem:
         if options.on_error is OnError.FAIL:
@@ -183,7 +183,7 @@ class Lookup:
             with self._engine.timed("lookupTime"):
                 at = self._at(token, execution)
                 reader = self._engine.reader
-                reader.metadata.count_served(at.plan.table, at.resolution.version)
+                reader.resolver.count_served(at.plan.table, at.resolution.version)
                 found, resolution = get_many_at(reader, at.plan, table, at.names, execution, at.resolution, at.snapshot)
             self._follow(at, resolution, execution)
         except _CAUGHT as problem:

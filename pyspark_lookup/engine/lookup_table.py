@@ -126,8 +126,8 @@ class LookupTable:
         engine = runtime().engine(options)
         with engine.published():
             found = self._find(engine, options)
-            engine.reader.metadata.count_served(found.table, found.version)
-            engine.reader.metadata.count_asked(found.version)
+            engine.reader.resolver.count_served(found.table, found.version)
+            engine.reader.resolver.count_asked(found.version)
             yield engine, found, planner.completed(options, found)
 
     def write(self, rows: Rows, mode: WritingMode = "append") -> int:
@@ -162,7 +162,7 @@ class LookupTable:
                 raise
             state = writer.commit(job, files, None if batch is None else Batch(*batch))
             if state is None:  # that batch was written before
-                state = engine.reader.metadata.log(engine.url_of(self._options.path)).latest()
+                state = engine.reader.resolver.log(engine.url_of(self._options.path)).latest()
                 assert state is not None
                 return state.position
             return writer.position_of(job, state)
@@ -338,7 +338,7 @@ class LookupTable:
         self._check_open()
         engine = runtime().engine(self._options)
         found = self._find(engine, self._options)
-        valid = engine.reader.metadata.source(found.table).valid_write_ids(found.version)
+        valid = engine.reader.resolver.source(found.table).valid_write_ids(found.version)
         if valid is None:
             raise NotSupportedError(
                 f"{self._options.path}: only managed tables, written by this package, have write ids"
@@ -350,7 +350,7 @@ class LookupTable:
         """What this host has committed to the table last, as `lookup.floor` takes it elsewhere; None without. No store call."""
         self._check_open()
         engine = runtime().engine(self._options)
-        found = engine.reader.metadata.host.floor(engine.url_of(self._options.path))
+        found = engine.reader.resolver.host.floor(engine.url_of(self._options.path))
         return None if found is None else f"{found[0]}:{found[1]}"
 
     def metrics(self) -> dict[str, int]:
@@ -380,7 +380,7 @@ class LookupTable:
             "files": len(found.version.files),
             "bytes": found.version.bytes,
             "options": repr(self._options),
-            **engine.reader.metadata.source(found.table).details(found.table, found.version),
+            **engine.reader.resolver.source(found.table).details(found.table, found.version),
         }
 
     def close(self) -> None:
@@ -410,7 +410,7 @@ class LookupTable:
         place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
         version = "not read yet"
         if self._held is not None and not self._closed:
-            last = runtime().engine(self._options).reader.metadata.host.last(self._held[0])
+            last = runtime().engine(self._options).reader.resolver.host.last(self._held[0])
             version = f"version {last['digest']}" if last is not None else version
         return f"LookupTable({place!r}, {self._options.cache.value}, {'closed' if self._closed else version})"
 

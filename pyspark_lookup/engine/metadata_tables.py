@@ -120,9 +120,9 @@ def _micros(seconds: float | None) -> int | None:
 
 
 def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
-    metadata = engine.reader.metadata
-    table, version = metadata.discover(options)
-    write_ids = metadata.source(table).write_ids(table, version)
+    resolver = engine.reader.resolver
+    table, version = resolver.discover(options)
+    write_ids = resolver.source(table).write_ids(table, version)
     rows: list[dict[str, object]] = []
     for file in version.files:
         at = _micros(file.modified_at_s)
@@ -133,12 +133,12 @@ def _files(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 
 
 def _versions(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
-    metadata = engine.reader.metadata
+    resolver = engine.reader.resolver
     known: list[dict[str, object]] = [
         {**row, "resolved_at": _micros(row["resolved_at"]), "token_at": _micros(row["token_at"])}
-        for row in metadata.host.known_versions(options)
+        for row in resolver.host.known_versions(options)
     ]
-    history = metadata.history(options)
+    history = resolver.history(options)
     if history is None:
         return known
     seen = {row["position"]: row for row in known}
@@ -169,7 +169,7 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [
         {"name": name, "value": values[name], "meaning": doc, "detail": None} for name, doc in meanings.items()
     ]
-    used = [row for row in engine.reader.metadata.host.known_versions(options) if row["token_at"] is not None]
+    used = [row for row in engine.reader.resolver.host.known_versions(options) if row["token_at"] is not None]
     if used:
         last = max(used, key=lambda row: row["token_at"])
         meaning = "Unix ms when a join or SQL function last issued a version token, whose version is in `detail`"
@@ -181,7 +181,7 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 
 def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     reader = engine.reader
-    table, version = reader.metadata.discover(options)
+    table, version = reader.resolver.discover(options)
     full = reader.full(table, options)
     snapshot = full.find(version) if full is not None else None
     rows = snapshot.rows if snapshot is not None else None

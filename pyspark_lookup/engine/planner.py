@@ -55,25 +55,25 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
 
     `known`: what the path was last time, so that a file costs a HEAD instead of a LIST.
     A file that is replaced before its schema was read makes planning start over. Raises what
-    `Metadata.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
+    `Resolver.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
-    began_s = reader.metadata.now_s()
+    began_s = reader.resolver.now_s()
     table, version = _known_or_discovered(reader, options, known)
     try:
         version = _served(reader, _with_keys(options, version), table, version, began_s)
     except UfsNotFoundError:
-        if not reader.metadata.forget_kind(table):
+        if not reader.resolver.forget_kind(table):
             raise
-        table, version = reader.metadata.discover(options)
+        table, version = reader.resolver.discover(options)
         version = _served(reader, _with_keys(options, version), table, version, began_s)
-    if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.metadata.lacks_files(version):
+    if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
         # Its tasks could not read what the job has removed, nor go on with other files.
-        version = reader.metadata.resolve_again(table, options, None, version.digest)
+        version = reader.resolver.resolve_again(table, options, None, version.digest)
     (data, partitions), version = read_with_restarts(
         table,
         version,
         functools.partial(reader.schema, table),
-        lambda gone, _: reader.metadata.resolve_again(table, options, None, gone.digest),
+        lambda gone, _: reader.resolver.resolve_again(table, options, None, gone.digest),
     )
     return Found(table, version, data, partitions)
 
@@ -99,8 +99,8 @@ def _served(
         return version
     latest = full.latest()
     if latest is None and full.can_keep:  # the first load, which follows, asks the store
-        return reader.metadata.learned_since(table, version, began_s)
-    own = latest is not None and reader.metadata.host.includes_own_writes(table, options, latest)
+        return reader.resolver.learned_since(table, version, began_s)
+    own = latest is not None and reader.resolver.host.includes_own_writes(table, options, latest)
     return latest if latest is not None and own else version
 
 
@@ -111,12 +111,12 @@ def _known_or_discovered(
         if known.pinned != options.pinned:
             known = dataclasses.replace(known, pinned=options.pinned)
         try:
-            version = reader.metadata.resolve(known, options, None).version
+            version = reader.resolver.resolve(known, options, None).version
         except UfsNotFoundError:
             # A file may have become a directory, or the other way round. What vanished was waited for.
-            return reader.metadata.discover(options, patient=False)
-        return reader.metadata.table_of(options, known.kind, version), version
-    return reader.metadata.discover(options)
+            return reader.resolver.discover(options, patient=False)
+        return reader.resolver.table_of(options, known.kind, version), version
+    return reader.resolver.discover(options)
 
 
 def table_columns(found: Found, options: LookupOptions) -> pa.Schema:

@@ -35,7 +35,7 @@ from pyspark_lookup.providers import ProvidedScan, ProvidedStore, ProvidedTable,
 from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.log import NotificationLog
 from pyspark_lookup.table.model import Table
-from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.sources import SOURCES
 
 __all__ = ["Engine", "Runtime", "runtime"]
@@ -88,7 +88,7 @@ class Engine:
                 "option lookup.version or lookup.valid-write-ids is for reads: a write takes none, remove it"
             )
         log, table, rows = self._managed(options, url)
-        raise_floor = functools.partial(self.reader.metadata.host.raise_floor, table)
+        raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
         parts = (self._ufs, log, self.disk, self._clock, self._rng, options, table, rows)
         return TableWriter(*parts, raise_floor, self.sizes, self.reader.metrics)
 
@@ -122,12 +122,12 @@ class Engine:
 
     def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
         """The columns of the managed table at `options.path`; None if there is none."""
-        state = self.reader.metadata.log_of(options)
+        state = self.reader.resolver.log_of(options)
         return None if state is None else state.definition.schema
 
     def keys_in_log(self, options: LookupOptions) -> tuple[str, ...]:
         """The key columns of the managed table at `options.path`; those of the options if there is none."""
-        state = self.reader.metadata.log(self._ufs.url_of(options.path)).known() or self.reader.metadata.log_of(options)
+        state = self.reader.resolver.log(self._ufs.url_of(options.path)).known() or self.reader.resolver.log_of(options)
         return state.definition.keys if state is not None and state.definition.keys else options.keys or ()
 
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
@@ -136,8 +136,8 @@ class Engine:
         return vacuum(self._ufs, log, f"{self._rng.getrandbits(64):016x}", older_than_s, force)
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
-        table = self.reader.metadata.managed(options)
-        return self.reader.metadata.log(url), table, KeyedRows(self.reader.files, table, self.sizes.merge_bytes)
+        table = self.reader.resolver.managed(options)
+        return self.reader.resolver.log(url), table, KeyedRows(self.reader.files, table, self.sizes.merge_bytes)
 
 
 class Runtime:
@@ -223,8 +223,8 @@ class Runtime:
         known.application = self._application
         blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
         sources = SOURCES if provided is None else [functools.partial(ProviderSource, provided)]
-        metadata = Metadata(ufs, blocks, disk, metrics, self.clock, self._rng, sources)
-        parts = (metadata, blocks, disk, metrics, self.clock, options.block_size, self._rng)
+        resolver = Resolver(ufs, blocks, disk, metrics, self.clock, self._rng, sources)
+        parts = (resolver, blocks, disk, metrics, self.clock, options.block_size, self._rng)
         if provided is None:
             reader = TableReader(*parts)
         else:

@@ -49,7 +49,7 @@ from pyspark_lookup.scan.table_scan import Scan
 from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
-from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["TableReader"]
@@ -68,7 +68,7 @@ class TableReader:
 
     def __init__(
         self,
-        metadata: Metadata,
+        resolver: Resolver,
         blocks: BlockCache,
         disk: Disk | None,
         metrics: CacheMetricGroup,
@@ -80,7 +80,7 @@ class TableReader:
         cache: LookupCache | None = None,
         trigger: CacheReloadTrigger | None = None,
     ) -> None:
-        self.metadata = metadata
+        self.resolver = resolver
         self.metrics = metrics
         self._secured: set[str] = set()  # what this process brought here last
         self._disk = disk
@@ -93,7 +93,7 @@ class TableReader:
         )
         self._schemas = HostSchemas(self._scan, disk, metrics)
         self.partials = PartialTables(disk, metrics, clock, rng, start, cache)
-        self._fulls = FullTables(self._load_scan, metadata, self.layout, disk, metrics, clock, rng, start, trigger)
+        self._fulls = FullTables(self._load_scan, resolver, self.layout, disk, metrics, clock, rng, start, trigger)
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version."""
@@ -147,7 +147,7 @@ class TableReader:
         """
         resolution, snapshot = self._resolved(plan, execution, version)
         if version is None and resolution.decided_here:
-            self.metadata.count_asked(resolution.version)
+            self.resolver.count_asked(resolution.version)
         return resolution, snapshot
 
     def _resolved(
@@ -159,12 +159,12 @@ class TableReader:
             latest = self.served(table, options)
             if latest is not None:
                 served, snapshot = latest
-                resolution = self.metadata.resolve(table, options, execution, lambda: served)
+                resolution = self.resolver.resolve(table, options, execution, lambda: served)
                 if resolution.version.digest == served.digest:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self._snapshot(plan, resolution.version)
         resolution = (
-            Resolution(version, True) if version is not None else self.metadata.resolve(table, options, execution)
+            Resolution(version, True) if version is not None else self.resolver.resolve(table, options, execution)
         )
         return resolution, self._snapshot(plan, resolution.version)
 
@@ -175,7 +175,7 @@ class TableReader:
         """
         full = self.full(table, options)
         latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
-        if full is None or latest is None or self.metadata.host.includes_own_writes(table, options, latest[0]):
+        if full is None or latest is None or self.resolver.host.includes_own_writes(table, options, latest[0]):
             return latest
         full.ask_reload()
         return None
@@ -265,7 +265,7 @@ class TableReader:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
             raise self._gone(plan, change) from change
-        return self.metadata.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
+        return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -280,10 +280,10 @@ class TableReader:
         """
         if task.pieces is not None:
             self._tell_age(plan, execution)
-            planned = self.metadata.version_of(plan.table, task.digest) if task.digest is not None else None
+            planned = self.resolver.version_of(plan.table, task.digest) if task.digest is not None else None
             if planned is not None:
                 if task.number == 0:
-                    self.metadata.count_asked(planned)
+                    self.resolver.count_asked(planned)
                 snapshot = self._snapshot(plan, planned)
                 if snapshot is not None:
                     return self._from_snapshot(plan, snapshot, planned, task.pieces if task.count > 1 else None)
@@ -351,7 +351,7 @@ class TableReader:
             return self._prepared(plan.table, version, pieces, plan.projection)
 
         def renewed(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
-            return self.metadata.resolve_again(plan.table, plan.options, execution, version.digest)
+            return self.resolver.resolve_again(plan.table, plan.options, execution, version.digest)
 
         return read_with_restarts(plan.table, renewed(gone), read, renewed)[0]
 
@@ -372,7 +372,7 @@ class TableReader:
             raise self._gone(plan, change) from change
         for _ in range(_STARTS):
             try:
-                version = self.metadata.resolve_again(plan.table, plan.options, execution, gone.digest)
+                version = self.resolver.resolve_again(plan.table, plan.options, execution, gone.digest)
             except UfsNotFoundError as missing:
                 raise self._gone(plan, change) from missing
             current = {file.url: file for file in version.files}

@@ -77,9 +77,9 @@ def resolve_and_secure(
         table,
         version,
         functools.partial(_secure, reader, table, options),
-        lambda gone, _: reader.metadata.resolve_again(table, options, execution, gone.digest, by_query),
+        lambda gone, _: reader.resolver.resolve_again(table, options, execution, gone.digest, by_query),
     )
-    reader.metadata.host.remember(table, version)
+    reader.resolver.host.remember(table, version)
     return table, version
 
 
@@ -89,21 +89,21 @@ def _resolved(
     found: TableVersion | None = None
     try:
         if known is None:
-            table, found = reader.metadata.discover(options)
+            table, found = reader.resolver.discover(options)
         else:
             form = options.format or known.format
-            table = dataclasses.replace(reader.metadata.table_of(options, known.kind), format=form)
+            table = dataclasses.replace(reader.resolver.table_of(options, known.kind), format=form)
         served = _served(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
-        resolution = reader.metadata.resolve(table, options, execution, current)
+        resolution = reader.resolver.resolve(table, options, execution, current)
     except (UfsNotFoundError, OptionError):
         if known is None:
             raise
         return _resolved(reader, options, execution, None)  # a file may have become a directory
     version = resolution.version
     if resolution.decided_here:
-        reader.metadata.count_asked(version)
-    return reader.metadata.table_of(options, table.kind, version), version
+        reader.resolver.count_asked(version)
+    return reader.resolver.table_of(options, table.kind, version), version
 
 
 def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
@@ -114,8 +114,8 @@ def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableV
 
 def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
     if version is None:
-        version = reader.metadata.resolve(table, options, None).version
-    return reader.metadata.settled(table, version) if _is_built_by_queries(options) else version
+        version = reader.resolver.resolve(table, options, None).version
+    return reader.resolver.settled(table, version) if _is_built_by_queries(options) else version
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:
@@ -136,15 +136,15 @@ def version_of_token(
     Raises VersionGoneError if the store has moved on and `lookup.on-version-gone` is FAIL; else the version that replaces it
     on this host for this execution is returned.
     """
-    metadata = reader.metadata
-    table = metadata.table_of(options, token.kind)
-    version = metadata.version_of(table, token.digest)
+    resolver = reader.resolver
+    table = resolver.table_of(options, token.kind)
+    version = resolver.version_of(table, token.digest)
     if version is None:
         with contextlib.suppress(UfsNotFoundError, NotATableError):
-            version = metadata.find(table, token.digest, token.newest)
+            version = resolver.find(table, token.digest, token.newest)
     if version is None:
         version = _replacement(reader, table, options, token.digest, execution)
-    return metadata.table_of(options, token.kind, version), version
+    return resolver.table_of(options, token.kind, version), version
 
 
 def table_of_token(
@@ -171,4 +171,4 @@ def _replacement(
             "read it: run the query again; to change a table under running queries, write new file names and keep the old "
             "files a while"
         )
-    return reader.metadata.resolve_again(table, options, execution, gone)
+    return reader.resolver.resolve_again(table, options, execution, gone)

@@ -31,8 +31,7 @@ class ProviderSource(VersionSource):
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse_pin(options)
-        self._refuse(options, ["lookup.partition"] if options.partition is not None else [], kind)
+        self._refuse_pin(options)  # what else has no meaning is refused where the option is declared
 
     def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None

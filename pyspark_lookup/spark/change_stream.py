@@ -167,14 +167,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
         """The log now, which must be the one that the offsets are of."""
         engine = runtime().engine(self._options)
-        metadata = engine.reader.metadata
-        state = metadata.log_of(self._options)
+        resolver = engine.reader.resolver
+        state = resolver.log_of(self._options)
         if state is None:
             raise NotSupportedError(
                 f"{redact('path', self._options.path)} is no managed table (any more): only those, written by "
                 "format('lookupcache'), have a log of their changes"
             )
-        self._table = metadata.managed(self._options)
+        self._table = resolver.managed(self._options)
         for table_id, position in map(_position_of, offsets):
             if table_id != state.table_id:
                 raise VersionGoneError(

@@ -274,7 +274,7 @@ class Planning:
 
     def _data_tasks(self, engine: Engine) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
         found = self._found or planner.find(engine.reader, self.options)
-        options = engine.reader.metadata.host.with_floor(found.table, planner.completed(self.options, found))
+        options = engine.reader.resolver.host.with_floor(found.table, planner.completed(self.options, found))
         planner.table_columns(found, options)
         known = {name.casefold() for name in found.columns.names}
         columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.casefold() in known])

@@ -140,7 +140,7 @@ def _own_floor(options: LookupOptions) -> str | None:
     if options.provider is not None or options.metadata_source is MetadataSource.UFS:
         return None
     engine = runtime().engine(options)
-    floor = engine.reader.metadata.host.floor(engine.url_of(options.path))
+    floor = engine.reader.resolver.host.floor(engine.url_of(options.path))
     return None if floor is None else f"{floor[0]}:{floor[1]}"
 
 

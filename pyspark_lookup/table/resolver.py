@@ -35,13 +35,13 @@ from pyspark_lookup.table.model import Busy, Kind, Table, TableVersion, VersionM
 from pyspark_lookup.table.source import Question, SourceParts, VersionSource
 from pyspark_lookup.table.sources import SOURCES
 
-__all__ = ["Metadata"]
+__all__ = ["Resolver"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer
 
 
-class Metadata:
+class Resolver:
     """Resolves versions of one table reference on this host. `disk` None: nothing is remembered. `sources`: of what kinds of tables."""
 
     def __init__(

@@ -27,6 +27,16 @@ class Fault:
     nightly: bool = False
 
 
+_VALUE = """\
+        value = {
+            "digest": version.digest,
+            "log": version.commit,
+            "started_s": started_s,
+            "boot": self._clock.boot,
+            "wall_s": self._clock.wall_s(),
+        }
+"""
+
 FAULTS = [
     # --- locks and claims
     Fault(
@@ -449,25 +459,11 @@ FAULTS = [
         "Who sees the version that a host learned last may not find its files on record yet.",
         "table/host_versions.py",
         (
-            "        self._remember_files(table, version)\n"
-            "        value = {\n"
-            '            "digest": version.digest,\n'
-            '            "log": version.commit,\n'
-            '            "started_s": started_s,\n'
-            '            "boot": self._clock.boot,\n'
-            '            "wall_s": self._clock.wall_s(),\n'
-            "        }\n"
+            f"        self._remember_files(table, version)\n{_VALUE}"
             '        return disk.succeed_record("table", table.id, number, value)\n'
         ),
         (
-            "        value = {\n"
-            '            "digest": version.digest,\n'
-            '            "log": version.commit,\n'
-            '            "started_s": started_s,\n'
-            '            "boot": self._clock.boot,\n'
-            '            "wall_s": self._clock.wall_s(),\n'
-            "        }\n"
-            '        done = disk.succeed_record("table", table.id, number, value)\n'
+            f'{_VALUE}        done = disk.succeed_record("table", table.id, number, value)\n'
             "        self._remember_files(table, version)\n"
             "        return done\n"
         ),

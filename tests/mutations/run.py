@@ -108,7 +108,7 @@ def main() -> int:
             return 1
         with concurrent.futures.ThreadPoolExecutor(given.j) as pool:
             outcomes = pool.map(lambda fault: tried(fault, clean), faults)
-            missed = sum(not _told(fault, outcome) for fault, outcome in zip(faults, outcomes, strict=True))
+            missed = sum(not _reported(fault, outcome) for fault, outcome in zip(faults, outcomes, strict=True))
     print(f"{len(faults)} faults, {missed} missed, {time.monotonic() - began:.0f} s")
     return 1 if missed else 0
 
@@ -126,7 +126,7 @@ def _passes(clean: Path, faults: Sequence[Fault]) -> bool:
     return True
 
 
-def _told(fault: Fault, outcome: Outcome) -> bool:
+def _reported(fault: Fault, outcome: Outcome) -> bool:
     """Print how it went; whether the fault was caught."""
     how = f"caught in {outcome.took_s:.0f} s by {outcome.failed}" if outcome.failed else "MISSED"
     print(f"{fault.name}: {how}", flush=True)

@@ -386,7 +386,7 @@ def check_carried(types: Sequence[pa.DataType], before: Any, after: Any, domain:
         versions = []
         for number, files in enumerate((before, after)):
             write_files(path, types, files, number)
-            table, version = host.metadata.discover(options)
+            table, version = host.resolver.discover(options)
             layout = host.reader.layout(table, options, version)
             assert [layout.columns.field(name) for name in names] == list(schema)
             found.remember(version, lambda files, t=table, at=layout: host.reader.bounds_of(t, at, files))
@@ -492,7 +492,7 @@ def test_bounds_of_files(tmp_path: Path, cache_dir: Path) -> None:
     pq.write_table(full, path / "p=__HIVE_DEFAULT_PARTITION__" / "d.parquet", write_statistics=False)
     host = make_host(str(path), cache_dir)
     options = LookupOptions.parse({"path": str(path), "lookup.keys": "ID,t,p"})
-    table, version = host.metadata.discover(options)
+    table, version = host.resolver.discover(options)
     layout = host.reader.layout(table, options, version)
     assert layout.keys == ("id", "t", "p")
     a, b, c, d = host.reader.bounds_of(table, layout, version.files)

@@ -185,7 +185,7 @@ class Digests:
 
     def note_new(self) -> None:
         """Note those that were not noted by this object and can still be read."""
-        state = runtime().engine(self._options).reader.metadata.log(tables.MANAGED).latest()
+        state = runtime().engine(self._options).reader.resolver.log(tables.MANAGED).latest()
         for change in state.changes if state is not None else ():
             if change.position > self._known:
                 with contextlib.suppress(VersionGoneError):

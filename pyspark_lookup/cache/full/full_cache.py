@@ -42,7 +42,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
-from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.restarts import read_with_restarts
 
 __all__ = ["FullCache"]
@@ -62,7 +62,7 @@ class FullCache:
         table: Table,
         options: LookupOptions,
         layout_of: Callable[[TableVersion], Layout],
-        metadata: Metadata,
+        resolver: Resolver,
         loader: SnapshotLoader,
         disk: Disk,
         metrics: CacheMetricGroup,
@@ -75,13 +75,13 @@ class FullCache:
         self._options = options
         self._reloads = options.reloads or trigger is not None
         self._layout_of = layout_of
-        self._metadata = metadata
+        self._resolver = resolver
         self._loader = loader
         self._disk = disk
         self._metrics = metrics
         self._clock = clock
         self._stored = StoredSnapshots(
-            key, table, disk, metrics, clock, options.retained_s, functools.partial(metadata.version_of, table)
+            key, table, disk, metrics, clock, options.retained_s, functools.partial(resolver.version_of, table)
         )
         self._jobs = Jobs(f"lookupcache-load-{key[:8]}", start, self._do, self._upkeep_failed)
         self._gave_up_at_s: float | None = None
@@ -278,7 +278,7 @@ class FullCache:
             kept, seconds = len(state.versions), self._clock.steady_s() - timer_s
             log_event(_log, level, "reload-failed", table=self._url, seconds=seconds, kept=kept, error=repr(problem))
             self._remember_reload(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
-            gone = isinstance(problem, UfsNotFoundError) and self._metadata.forget_kind(self._table)
+            gone = isinstance(problem, UfsNotFoundError) and self._resolver.forget_kind(self._table)
             failures, finished_s = state.failures + 1, self._clock.wall_s()
             failed = dataclasses.replace(
                 state, finished_at_s=finished_s, failures=failures, error=str(problem)[:500], gone=gone
@@ -352,7 +352,7 @@ class FullCache:
 
     def _resolved(self, patient: bool) -> TableVersion:
         """The store's current version, with its files old enough to be told from their next state."""
-        return self._metadata.settled(self._table, self._metadata.ask(self._table, patient))
+        return self._resolver.settled(self._table, self._resolver.ask(self._table, patient))
 
     def _chosen(self, version: TableVersion) -> TableVersion:
         """What `lookup.partition` leaves of a version."""

@@ -19,7 +19,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.table.model import Table, TableVersion
-from pyspark_lookup.table.resolver import Metadata
+from pyspark_lookup.table.resolver import Resolver
 
 __all__ = ["FullTables"]
 
@@ -30,7 +30,7 @@ class FullTables:
     def __init__(
         self,
         scan: TableScan,
-        metadata: Metadata,
+        resolver: Resolver,
         layout_of: Callable[[Table, LookupOptions, TableVersion], Layout],
         disk: Disk | None,
         metrics: CacheMetricGroup,
@@ -40,7 +40,7 @@ class FullTables:
         trigger: CacheReloadTrigger | None,
     ) -> None:
         self._scan = scan
-        self._metadata = metadata
+        self._resolver = resolver
         self._layout_of = layout_of
         self._disk = disk
         self._metrics = metrics
@@ -68,7 +68,7 @@ class FullTables:
                     table,
                     options,
                     functools.partial(self._layout_of, table, options),
-                    self._metadata,
+                    self._resolver,
                     SnapshotLoader(self._scan, self._disk, key, self._rng),
                     self._disk,
                     self._metrics,
