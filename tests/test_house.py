@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import pyspark_lookup
+from pyspark_lookup.io.disk.records import _RECORDS_KEPT_S
 
 ROOT = Path(pyspark_lookup.__file__).parent
 
@@ -157,6 +158,15 @@ def test_only_disk_publishes() -> None:
         if (used and not within(name, {"io.disk"})) or {"os", "shutil", "tempfile"} & set(froms):
             wrong.append(name)
     assert wrong == []
+
+
+def test_records_have_a_lifetime() -> None:
+    """Each kind of record that somebody puts into the cache directory is swept some time."""
+    calls = (node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Call))
+    puts = [c for c in calls if ast.unparse(c.func).endswith(("create_record", "replace_record", "succeed_record"))]
+    kinds = {c.args[0].value for c in puts if c.args and isinstance(c.args[0], ast.Constant)}
+    assert "execution" in kinds
+    assert kinds - set(_RECORDS_KEPT_S) == set()
 
 
 def test_nothing_unpickles() -> None:

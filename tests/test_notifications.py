@@ -114,6 +114,10 @@ def test_events_round_trip(event: Event) -> None:
         event_of(event_bytes(event).replace(b'"format":1', b'"format":2', 1), event.position, "the-file")
     with pytest.raises(errors.DamagedFileError, match="the-file"):
         event_of(event_bytes(event), event.position + 1, "the-file")
+    said = json.loads(event_bytes(event))
+    del said["crc"]
+    with pytest.raises(errors.DamagedFileError, match="'hidden'"):  # what it says would be ignored
+        event_of(sealed({**said, "hidden": []}), event.position, "the-file")
 
 
 @given(events_, st.data())

@@ -94,6 +94,19 @@ def put(path: Path, version: int, *numbers: int) -> Path:
     return path
 
 
+def test_a_file_becomes_the_directory_of_a_job(tmp_path: Path, cache_dir: Path) -> None:
+    """Options that a file cannot have are taken where the path was a file, and is a directory by now."""
+    path = tmp_path / "dim"
+    os.rename(publish(tmp_path / "before", 0, 1) / "0.parquet", path)
+    options = {"lookup.format": "parquet"}
+    process = Process(path, cache_dir, options)
+    process.announce()
+    path.unlink()
+    (publish(path, 0, 2) / "_SUCCESS").touch()
+    process.options = LookupOptions.parse({"path": str(path), **options, "lookup.success-file": "true"})
+    assert process.states(process.announce(TWO)) == {2}
+
+
 def age(path: Path) -> None:
     """Have the files of a table be some time older than what comes next."""
     for file in path.glob("*.parquet"):
