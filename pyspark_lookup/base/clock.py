@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["HostClock"]
-
 
 def _steady_s() -> float:
     # CLOCK_BOOTTIME goes on while the machine is suspended, which an age must count.

@@ -10,18 +10,6 @@ import os
 import reprlib
 from typing import Any
 
-__all__ = [
-    "UNREADABLE",
-    "count_of",
-    "counts_of",
-    "is_encodable",
-    "name_of",
-    "number_of",
-    "shown",
-    "text_of",
-    "texts_of",
-]
-
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What taking a value apart raises that is not what was expected."""
 

@@ -37,37 +37,6 @@ import re
 import traceback
 from typing import Any
 
-__all__ = [
-    "CacheDirectoryError",
-    "CommitUnknownError",
-    "DamagedFileError",
-    "LookupFunctionError",
-    "LookupTimeoutError",
-    "NonUniqueKeyError",
-    "NotATableError",
-    "NotSupportedError",
-    "OptionError",
-    "OverlapError",
-    "PredicateError",
-    "PutUnknownError",
-    "PysparkLookupError",
-    "ReloadFailedError",
-    "SchemaError",
-    "SourceChangedError",
-    "TableBusyError",
-    "TableEmptyError",
-    "TableFormatError",
-    "UfsError",
-    "UfsNotFoundError",
-    "UfsPermissionError",
-    "UfsTimeoutError",
-    "UfsUnavailableError",
-    "VersionGoneError",
-    "WriteConflictError",
-    "cause_of",
-    "without_credentials",
-]
-
 _USER = re.compile(r"(\w+://)[^/?#\s]+@")
 _PARAMETER = re.compile(r"(?i)([?&][^=&\s]*(?:signature|token|secret|sig|credential|passw|key)[^=&\s]*=)[^&\s'\"]+")
 _SETTING = re.compile(r"(?i)\b((?:password|passwd|pwd|secret|token|signature)=)[^\s&;,'\")]+")

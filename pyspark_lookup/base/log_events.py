@@ -12,8 +12,6 @@ import json
 import logging
 from typing import Any
 
-__all__ = ["log_event"]
-
 
 def log_event(log: logging.Logger, level: int, event: str, **fields: Any) -> None:
     """Log an event with its fields as `key=value`, in logfmt: texts with spaces, quotes or `=` are quoted as in JSON."""

@@ -17,19 +17,6 @@ import itertools
 import threading
 from collections.abc import Mapping
 
-__all__ = [
-    "BOUNDS_MS",
-    "COUNTERS",
-    "GAUGES",
-    "HOST_GAUGES",
-    "TIMES",
-    "UNSET",
-    "CacheMetricGroup",
-    "add_metrics",
-    "bucket_names",
-    "up_to",
-]
-
 UNSET = -1
 
 BOUNDS_MS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 60_000)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 
 from tqdm.auto import tqdm
 
-__all__ = ["shown"]
-
 _log = logging.getLogger("pyspark_lookup.progress")
 _BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0

@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote, unquote
 
-__all__ = ["NO_OPEN_WRITE_ID", "RangeResponse", "ValidWriteIdList"]
-
 NO_OPEN_WRITE_ID = 2**63 - 1
 """Stands in the text of a list without an open write id, as in Hive."""
 

@@ -17,8 +17,6 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers
 
-__all__ = ["KEY_INDEX", "CachedRows", "Key", "LookupCache", "Row"]
-
 Key = Mapping[str, Any]  # key column -> value
 Row = Mapping[str, Any]  # column -> value
 

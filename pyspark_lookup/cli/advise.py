@@ -16,8 +16,6 @@ from pyspark_lookup.cli.output import CACHE_DIR, JSON, OPTION, disk_space, given
 from pyspark_lookup.cli.sizing import Advice, TableFacts, advice
 from pyspark_lookup.engine.lookup_table import LookupTable
 
-__all__ = ["COMMANDS", "advise"]
-
 _READ_AT_MOST = 64 * 1024 * 1024  # of files: a table that is read whole to know what its rows take
 _DECODED_SHARE = 4  # bytes of decoded rows per byte of file, as a guess
 

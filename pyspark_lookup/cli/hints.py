@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from pyspark_lookup.base.metrics import BOUNDS_MS, UNSET, up_to
 from pyspark_lookup.io.disk import DiskSpace
 
-__all__ = ["Hint", "block_hit_rate", "disk_hints", "hints", "hit_rate", "quantile_ms", "saved_bytes"]
-
 _ENOUGH = 20  # events, before a rate says something
 
 

@@ -18,8 +18,6 @@ from pyspark_lookup.cli.prometheus import HostCollector
 from pyspark_lookup.cli.report import report
 from pyspark_lookup.io.host_metrics import tables_on
 
-__all__ = ["COMMANDS", "check", "clear", "report_command", "serve_metrics", "stats"]
-
 
 @click.command()
 @click.argument("path", required=False)

@@ -10,8 +10,6 @@ from pyspark_lookup import __version__
 from pyspark_lookup.base.errors import OptionError, PysparkLookupError
 from pyspark_lookup.cli import advise, host_commands, table_commands
 
-__all__ = ["main"]
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="pyspark-lookup")

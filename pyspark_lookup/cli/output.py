@@ -20,23 +20,6 @@ from pyspark_lookup.io.disk import Disk, DiskSpace
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 
-__all__ = [
-    "ABSENT",
-    "CACHE_DIR",
-    "CLOCK",
-    "JSON",
-    "OPTION",
-    "bytes_text",
-    "count_text",
-    "disk_at",
-    "disk_space",
-    "given_options",
-    "show",
-    "show_rows",
-    "shown_url",
-    "typed_keys",
-]
-
 ABSENT = 3
 """Exit code: what was asked for is not there, or not as it should be."""
 

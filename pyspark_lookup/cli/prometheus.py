@@ -19,8 +19,6 @@ from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, tables_on
 
-__all__ = ["HostCollector", "series_names"]
-
 _PREFIX = "lookupcache_"
 _LABELS = ("table", "host")
 _IN_SECONDS = {

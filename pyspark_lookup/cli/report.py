@@ -18,8 +18,6 @@ from pyspark_lookup.cli.hints import Hint, block_hit_rate, disk_hints, hints, hi
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import Reload, TableCounts, reloads_on, tables_on
 
-__all__ = ["report"]
-
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _SHOWN_RELOADS = 100
 _FIRST = 5  # tables in a line of the overview

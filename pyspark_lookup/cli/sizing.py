@@ -17,8 +17,6 @@ from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.io.disk import DiskSpace
 from pyspark_lookup.options.enums import CacheMode
 
-__all__ = ["Advice", "Replayed", "TableFacts", "advice", "replayed"]
-
 _BATCH = 10_000
 _SIZES = 8
 _NEAR = 0.98  # of what the largest size would have answered

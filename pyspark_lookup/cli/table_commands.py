@@ -21,8 +21,6 @@ from pyspark_lookup.cli.output import (
 )
 from pyspark_lookup.engine.lookup_table import LookupTable
 
-__all__ = ["COMMANDS", "compact", "describe", "files", "get", "vacuum", "versions", "warm"]
-
 
 def _of_table(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command of a table: its path, its options."""

@@ -13,8 +13,6 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import PredicateError
 from pyspark_lookup.columnar.predicate import Compare, Constant, In, Predicate
 
-__all__ = ["bind_compare", "bind_in", "digits_of", "parse_date", "parse_timestamp"]
-
 
 def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
     """`field op value` with the literal in the column's own domain, as Spark's coercion decides.

@@ -21,19 +21,6 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar.keys import Numbers, bits_of, offsets_and_data
 
-__all__ = [
-    "ColumnSizes",
-    "ColumnWriter",
-    "check_column",
-    "child_arrays",
-    "child_types",
-    "has_offsets",
-    "is_bytes",
-    "list_offsets",
-    "read_column",
-    "without_hidden_values",
-]
-
 _Append = Callable[[str, Any], None]
 
 _INT32_AT_MOST = 2**31 - 1

@@ -9,8 +9,6 @@ from sqlglot.errors import SqlglotError
 
 from pyspark_lookup.base.decoding import UNREADABLE, shown
 
-__all__ = ["columns_ddl", "parse_columns", "type_ddl"]
-
 _TYPES = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),

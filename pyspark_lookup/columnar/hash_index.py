@@ -26,9 +26,6 @@ import pyarrow as pa
 
 from pyspark_lookup.columnar.keys import Keys, Numbers
 
-__all__ = ["BUCKET_AT_MOST", "IndexBuilder", "KeyIndex", "Matches", "Order", "SkewedError", "check_index", "order_rows"]
-
-
 BUCKET_AT_MOST = 32
 _PREFIX_BITS = 48
 _DIRECT_SPREAD = 4  # slots per row: as many bytes as the hash index takes at most

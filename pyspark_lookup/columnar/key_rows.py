@@ -11,20 +11,6 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.hash_index import IndexBuilder, KeyIndex, Matches, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, one_array
 
-__all__ = [
-    "KEY_INDEX",
-    "SEED",
-    "RowIndex",
-    "distinct_keys",
-    "key_numbers",
-    "match_rows",
-    "merged_rows",
-    "no_rows",
-    "renumbered",
-    "rows_at",
-    "rows_for",
-]
-
 KEY_INDEX = "key_index"
 """Of a table of rows: which key each row belongs to, as its place (int64) in the table of keys."""
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)

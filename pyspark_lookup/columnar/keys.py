@@ -26,21 +26,6 @@ from pyspark_lookup.base.decoding import shown
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import widens, without_dictionary
 
-__all__ = [
-    "KeyColumn",
-    "Keys",
-    "Numbers",
-    "Seed",
-    "as_indices",
-    "bits_of",
-    "cast_keys",
-    "check_key_types",
-    "comparable",
-    "draw_seed",
-    "offsets_and_data",
-    "one_array",
-]
-
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 _WORDS_AT_MOST = 128  # of a value hashed word by word; the few longer ones go through BLAKE2 one by one

@@ -17,25 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = [
-    "Among",
-    "And",
-    "ColumnStats",
-    "Compare",
-    "Constant",
-    "In",
-    "IsNull",
-    "NullSafeEqual",
-    "Or",
-    "Predicate",
-    "StartsWith",
-    "columns_of",
-    "evaluate",
-    "joined_stats",
-    "may_match",
-    "negate",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class ColumnStats:

@@ -34,8 +34,6 @@ from pyspark_lookup.columnar.predicate import (
 )
 from pyspark_lookup.columnar.types import resolve_names
 
-__all__ = ["parse_where"]
-
 _COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _ESCAPES = "ntrb%_'\\"  # those that every sqlglot reads as Spark does

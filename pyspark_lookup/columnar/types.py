@@ -16,22 +16,6 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import SchemaError
 
-__all__ = [
-    "cast_column",
-    "cast_exactly",
-    "check_readable",
-    "converts",
-    "is_source",
-    "merge_schemas",
-    "resolve_names",
-    "schema_of_text",
-    "spark_schema",
-    "spark_type",
-    "text_of_schema",
-    "widens",
-    "without_dictionary",
-]
-
 _UNSIGNED = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),

@@ -17,8 +17,6 @@ from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.columnar.keys import as_indices, one_array
 from pyspark_lookup.options.enums import Overlap
 
-__all__ = ["Validity", "valid_rows"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Validity:

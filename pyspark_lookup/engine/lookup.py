@@ -38,8 +38,6 @@ from pyspark_lookup.table.model import TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.restarts import read_with_restarts
 
-__all__ = ["get_many", "get_many_at", "held_many_at", "read_rows"]
-
 
 def get_many(
     reader: TableReader,

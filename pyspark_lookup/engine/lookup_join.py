@@ -47,8 +47,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
 from pyspark_lookup.table.executions import Execution, Resolution
 
-__all__ = ["ERROR_COLUMN", "FOUND_COLUMN", "Lookup", "LookupSpec", "issue_token", "lookup_of", "parsed_options"]
-
 ERROR_COLUMN = "lookup_error"
 """What failed, where `lookup.on-error=NULL` let a row pass without its columns; null elsewhere."""
 FOUND_COLUMN = "_lookup_found"

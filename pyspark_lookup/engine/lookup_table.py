@@ -40,8 +40,6 @@ from pyspark_lookup.table.model import Table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LookupTable", "option_text"]
-
 
 class LookupTable:
     """A table of files, read through this host's cache, always in its current version.

@@ -23,8 +23,6 @@ from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution
 
-__all__ = ["ViewTask", "answers_for_host", "view_batches", "view_schema", "view_tasks"]
-
 _INSTANT = pa.timestamp("us", "UTC")
 _SCHEMAS = {
     View.FILES: pa.schema(

@@ -8,8 +8,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
 
-__all__ = ["ReadPlan", "ReadTask"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:

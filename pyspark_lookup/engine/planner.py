@@ -30,8 +30,6 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.restarts import read_with_restarts
 
-__all__ = ["Found", "completed", "find", "keys_of", "plan_read", "plan_tasks", "table_columns"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Found:

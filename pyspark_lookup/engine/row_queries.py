@@ -21,8 +21,6 @@ from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
 
-__all__ = ["key_names", "rows_of_keys", "rows_with", "scanned"]
-
 
 def scanned(
     engine: Engine,

@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import cast_exactly, converts, spark_type
 
-__all__ = ["ArrowStream", "Keys", "Rows", "keys_given", "rows_given"]
-
 
 @runtime_checkable
 class ArrowStream(Protocol):

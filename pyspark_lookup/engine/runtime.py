@@ -38,8 +38,6 @@ from pyspark_lookup.table.model import Table
 from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.sources import SOURCES
 
-__all__ = ["Engine", "Runtime", "runtime"]
-
 _log = logging.getLogger("pyspark_lookup.runtime")
 _BLOCK_WAIT_S = 60.0
 

@@ -36,8 +36,7 @@ from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.disk import Disk, key_of
-from pyspark_lookup.io.stores import SETTLED_AFTER_S
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import SETTLED_AFTER_S, FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -51,8 +50,6 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.restarts import read_with_restarts
-
-__all__ = ["TableReader"]
 
 _log = logging.getLogger("pyspark_lookup.reader")
 _STARTS = 5  # a table that changes under this many reads in a row is an error

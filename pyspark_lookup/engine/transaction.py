@@ -22,8 +22,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import WriteMode
 from pyspark_lookup.table.model import metadata_of
 
-__all__ = ["Transaction", "WritingMode", "check_no_batch", "write_mode"]
-
 WritingMode = Literal["append", "overwrite", "upsert"]
 _MODES = {mode.value: mode for mode in (WriteMode.APPEND, WriteMode.OVERWRITE, WriteMode.UPSERT)}
 

@@ -28,8 +28,6 @@ from pyspark_lookup.table.executions import Execution
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.restarts import read_with_restarts
 
-__all__ = ["VersionToken", "resolve_and_secure", "table_of_token", "version_of_token"]
-
 _BYTES = struct.Struct(">c16sd")  # a mark, digest, `TableVersion.newest`; the kind follows
 _MARK = b"V"  # no error begins so, which takes a token's place
 

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk import BlockKey, Disk, key_of
-from pyspark_lookup.io.ufs import FileVersion, Range, Ufs
-
-__all__ = ["BlockCache", "BlocksAndLocations", "Data", "Known"]
+from pyspark_lookup.io.stores import FileVersion, Range
+from pyspark_lookup.io.ufs import Ufs
 
 Data = bytes | memoryview
 

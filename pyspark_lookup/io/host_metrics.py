@@ -19,8 +19,6 @@ from pyspark_lookup.base.decoding import count_of, number_of, text_of
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup, add_metrics
 from pyspark_lookup.io.disk import CounterFile, Counts, Disk
 
-__all__ = ["Publisher", "Reload", "TableCounts", "host_gauges", "reloads_on", "remember_reload", "tables_on"]
-
 _MERGE_ABOVE = 64
 _GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
 _NUMBER = struct.Struct("=q")

@@ -26,8 +26,6 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.stores import FileVersion, Listing, Range, Store
 from pyspark_lookup.options.conf_file import redact
 
-__all__ = ["FileVersion", "Listing", "Range", "Ufs"]
-
 T = TypeVar("T")
 
 _CONCURRENT_GETS = 16

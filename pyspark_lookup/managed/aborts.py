@@ -17,8 +17,6 @@ from pyspark_lookup.managed.jobs import Job, directory_of, named_files, own_writ
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import Abort, Batch, DataFile, Event, NotificationLog, TableState, WriteMode
 
-__all__ = ["Aborts", "append_unseen", "nothing_written"]
-
 _log = logging.getLogger("pyspark_lookup.writing")
 
 

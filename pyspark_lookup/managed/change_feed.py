@@ -19,8 +19,7 @@ from pyspark_lookup.columnar.key_rows import RowIndex
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, one_array
 from pyspark_lookup.columnar.predicate import Predicate, columns_of
 from pyspark_lookup.columnar.types import schema_of_text
-from pyspark_lookup.io.stores import DELETE_FILE
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import DELETE_FILE, FileVersion
 from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.batches import matching_rows
@@ -29,17 +28,6 @@ from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile
 from pyspark_lookup.table.log import Change, Definition, TableState, TableWrite, WriteMode
 from pyspark_lookup.table.log_source import managed_version, version_of_file
 from pyspark_lookup.table.model import Table, metadata_of
-
-__all__ = [
-    "CHANGE_TYPE",
-    "LOG_POSITION",
-    "ChangeTask",
-    "change_columns",
-    "changed_rows",
-    "changes_between",
-    "cost",
-    "snapshot_of",
-]
 
 CHANGE_TYPE, LOG_POSITION = "_change_type", "_log_position"
 """The columns that say what became of a row (string), and which commit did it (int64, as `lookup.version`)."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import UfsError, UfsNotFoundError, WriteConflictError
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.managed.conflicts import Rewriting, RowsByKey
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.managed.writer import TableWriter
@@ -24,8 +24,6 @@ from pyspark_lookup.table.deletes import PATH
 from pyspark_lookup.table.log import NotificationLog, TableState, TableWrite, WriteMode
 from pyspark_lookup.table.log_source import managed_version
 from pyspark_lookup.table.model import Table
-
-__all__ = ["Compactor", "chosen"]
 
 _log = logging.getLogger("pyspark_lookup.writing")
 

@@ -13,13 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import WriteConflictError
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.table.deletes import PATH, ROW
 from pyspark_lookup.table.log import DataFile, Definition, TableState
 from pyspark_lookup.table.log_source import managed_version, version_of_file
 from pyspark_lookup.table.model import Table
-
-__all__ = ["Both", "ByKey", "Effect", "Independent", "Keeping", "NewKeys", "Rewriting", "RowsByKey"]
 
 
 class RowsByKey(Protocol):

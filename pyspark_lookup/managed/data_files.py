@@ -17,8 +17,6 @@ from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.table.deletes import delete_file_bytes, distinct_places
 from pyspark_lookup.table.log import DataFile, Definition
 
-__all__ = ["DataFiles", "remove_files"]
-
 _AT_ONCE = 4  # files of rows that come in order are sorted together
 
 

@@ -13,8 +13,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import PATH, ROW
 from pyspark_lookup.table.log import Definition, TableState
 
-__all__ = ["conformed", "defined", "definition_with", "kept_columns", "matched"]
-
 
 def defined(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     """A new table's definition, from the columns of the first rows. Raises SchemaError for types or keys that cannot be."""

@@ -17,8 +17,6 @@ from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.ufs import Ufs
 
-__all__ = ["Heartbeats"]
-
 _BEATS = 8  # in the time after which a writer counts as dead
 
 

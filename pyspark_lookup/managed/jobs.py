@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from pyspark_lookup.table.log import Definition, TableState, TableWrite, WriteMode
 
-__all__ = ["Job", "batch_directory", "directory_of", "named_files", "own_write"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:

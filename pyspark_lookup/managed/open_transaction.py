@@ -27,8 +27,6 @@ from pyspark_lookup.table.log import DataFile, NotificationLog, TableState, Writ
 from pyspark_lookup.table.log_source import managed_version
 from pyspark_lookup.table.model import Table, TableVersion
 
-__all__ = ["OpenWrites"]
-
 _INTERRUPTED = "one of its writes was interrupted"
 
 

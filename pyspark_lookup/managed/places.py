@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pyspark_lookup.base.errors import NotATableError, UfsNotFoundError, UfsPermissionError
-from pyspark_lookup.io.ufs import FileVersion, Ufs
+from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import NotificationLog
-
-__all__ = ["check_place"]
 
 
 def check_place(ufs: Ufs, url: str) -> None:

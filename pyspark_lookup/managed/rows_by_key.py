@@ -13,7 +13,7 @@ from pyspark_lookup.base.errors import DamagedFileError, NonUniqueKeyError
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys, match_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
 from pyspark_lookup.columnar.predicate import Among, And, ColumnStats, Compare, IsNull, Or, Predicate
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.contract import Files, PreparedScan, slices_of
 from pyspark_lookup.scan.open_file import Projection
@@ -22,8 +22,6 @@ from pyspark_lookup.table.deletes import PATH, ROW, place_fields
 from pyspark_lookup.table.log import DataFile, Definition
 from pyspark_lookup.table.log_source import version_of_file
 from pyspark_lookup.table.model import Table
-
-__all__ = ["KeyedRows"]
 
 _AT_ONCE = 1_000_000  # rows that are compared with the keys in one go
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["WriteSizes"]
-
 _MIB = 1024 * 1024
 
 

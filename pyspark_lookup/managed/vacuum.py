@@ -11,12 +11,10 @@ import dataclasses
 import re
 
 from pyspark_lookup.base.errors import CommitUnknownError, OptionError, UfsError, UfsNotFoundError, UfsUnavailableError
-from pyspark_lookup.io.stores import LOG_DIRECTORY
-from pyspark_lookup.io.ufs import FileVersion, Ufs
+from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import Event, NotificationLog, TableState, Vacuum
-
-__all__ = ["RETAINED_S", "Vacuumed", "vacuum"]
 
 RETAINED_S = 7 * 86400.0
 """What is kept at least, unless somebody insists: longer than a query or a stream's micro-batch runs."""

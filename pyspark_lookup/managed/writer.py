@@ -56,8 +56,6 @@ from pyspark_lookup.table.log import (
 )
 from pyspark_lookup.table.model import Table
 
-__all__ = ["TableWriter"]
-
 _log = logging.getLogger("pyspark_lookup.writing")
 _OF_ROWS = (WriteMode.APPEND, WriteMode.UPSERT, WriteMode.DELETE)  # without some they change nothing
 

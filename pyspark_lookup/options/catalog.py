@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
 
-__all__ = [
-    "MARK_METADATA",
-    "OPTIONS_METADATA",
-    "added_columns",
-    "comparable_path",
-    "mark_of",
-    "named_options",
-    "table_options",
-]
-
 OPTIONS_METADATA = "lookupcache.options"
 MARK_METADATA = "lookupcache.mark"
 

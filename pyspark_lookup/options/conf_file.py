@@ -12,17 +12,6 @@ from typing import Any
 
 from pyspark_lookup.base.errors import OptionError, without_credentials
 
-__all__ = [
-    "STORAGE",
-    "conf_file_options",
-    "conf_file_secrets",
-    "holds_secret",
-    "looks_secret",
-    "redact",
-    "storage_value",
-    "tells_secret",
-]
-
 STORAGE = "lookup.storage."
 _SECRET = re.compile(
     r"secret|passw|token|credential|signature|(^|[._-])(key|sas)$|(access|account|private|api|shared)[._-]?key|connection_string"

@@ -20,24 +20,6 @@ from pyspark_lookup.options.parsing import (
     parse_positive_duration_s,
 )
 
-__all__ = [
-    "BOOLEAN",
-    "COUNT",
-    "DURATION",
-    "GIB",
-    "LONG",
-    "MIB",
-    "MOST",
-    "NAME",
-    "NAMES",
-    "POSITIVE_COUNT",
-    "POSITIVE_DURATION",
-    "Kind",
-    "choice",
-    "option",
-    "size",
-]
-
 
 class Kind(NamedTuple):
     """What an option's text may be: what users are told, and what makes a value of it or raises ValueError."""

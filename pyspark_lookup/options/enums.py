@@ -5,26 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-__all__ = [
-    "CacheMode",
-    "CsvOptions",
-    "FileFormatName",
-    "FilterPushdown",
-    "KeyedWrite",
-    "MetadataSource",
-    "MissingColumns",
-    "OnBusy",
-    "OnError",
-    "OnReloadFailure",
-    "OnVersionGone",
-    "Overlap",
-    "ReloadStrategy",
-    "RetryPredicate",
-    "StreamStart",
-    "VersionAt",
-    "View",
-]
-
 
 class CacheMode(enum.Enum):
     """`lookup.cache`: what a host keeps of a table (FLIP-221)."""

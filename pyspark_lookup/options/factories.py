@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from pyspark_lookup.base.errors import OptionError, cause_of
 
-__all__ = ["make"]
-
 T = TypeVar("T")
 
 

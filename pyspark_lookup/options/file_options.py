@@ -13,8 +13,6 @@ from pyspark_lookup.options.parsing import parse_character, parse_encoding, pars
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FileOptions"]
-
 
 @dataclasses.dataclass(frozen=True)
 class FileOptions:

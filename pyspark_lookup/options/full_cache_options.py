@@ -16,8 +16,6 @@ from pyspark_lookup.options.reload_trigger import Blackout, ScheduleMode, parse_
 if TYPE_CHECKING:
     from pyspark_lookup.options.lookup_options import LookupOptions
 
-__all__ = ["FULL", "FullCacheOptions", "check_full_cache"]
-
 FULL = "lookup.full-cache."
 
 

@@ -12,8 +12,6 @@ from pyspark_lookup.options.declaring import COUNT, GIB, MIB, MOST, Kind, choice
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.parsing import parse_text
 
-__all__ = ["HostOptions"]
-
 
 @dataclasses.dataclass(frozen=True)
 class HostOptions:

@@ -24,8 +24,6 @@ from pyspark_lookup.options.provider_options import PROVIDER, ProviderOptions, c
 from pyspark_lookup.options.read_options import ReadOptions
 from pyspark_lookup.options.write_options import WriteOptions
 
-__all__ = ["HOST_KEYS", "SPARK_CONF_PREFIX", "LookupOptions", "is_local", "merged_options", "options_table"]
-
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
 # Options of a host, not of what a query means: a session may override these (spark.lookupcache.*) after the plan was made.

@@ -12,33 +12,6 @@ from typing import Any
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.options.enums import ReloadStrategy, StreamStart
 
-__all__ = [
-    "bounded_bytes",
-    "choice_of",
-    "parse_batch",
-    "parse_boolean",
-    "parse_bytes",
-    "parse_character",
-    "parse_commit",
-    "parse_count",
-    "parse_days",
-    "parse_duration_s",
-    "parse_encoding",
-    "parse_factory",
-    "parse_long",
-    "parse_name",
-    "parse_names",
-    "parse_position",
-    "parse_positive_count",
-    "parse_positive_duration_s",
-    "parse_quote",
-    "parse_reload_strategy",
-    "parse_stream_start",
-    "parse_sync_interval_s",
-    "parse_text",
-    "parse_write_ids",
-]
-
 _DURATION_UNIT_S = {
     "ms": 1e-3, "milli": 1e-3, "millis": 1e-3, "millisecond": 1e-3, "milliseconds": 1e-3,
     "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,

@@ -12,8 +12,6 @@ from pyspark_lookup.options.enums import CacheMode
 if TYPE_CHECKING:
     from pyspark_lookup.options.lookup_options import LookupOptions
 
-__all__ = ["PARTIAL", "PartialCacheOptions", "check_partial_cache"]
-
 PARTIAL = "lookup.partial-cache."
 
 

@@ -14,8 +14,6 @@ from pyspark_lookup.options.parsing import parse_factory
 if TYPE_CHECKING:
     from pyspark_lookup.options.lookup_options import LookupOptions
 
-__all__ = ["PROVIDER", "ProviderOptions", "check_provider"]
-
 PROVIDER = "lookup.provider."
 
 

@@ -24,8 +24,6 @@ from pyspark_lookup.options.parsing import (
     parse_write_ids,
 )
 
-__all__ = ["ReadOptions"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:

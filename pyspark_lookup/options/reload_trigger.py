@@ -20,18 +20,6 @@ from typing import NoReturn
 
 from pyspark_lookup.base.errors import NotSupportedError, OptionError
 
-__all__ = [
-    "Blackout",
-    "CacheReloadTrigger",
-    "DueTrigger",
-    "LastReload",
-    "PeriodicCacheReloadTrigger",
-    "ScheduleMode",
-    "TimedCacheReloadTrigger",
-    "parse_blackout",
-    "parse_iso_time",
-]
-
 _MAX_DAYS = 36_500
 _DAY = datetime.timedelta(days=1)
 _ZERO = datetime.timedelta()

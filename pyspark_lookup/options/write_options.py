@@ -8,8 +8,6 @@ from pyspark_lookup.options.declaring import BOOLEAN, COUNT, POSITIVE_DURATION, 
 from pyspark_lookup.options.enums import KeyedWrite, MissingColumns
 from pyspark_lookup.options.parsing import parse_batch
 
-__all__ = ["WriteOptions"]
-
 
 @dataclasses.dataclass(frozen=True)
 class WriteOptions:

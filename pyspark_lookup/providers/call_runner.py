@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
-__all__ = ["CallFailedError", "CallTimeoutError", "Calls", "beside"]
-
 T = TypeVar("T")
 
 _LOOK_S = 1.0  # how soon a thread notices that nobody takes what it makes

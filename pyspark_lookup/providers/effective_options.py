@@ -10,8 +10,6 @@ from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers.provider import ProvidedTable
 
-__all__ = ["with_provider"]
-
 
 def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOptions:
     """The options as the provider means them: one that brings a cache says which kind. Raises OptionError if they contradict it."""

@@ -17,20 +17,6 @@ import pyarrow as pa
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 
-__all__ = [
-    "AsyncKeyLookupFunction",
-    "AsyncLookupFunction",
-    "AsyncLookupFunctionProvider",
-    "FullCachingLookupProvider",
-    "KeyLookupFunction",
-    "LookupContext",
-    "LookupFunction",
-    "LookupFunctionProvider",
-    "LookupProvider",
-    "PartialCachingAsyncLookupProvider",
-    "PartialCachingLookupProvider",
-]
-
 
 class LookupFunction(abc.ABC):
     """Looks up rows by key, a batch at a time. All calls come from one thread, one after the other.

@@ -15,8 +15,6 @@ from pyspark_lookup.options.factories import make
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 
-__all__ = ["PROVIDER_OPTION", "MadeProvider"]
-
 PROVIDER_OPTION = "lookup.provider"
 
 

@@ -41,8 +41,6 @@ from pyspark_lookup.providers.functions import (
 from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider
 from pyspark_lookup.providers.returned_rows import ReturnedRows, shown_keys
 
-__all__ = ["ProvidedTable"]
-
 _GRACE_S = 1.0
 
 

@@ -12,8 +12,6 @@ from pyspark_lookup.columnar.key_rows import match_rows, rows_at
 from pyspark_lookup.columnar.keys import Keys, one_array
 from pyspark_lookup.columnar.types import cast_column, spark_type, widens
 
-__all__ = ["ReturnedRows", "shown_keys"]
-
 
 class ReturnedRows:
     """Checks rows of the provider `name`, whose columns are `schema`. Raises LookupFunctionError naming it, and a key."""

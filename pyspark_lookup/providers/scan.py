@@ -10,14 +10,12 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, columns_of
 from pyspark_lookup.columnar.types import cast_column
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.providers.provider import ProvidedTable
 from pyspark_lookup.scan.batches import coalesced, matching_rows
 from pyspark_lookup.scan.contract import PreparedScan
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
-
-__all__ = ["ProvidedScan"]
 
 
 class ProvidedScan:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers.provider import ProvidedTable
 from pyspark_lookup.table.model import TableVersion, VersionMetadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
-
-__all__ = ["ProviderSource"]
 
 
 class ProviderSource(VersionSource):

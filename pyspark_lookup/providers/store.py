@@ -12,8 +12,6 @@ from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers.provider import ProvidedTable
 
-__all__ = ["ProvidedStore"]
-
 _UNVERSIONED = "unversioned"
 _SIZE = 1  # nobody knows it; with any, a change of the one file is a change of the whole table
 

@@ -10,8 +10,6 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.predicate import Predicate, evaluate
 from pyspark_lookup.scan.formats import BATCH_ROWS
 
-__all__ = ["coalesced", "mask_of", "matching_rows"]
-
 
 def coalesced(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, metrics: CacheMetricGroup

@@ -9,11 +9,9 @@ import pyarrow as pa
 
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
-
-__all__ = ["Files", "PreparedScan", "TableScan", "all_columns", "share_of", "slices_of"]
 
 
 def slices_of(files: Sequence[FileVersion]) -> tuple[Slice, ...]:

@@ -11,10 +11,7 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.stores import Deletes
-from pyspark_lookup.io.ufs import FileVersion
-
-__all__ = ["DeletedRows", "drop_deleted", "live_mask"]
+from pyspark_lookup.io.stores import Deletes, FileVersion
 
 _KEPT = 512  # deletes in memory, of those used last
 

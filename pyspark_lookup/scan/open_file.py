@@ -21,10 +21,8 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import Among, And, Predicate
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
-
-__all__ = ["KnownFiles", "OpenFile", "Projection", "Slice", "decoded", "is_missing", "spellings", "to_read"]
 
 _INDEXES = 4096
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept

@@ -14,8 +14,6 @@ from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.table.model import Table, TableVersion, metadata_of
 
-__all__ = ["HostSchemas"]
-
 _AT_MOST = 8  # in a process
 
 

@@ -17,8 +17,7 @@ from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, joined_stats, may_match
 from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.io.stores import DELETE_FILE
-from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.io.stores import DELETE_FILE, FileVersion, Range
 from pyspark_lookup.scan.batches import coalesced, mask_of, matching_rows
 from pyspark_lookup.scan.contract import slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
@@ -35,9 +34,6 @@ from pyspark_lookup.scan.open_file import (
 )
 from pyspark_lookup.table.model import Table
 from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values_of
-
-__all__ = ["Prepared", "Scan"]
-
 
 # A scan that looks into so few units decodes its predicate's columns first and fetches the others
 # only where rows match; above, a second round of requests costs more than it saves.

@@ -53,8 +53,6 @@ from pyspark_lookup.spark.types import (
 from pyspark_lookup.table.log import TableState
 from pyspark_lookup.table.model import Table
 
-__all__ = ["ChangePartition", "ChangeReader", "stream_reader"]
-
 _TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
 _TASK_FILES = 64
 _TAKING_TASKS = 6

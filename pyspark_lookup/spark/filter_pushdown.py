@@ -11,8 +11,6 @@ from pyspark_lookup.base.errors import PredicateError
 from pyspark_lookup.columnar.binding import bind_compare, bind_in
 from pyspark_lookup.columnar.predicate import Compare, Constant, IsNull, NullSafeEqual, Predicate, StartsWith, negate
 
-__all__ = ["predicate_of"]
-
 _COMPARE: Mapping[type[spark.Filter], str] = {
     spark.EqualTo: "=",
     spark.GreaterThan: ">",

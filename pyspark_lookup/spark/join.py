@@ -58,8 +58,6 @@ from pyspark_lookup.spark.table_argument import (
 from pyspark_lookup.spark.types import arrow_type
 from pyspark_lookup.spark.udfs import Probe, Resolve
 
-__all__ = ["How", "Strategy", "explain_lookup", "lookup_join", "lookup_udf", "row_type"]
-
 _log = logging.getLogger("pyspark_lookup.join")
 How = Literal["left", "leftouter", "left_outer", "inner"]
 Strategy = Literal["auto", "cache", "broadcast"]

@@ -43,14 +43,6 @@ from pyspark_lookup.options.parsing import parse_boolean
 from pyspark_lookup.spark.filter_pushdown import predicate_of
 from pyspark_lookup.spark.types import arrow_schema, scopes_pushed_filters, struct_type
 
-__all__ = [
-    "Planning",
-    "prunes_by_pushed_filters",
-    "schema_of",
-    "stream_options",
-    "written_options",
-]
-
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
 _CREATE = "lookup.create-if-not-exists"

@@ -16,8 +16,6 @@ from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions
 from pyspark_lookup.table.executions import Execution
 
-__all__ = ["count_for_application", "current_execution", "read", "session_options"]
-
 
 def read(
     plan: ReadPlan | LookupOptions, task: ReadTask | ViewTask, built_at_s: float, columns: pa.Schema

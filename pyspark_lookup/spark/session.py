@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-__all__ = ["RECOMMENDED", "configure"]
-
 # Kept equal to conf/spark-defaults.conf, which says why for each; a test compares them.
 RECOMMENDED: Mapping[str, str] = {
     "spark.sql.pyspark.worker.logging.enabled": "true",

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark_lookup.engine.planner import Found
     from pyspark_lookup.spark.planning import Planning
 
-__all__ = ["LookupCacheDataSource", "LookupPartition", "LookupReader", "PushdownReader"]
-
 
 class LookupCacheDataSource(DataSource):
     """A table of files, read through this host's cache, always in its current version.

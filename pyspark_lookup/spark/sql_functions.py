@@ -26,8 +26,6 @@ from pyspark_lookup.spark.table_argument import (
     with_default_cache,
 )
 
-__all__ = ["register_lookup"]
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TRIED = "_lookup_tried_"  # before the name of functions that are created to see whether Spark takes them
 

@@ -24,18 +24,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions, merged_options
 from pyspark_lookup.options.parsing import parse_names
 from pyspark_lookup.spark.types import arrow_schema
 
-__all__ = [
-    "LookedUp",
-    "TableArgument",
-    "cache_given",
-    "defaults_to_full",
-    "looked_up",
-    "own_options",
-    "quoted",
-    "with_cache",
-    "with_default_cache",
-]
-
 TableArgument = str | os.PathLike[str] | LookupTable | None
 _FORMAT = "lookupcache"
 # What says which columns and rows a read shows; a lookup says that by its own arguments.

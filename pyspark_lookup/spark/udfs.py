@@ -14,8 +14,6 @@ from pyspark_lookup.engine.lookup_join import issue_token, lookup_of, parsed_opt
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.spark.reading import count_for_application, current_execution, session_options
 
-__all__ = ["VERSION_SCHEMA", "Probe", "Resolve"]
-
 VERSION_SCHEMA = pa.schema([("_lookup_version", pa.binary())])
 
 

@@ -22,8 +22,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark.reading import count_for_application, session_options
 from pyspark_lookup.spark.table_argument import TableArgument, own_options
 
-__all__ = ["Warmed", "warm"]
-
 _COLUMNS = pa.schema(
     [
         ("host", pa.string()),

@@ -25,8 +25,6 @@ from pyspark_lookup.spark.reading import session_options
 from pyspark_lookup.spark.types import arrow_schema
 from pyspark_lookup.table.log import Batch, DataFile, WriteMode
 
-__all__ = ["BatchWriter", "StreamWriter", "Written", "batch_writer", "stream_writer"]
-
 
 @dataclasses.dataclass
 class Written(WriterCommitMessage):

@@ -21,8 +21,6 @@ from pyspark_lookup.columnar.keys import Numbers, one_array
 from pyspark_lookup.io.stores import DELETE_FILE, Deletes, FileVersion, Range
 from pyspark_lookup.options.conf_file import redact
 
-__all__ = ["DELETES", "PATH", "ROW", "DeleteFile", "delete_file_bytes", "distinct_places", "place_fields"]
-
 PATH, ROW = "_lookup_file", "_lookup_row"
 """The columns that say where a row is: its file's path below the table, and its place in it (int64, from 0)."""
 

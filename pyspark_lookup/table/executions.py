@@ -14,8 +14,6 @@ from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.model import Table, TableVersion
 
-__all__ = ["Execution", "Executions", "Resolution"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Execution:

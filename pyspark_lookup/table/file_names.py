@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.options.enums import FileFormatName
 
-__all__ = ["DECOMPRESS", "base_name", "format_of"]
-
 _EXTENSIONS = {
     ".parquet": FileFormatName.PARQUET, ".parq": FileFormatName.PARQUET, ".pq": FileFormatName.PARQUET,
     ".arrow": FileFormatName.ARROW, ".feather": FileFormatName.ARROW, ".ipc": FileFormatName.ARROW,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from pyspark_lookup.base.errors import OptionError, TableBusyError, TableEmptyError, UfsNotFoundError
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -16,8 +16,6 @@ from pyspark_lookup.table.model import Kind, Table, TableVersion
 from pyspark_lookup.table.sink_log import committed_by_sink
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 from pyspark_lookup.table.spark_jobs import WritingJobs
-
-__all__ = ["FilesSource"]
 
 _SETTLE_POLLS = 20
 _CONFIRM_S = 1.0

@@ -7,8 +7,6 @@ import functools
 import re
 from collections.abc import Sequence
 
-__all__ = ["glob_matches", "glob_reaches", "glob_root", "is_glob"]
-
 _GLOB = re.compile(r"[*?\[{]")
 
 

@@ -22,8 +22,6 @@ from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 
-__all__ = ["HostVersions"]
-
 _LOCK_WAIT_S = 30.0
 _READABLE_AT_MOST = 31
 _RACES = 1000  # that one resolution may lose: others record theirs faster

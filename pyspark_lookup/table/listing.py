@@ -6,13 +6,10 @@ import re
 from collections.abc import Sequence
 
 from pyspark_lookup.base.errors import TableBusyError, TableEmptyError, TableFormatError, UfsNotFoundError
-from pyspark_lookup.io.stores import LOG_DIRECTORY
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.glob import glob_matches, glob_reaches
 from pyspark_lookup.table.model import Kind
-
-__all__ = ["data_files", "job_directories", "refuse_inside"]
 
 
 def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:

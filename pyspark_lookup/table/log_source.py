@@ -9,16 +9,13 @@ from typing import Any, cast
 
 from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
-from pyspark_lookup.io.stores import IMMUTABLE, LOG_DIRECTORY, FileStatistics
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import IMMUTABLE, LOG_DIRECTORY, FileStatistics, FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import DeleteFile
 from pyspark_lookup.table.log import DataFile, NotificationLog, TableState
 from pyspark_lookup.table.model import Kind, Table, TableVersion, VersionMetadata, metadata_of
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
-
-__all__ = ["LogSource", "managed_version", "version_of_file"]
 
 _VERSIONS_KEPT = 8
 

@@ -11,15 +11,12 @@ import pyarrow as pa
 from pyspark_lookup.base.decoding import count_of, name_of, text_of, texts_of
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import Deletes, PartitionValues
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import Deletes, FileVersion, PartitionValues
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGone
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import DELETES
 from pyspark_lookup.table.glob import glob_root
-
-__all__ = ["Busy", "Kind", "Rewrites", "Table", "TableVersion", "VersionMetadata", "metadata_of"]
 
 
 class Kind:

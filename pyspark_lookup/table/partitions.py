@@ -11,13 +11,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import NotATableError, OptionError, SchemaError
-from pyspark_lookup.io.stores import PartitionValues
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion, PartitionValues
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import Table, TableVersion
-
-__all__ = ["partition_fields", "partition_value", "partition_values", "partition_values_of", "select_partitions"]
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 

@@ -21,8 +21,8 @@ from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S
-from pyspark_lookup.io.ufs import FileVersion, Listing, Ufs
+from pyspark_lookup.io.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S, FileVersion, Listing
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, CsvOptions, FileFormatName, MetadataSource, OnBusy
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -34,8 +34,6 @@ from pyspark_lookup.table.log_source import LogSource
 from pyspark_lookup.table.model import Busy, Kind, Table, TableVersion, VersionMetadata, metadata_of
 from pyspark_lookup.table.source import Question, SourceParts, VersionSource
 from pyspark_lookup.table.sources import SOURCES
-
-__all__ = ["Resolver"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 _SETTLE_WAITS_S = (2 * LOCAL_GRANULE_S, SETTLED_AFTER_S, SETTLED_AFTER_S)  # the clock of a disk is finer

@@ -9,8 +9,6 @@ from pyspark_lookup.base.errors import SourceChangedError, VersionGoneError
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.model import Table, TableVersion
 
-__all__ = ["read_with_restarts"]
-
 _STARTS = 5
 T = TypeVar("T")
 

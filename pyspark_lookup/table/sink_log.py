@@ -7,10 +7,8 @@ import json
 from pyspark_lookup.base.decoding import UNREADABLE, text_of
 from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
-
-__all__ = ["committed_by_sink"]
 
 
 def committed_by_sink(blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:

@@ -14,14 +14,13 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.ufs import FileVersion, Listing, Ufs
+from pyspark_lookup.io.stores import FileVersion, Listing
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
-
-__all__ = ["Answer", "Question", "SourceParts", "VersionSource"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,4 @@ from pyspark_lookup.table.files_source import FilesSource
 from pyspark_lookup.table.log_source import LogSource
 from pyspark_lookup.table.source import VersionSource
 
-__all__ = ["SOURCES"]
-
 SOURCES: list[type[VersionSource]] = [LogSource, FilesSource]

@@ -8,13 +8,12 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import TableBusyError, UfsError
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.ufs import Listing, Ufs
+from pyspark_lookup.io.stores import Listing
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.listing import job_directories
 from pyspark_lookup.table.model import Table, TableVersion
-
-__all__ = ["WritingJobs"]
 
 _log = logging.getLogger("pyspark_lookup.metadata")
 

@@ -45,8 +45,6 @@ from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.restarts import read_with_restarts
 
-__all__ = ["FullCache"]
-
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _COMPACTION_SHARE = 0.25  # rows in deltas or deleted, of those in the base
 _GIVE_UP_S = 60.0

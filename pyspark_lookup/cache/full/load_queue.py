@@ -11,8 +11,6 @@ from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.cache.full.schedule import Start
 from pyspark_lookup.table.model import TableVersion
 
-__all__ = ["Job", "Jobs"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:

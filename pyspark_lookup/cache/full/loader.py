@@ -26,14 +26,12 @@ from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.columnar.types import cast_column, is_source
 from pyspark_lookup.io.disk import Disk, key_of
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.scan.contract import PreparedScan, TableScan
 from pyspark_lookup.scan.deletes import live_mask
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table, TableVersion
-
-__all__ = ["DELTAS_AT_MOST", "Layout", "Progress", "SnapshotLoader", "StoredLayer", "open_layers"]
 
 Progress = Callable[[int, int], None]  # bytes of files done, and of all
 

@@ -8,8 +8,6 @@ from typing import Any
 from pyspark_lookup.base.decoding import count_of, counts_of, name_of, number_of, text_of
 from pyspark_lookup.cache.full.loader import StoredLayer
 
-__all__ = ["State", "StoredVersion"]
-
 
 @dataclasses.dataclass(frozen=True)
 class StoredVersion:

@@ -21,8 +21,6 @@ from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.resolver import Resolver
 
-__all__ = ["FullTables"]
-
 
 class FullTables:
     """Caches of whole tables in this process and on this host. `trigger`: when they are reloaded, in place of the options' say."""

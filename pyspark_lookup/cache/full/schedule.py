@@ -28,8 +28,6 @@ from pyspark_lookup.options.reload_trigger import (
     TimedCacheReloadTrigger,
 )
 
-__all__ = ["Schedule", "Start", "in_thread", "trigger_of"]
-
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
 

@@ -21,9 +21,6 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.scan.formats import BATCH_ROWS
 
-__all__ = ["Answer", "Layer", "Ranges", "Snapshot", "deleted_rows"]
-
-
 _NOTHING: Mapping[str, Numbers] = MappingProxyType({})
 
 

@@ -17,8 +17,6 @@ from pyspark_lookup.scan.batches import coalesced, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
 
-__all__ = ["key_values", "planned_columns", "snapshot_batches"]
-
 _KEYS_AT_MOST = 100_000  # combinations of key values in a predicate; with more, a scan is no slower
 
 

@@ -21,8 +21,6 @@ from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.model import Table, TableVersion
 
-__all__ = ["StoredSnapshots"]
-
 _LOCK_WAIT_S = 1.0
 _KEPT_OPEN = 2
 

@@ -1,6 +1,7 @@
 """Rows by key, in memory: the contract `LookupCache` and its default implementation (FLIP-221)."""
 
-from pyspark_lookup.cache.lookup_cache import KEY_INDEX, CachedRows, LookupCache
+from pyspark_lookup.cache.lookup_cache import CachedRows, LookupCache
 from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache, DefaultLookupCacheBuilder
+from pyspark_lookup.columnar.key_rows import KEY_INDEX
 
 __all__ = ["KEY_INDEX", "CachedRows", "DefaultLookupCache", "DefaultLookupCacheBuilder", "LookupCache"]

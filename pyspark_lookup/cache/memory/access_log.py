@@ -14,8 +14,6 @@ import numpy as np
 
 from pyspark_lookup.columnar.keys import Numbers
 
-__all__ = ["AccessLog"]
-
 _SLACK = 128 * 1024
 _BATCHES_AT_MOST = 4096  # small ones, as of one key each
 

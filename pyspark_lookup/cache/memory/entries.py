@@ -15,8 +15,6 @@ from pyspark_lookup.cache.memory.growing import GrowingColumn, GrowingNumbers
 from pyspark_lookup.cache.memory.slots import Slots
 from pyspark_lookup.columnar.keys import Keys, Numbers
 
-__all__ = ["Entries"]
-
 _ENTRY_BYTES = 64  # of numbers kept per entry, slots included
 _DEAD = -1
 

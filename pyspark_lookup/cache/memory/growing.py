@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 from pyspark_lookup.columnar.buffers import child_arrays, child_types, has_offsets, is_bytes, list_offsets, read_column
 from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of, offsets_and_data
 
-__all__ = ["GrowingColumn", "GrowingNumbers"]
-
 _INT32_AT_MOST = 2**31 - 1
 _SMALLEST = 1024
 

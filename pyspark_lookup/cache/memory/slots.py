@@ -14,8 +14,6 @@ import numpy as np
 from pyspark_lookup.cache.memory.growing import GrowingNumbers
 from pyspark_lookup.columnar.keys import Numbers
 
-__all__ = ["Same", "Slots"]
-
 Same = Callable[[Numbers, Numbers], Numbers]
 """(entries, rows of the batch) -> whether each entry has the key of the row beside it."""
 

@@ -22,11 +22,8 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers, bits_of
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.disk import Disk, key_of
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.table.model import Rewrites, TableVersion
-
-__all__ = ["Changes", "FileBounds"]
-
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""

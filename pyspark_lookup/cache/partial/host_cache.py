@@ -35,8 +35,6 @@ from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.scan.formats import BATCH_ROWS
 
-__all__ = ["REFUSE_ABOVE", "SharedCache"]
-
 _FOUND, _LOADED = "lookup:found", "lookup:loaded_s"  # beside the table's columns: has the key a row, and since when
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875

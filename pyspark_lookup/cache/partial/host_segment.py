@@ -11,8 +11,6 @@ import pyarrow as pa
 from pyspark_lookup.cache.segments.segment import Segment
 from pyspark_lookup.columnar.keys import Numbers
 
-__all__ = ["MS", "Bounds", "Freshness", "HostSegment", "SharedRows"]
-
 MS = 1000.0
 
 

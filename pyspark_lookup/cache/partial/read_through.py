@@ -22,8 +22,6 @@ from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merged_rows, no_rows, renumbered, rows_for
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
 
-__all__ = ["Load", "PartialCache"]
-
 Load = Callable[[Sequence[pa.Array]], pa.Table]
 """The rows of some keys, all different and none null, ascending by the column `KEY_INDEX`."""
 

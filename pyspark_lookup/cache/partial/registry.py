@@ -24,8 +24,6 @@ from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
 
-__all__ = ["PartialTables"]
-
 _INFINITE = float("inf")
 _FLIGHT_WAIT_S = 60.0
 _CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds what one is given up with

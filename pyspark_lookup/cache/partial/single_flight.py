@@ -20,8 +20,6 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers, Seed
 from pyspark_lookup.io.disk import Disk
 
-__all__ = ["Flight", "Flights"]
-
 _LOCK_WAIT_S = 1.0
 
 

@@ -25,9 +25,6 @@ from pyspark_lookup.columnar.hash_index import IndexBuilder, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, offsets_and_data
 from pyspark_lookup.io.disk import SegmentWriter
 
-__all__ = ["CODES", "ROW_BITS", "SegmentBuilder"]
-
-
 CODES = pa.uint16()
 ROW_BITS = np.uint64(40)  # of a position: the file's number above, the row in the file below
 _CODES_AT_MOST = 2**16

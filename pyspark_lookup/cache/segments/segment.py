@@ -22,8 +22,6 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import Disk, OpenSegment
 
-__all__ = ["Segment", "SegmentFile", "open_rows"]
-
 
 @dataclasses.dataclass(frozen=True)
 class SegmentFile:

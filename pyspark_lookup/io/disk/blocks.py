@@ -24,8 +24,6 @@ from pyspark_lookup.io.disk.directory import (
 )
 from pyspark_lookup.io.disk.segments import Segments
 
-__all__ = ["BlockKey", "Disk", "DiskReport", "DiskSpace"]
-
 _KEEP_FULL = 0.9  # evict down to this share of the budget
 _LARGEST_SHARE = 8  # a block above max_bytes / 8 would sweep out too much for itself
 _TOUCH_AFTER_S = 60.0

@@ -22,8 +22,6 @@ from pyspark_lookup.io.disk.directory import (
     open_file,
 )
 
-__all__ = ["Claim", "Claims"]
-
 _POLL_S = 0.002
 _POLL_AT_MOST_S = 0.05
 

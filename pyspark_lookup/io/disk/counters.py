@@ -21,8 +21,6 @@ from pyspark_lookup.base.decoding import UNREADABLE, texts_of
 from pyspark_lookup.io.disk.directory import HEADER_BYTES, is_own_file, open_file, wrap
 from pyspark_lookup.io.disk.records import Records, json_bytes, record_value
 
-__all__ = ["CounterFile", "Counters", "Counts"]
-
 _READS = 20  # of a file whose process may be writing
 _TOTAL_KEPT_S = 90 * 86400.0
 _LARGEST_HEAD = 1 << 20

@@ -25,24 +25,6 @@ from pyspark_lookup.base.decoding import name_of
 from pyspark_lookup.base.errors import CacheDirectoryError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 
-__all__ = [
-    "CONTENT_AT_MOST",
-    "HEADER_BYTES",
-    "LEFTOVER_AFTER_S",
-    "Directory",
-    "Lock",
-    "content_of",
-    "directories_in",
-    "entries_below",
-    "is_own_file",
-    "key_of",
-    "memory_backed",
-    "open_file",
-    "own_private_directory",
-    "unwrap",
-    "wrap",
-]
-
 Self = TypeVar("Self", bound="Directory")
 Lock = FileLock  # a lock that is held: release() it
 

@@ -13,8 +13,6 @@ from typing import Any
 from pyspark_lookup.base.decoding import UNREADABLE
 from pyspark_lookup.io.disk.directory import Directory, content_of, directories_in, entries_below, unwrap, wrap
 
-__all__ = ["Records", "json_bytes", "record_value"]
-
 _DAY_S = 86400.0
 # Counted from the last use (touched once a day), so what is in use is never swept.
 _RECORDS_KEPT_S = {

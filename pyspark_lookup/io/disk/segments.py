@@ -37,8 +37,6 @@ from pyspark_lookup.io.disk.directory import (
 )
 from pyspark_lookup.io.disk.records import Records
 
-__all__ = ["OpenSegment", "SegmentWriter", "Segments"]
-
 _MAGIC = b"LKUPSEG1"
 _HEAD_BYTES = len(_MAGIC) + 16
 _TAIL = struct.Struct("<QI8s")

@@ -19,8 +19,6 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.io.stores.store import Store
 from pyspark_lookup.options.conf_file import redact
 
-__all__ = ["error_code", "http_status", "our_error", "read_error", "translated"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

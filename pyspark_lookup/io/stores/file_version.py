@@ -11,8 +11,6 @@ from pyspark_lookup.base.errors import without_credentials
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
 
-__all__ = ["DELETE_FILE", "IMMUTABLE", "Deletes", "FileStatistics", "FileVersion", "PartitionValues", "Range"]
-
 Range = tuple[int, int]
 """(offset, length) in bytes."""
 PartitionValues = tuple[tuple[str, str | None], ...]

@@ -17,8 +17,6 @@ from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import REMOTE_GRANULE_S, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
 
-__all__ = ["FsspecStore"]
-
 
 class FsspecStore:
     """Any other fsspec filesystem; unpinned, so `Ufs` compares the version after each read."""

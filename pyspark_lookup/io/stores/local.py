@@ -15,8 +15,6 @@ from pyspark_lookup.io.stores.error_mapping import our_error, read_error, transl
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, Listing, is_entered
 
-__all__ = ["LocalStore"]
-
 _WALKS = 5  # of a directory whose name stands for another one after each
 
 

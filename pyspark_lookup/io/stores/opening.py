@@ -15,8 +15,6 @@ from pyspark_lookup.io.stores.s3 import S3Store
 from pyspark_lookup.io.stores.store import Store
 from pyspark_lookup.options.lookup_options import is_local
 
-__all__ = ["open_store"]
-
 
 def open_store(path: str, storage_options: Mapping[str, Any], now_s: Callable[[], float] = time.time) -> Store:
     """The store a path or URL names. Raises OptionError for a protocol fsspec does not know."""

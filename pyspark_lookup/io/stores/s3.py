@@ -25,8 +25,6 @@ from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import LOG_DIRECTORY, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
 
-__all__ = ["S3Store"]
-
 
 def _sent_once() -> dict[str, Any]:
     """The part of a client's configuration by which it sends each request once.

@@ -9,17 +9,6 @@ from typing import Protocol
 
 from pyspark_lookup.io.stores.file_version import FileVersion
 
-__all__ = [
-    "LOCAL_GRANULE_S",
-    "LOG_DIRECTORY",
-    "REMOTE_GRANULE_S",
-    "SETTLED_AFTER_S",
-    "Count",
-    "Listing",
-    "Store",
-    "is_entered",
-]
-
 Count = Callable[[str], None]
 """Told "head", "list", "get", "put" or "delete" before each call to the store."""
 

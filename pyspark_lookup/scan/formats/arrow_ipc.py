@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import spark_schema
-from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.inference import Inferred
 from pyspark_lookup.scan.formats.model import (
     BATCH_ROWS,
@@ -23,8 +23,6 @@ from pyspark_lookup.scan.formats.model import (
     no_fetch,
     tail_range,
 )
-
-__all__ = ["ArrowFormat", "ArrowIndex"]
 
 
 class ArrowFormat:

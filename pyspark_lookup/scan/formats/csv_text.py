@@ -13,8 +13,6 @@ from pyspark_lookup.columnar.types import spark_schema
 from pyspark_lookup.options.enums import CsvOptions
 from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, converted, infer_texts
 
-__all__ = ["CsvFile"]
-
 
 class CsvFile:
     """A CSV file's columns: what their values are inferred to be, and the values by type. Raises ArrowInvalid for one that is none.

@@ -15,23 +15,6 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import widens
 
-__all__ = [
-    "BOOLEAN",
-    "EXACT_INTEGER",
-    "MANY_DIGITS",
-    "NOTHING",
-    "TEXT",
-    "Inferred",
-    "Number",
-    "converted",
-    "fits",
-    "infer_numbers",
-    "infer_texts",
-    "infer_times",
-    "is_exact",
-    "joined",
-]
-
 _INTEGER = r"^(0|-?[1-9]\d*)$"
 _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
 _SHORTEST = r"\.(0|\d*[1-9])$"  # without a zero that says nothing

@@ -30,8 +30,6 @@ from pyspark_lookup.scan.formats.inference import (
     is_exact,
 )
 
-__all__ = ["JsonFile"]
-
 _LONG_NUMBER = re.compile(rb"\d(?:\.?\d){15}|[0-9][eE]")  # more digits than a double surely keeps
 _LONGEST_INTEGER = 19
 _SPACE = re.compile(r"[ \t\r\n]*")

@@ -11,21 +11,8 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.inference import Inferred
-
-__all__ = [
-    "BATCH_ROWS",
-    "Data",
-    "FileFormat",
-    "FileIndex",
-    "RangesFile",
-    "Unit",
-    "damaged",
-    "inside",
-    "no_fetch",
-    "tail_range",
-]
 
 Data = bytes | memoryview
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import spark_schema
-from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.inference import Inferred
 from pyspark_lookup.scan.formats.model import (
     BATCH_ROWS,
@@ -29,8 +29,6 @@ from pyspark_lookup.scan.formats.model import (
     tail_range,
 )
 from pyspark_lookup.scan.formats.spark_types import spark_fields
-
-__all__ = ["ParquetFormat", "ParquetIndex"]
 
 
 class ParquetFormat:

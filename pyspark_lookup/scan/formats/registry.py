@@ -10,8 +10,6 @@ from pyspark_lookup.scan.formats.model import FileFormat
 from pyspark_lookup.scan.formats.parquet import ParquetFormat
 from pyspark_lookup.scan.formats.whole_file import WholeFileFormat
 
-__all__ = ["open_format"]
-
 
 def open_format(
     name: FileFormatName, block_size: int, csv: CsvOptions | None = None, declared: pa.Schema | None = None

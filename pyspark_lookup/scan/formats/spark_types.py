@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import SchemaError
 
-__all__ = ["spark_fields"]
-
 _KEY = b"org.apache.spark.sql.parquet.row.metadata"
 
 

@@ -11,15 +11,13 @@ import pyarrow.orc
 from pyspark_lookup.base.errors import NotSupportedError, PysparkLookupError, SchemaError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import spark_schema
-from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
 from pyspark_lookup.scan.formats.csv_text import CsvFile
 from pyspark_lookup.scan.formats.inference import Inferred, fits
 from pyspark_lookup.scan.formats.json_text import JsonFile
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, damaged
 from pyspark_lookup.table.file_names import DECOMPRESS, base_name
-
-__all__ = ["WholeFileFormat"]
 
 
 class WholeFileFormat:

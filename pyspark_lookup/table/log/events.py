@@ -29,30 +29,6 @@ from pyspark_lookup.base.decoding import (
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError
 from pyspark_lookup.columnar.types import schema_of_text, spark_schema, text_of_schema
 
-__all__ = [
-    "FORMAT",
-    "Abort",
-    "Allocate",
-    "Alter",
-    "Batch",
-    "Commit",
-    "Create",
-    "DataFile",
-    "Definition",
-    "Event",
-    "Vacuum",
-    "Write",
-    "WriteMode",
-    "definition_json",
-    "definition_of",
-    "event_bytes",
-    "event_of",
-    "files_of",
-    "id_of",
-    "parsed",
-    "sealed",
-]
-
 FORMAT = 1
 """The format version of events and checkpoints; a later one is refused by name."""
 _SEAL_BYTES = len(',"crc":"01234567"}')

@@ -29,13 +29,11 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk import Disk, key_of
-from pyspark_lookup.io.stores import LOG_DIRECTORY
-from pyspark_lookup.io.ufs import FileVersion, Ufs
+from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
+from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log.events import Event, event_bytes, event_of, sealed
 from pyspark_lookup.table.log.state import TableState
-
-__all__ = ["NotificationLog"]
 
 _log = logging.getLogger("pyspark_lookup.notifications")
 _DIGITS = 20

@@ -43,8 +43,6 @@ from pyspark_lookup.table.model import VersionMetadata
 
 _VISIBLE_KEPT = 4  # of the lists that versions were asked for by
 
-__all__ = ["TableState"]
-
 
 class TableState:
     """A managed table after the event at `position`, whose nonce is `nonce`; never changed once made."""

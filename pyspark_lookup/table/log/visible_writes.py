@@ -12,8 +12,6 @@ from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.table.log.events import WriteMode
 from pyspark_lookup.table.log.writes import TableWrite
 
-__all__ = ["VisibleWrites"]
-
 _REWRITES_AT_MOST = 8
 
 

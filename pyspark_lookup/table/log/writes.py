@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from pyspark_lookup.table.log.events import DataFile, WriteMode
 
-__all__ = ["Change", "TableWrite"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TableWrite:
