@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.cache.full.schedule import Start, in_thread
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.block_cache import BlockCache
+from pyspark_lookup.io.context import HostContext, Start, in_thread
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
 from pyspark_lookup.io.ufs import Ufs
@@ -171,8 +171,8 @@ def make_host(
     disk = None
     if cache_dir is not None:
         disk = Disk(cache_dir, max_bytes, metrics, lambda: clock.wall_s, random.Random(7))
-    blocks = BlockCache(ufs, disk, metrics, wait_s)
-    host = clock.host(boot)
-    resolver = Resolver(ufs, blocks, disk, metrics, host, random.Random())
-    reader = TableReader(resolver, blocks, disk, metrics, host, block_size, random.Random(next(_hosts)), start)
+    context = HostContext(disk, metrics, clock.host(boot), random.Random(next(_hosts)), start)
+    blocks = BlockCache(ufs, context, wait_s)
+    resolver = Resolver(ufs, blocks, context)
+    reader = TableReader(resolver, blocks, context, block_size)
     return Host(store, ufs, disk, blocks, resolver, reader, metrics, clock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import pytest
 from pyspark_lookup.base.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations, Known
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.stores import FileVersion
 from tests.fakes import FakeClock, Host, make_host, wait_until_settled
 from tests.test_disk import data_of, holding
@@ -329,7 +331,9 @@ def test_a_late_loader_does_not_bring_back_the_old(source: Source) -> None:
     slow = source.another()
     late = LateKeeper()
     assert slow.disk is not None
-    keeper = BlockCache(slow.ufs, slow.disk.counting(late), slow.metrics, 60)
+    keeper = BlockCache(
+        slow.ufs, HostContext(slow.disk.counting(late), slow.metrics, slow.clock.host(), random.Random()), 60
+    )
     old, before = source.version(slow), source.right((0, 1000))
     location = keeper.get_blocks_and_locations(old.url, old)
     loader, loaded = in_background(lambda: [bytes(data) for data in keeper.read([(location, [(0, 1000)])])[0]])

@@ -23,6 +23,7 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.partial import single_flight
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Numbers, Seed
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock
 from tests.test_disk import Opened, handles_below
@@ -161,7 +162,7 @@ def flights_of(opened: Opened | None, wait_s: float = WAIT_S, clock: HostClock |
     """The flights of a process; None: of one without a cache directory."""
     metrics = CacheMetricGroup() if opened is None else opened.metrics
     disk = None if opened is None else opened.disk
-    return Flights(disk, SPACE, SEED, metrics, clock or FakeClock().host(), wait_s)
+    return Flights(HostContext(disk, metrics, clock or FakeClock().host(), random.Random()), SPACE, SEED, wait_s)
 
 
 def both(opened: Opened, where: str) -> tuple[Flights, Flights, Opened]:
@@ -171,7 +172,7 @@ def both(opened: Opened, where: str) -> tuple[Flights, Flights, Opened]:
         return flights_of(opened), flights_of(other), other
     flights = flights_of(opened if where == "one process" else None)
     counted = opened
-    counted.metrics = flights._metrics
+    counted.metrics = flights._context.metrics
     return flights, flights, counted
 
 

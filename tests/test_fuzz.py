@@ -39,6 +39,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many
 from pyspark_lookup.engine.plan import ReadTask
 from pyspark_lookup.engine.version_token import VersionToken, version_of_token
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.disk.directory import HEADER_BYTES, wrap
 from pyspark_lookup.io.host_metrics import Publisher
@@ -140,7 +141,9 @@ class World:
         publisher = Publisher(host.metrics, host.disk, key_of(table.scope, table.url), table.url, host.clock.host())
         publisher.publish()
         publisher.host_total()
-        Heartbeats(host.ufs, host.disk, host.clock.host(), _NO_RNG, table.url, 1000.0).dead("t", [1])
+        Heartbeats(host.ufs, HostContext(host.disk, host.metrics, host.clock.host(), _NO_RNG), table.url, 1000.0).dead(
+            "t", [1]
+        )
         host.disk.sweep()
         return scanned, host.metrics.snapshot()
 
@@ -531,7 +534,9 @@ def test_misspelled_options(data: st.DataObject) -> None:
             assert not isinstance(value, float) or 0 <= abs(value) < threading.TIMEOUT_MAX
         with contextlib.suppress(OptionError, ImportError):
             trigger_of(parsed)
-        HostVersions(None, None, CacheMetricGroup(), FakeClock().host(), None, None).floors("x", parsed)  # type: ignore[arg-type]
+        HostVersions(None, HostContext(None, CacheMetricGroup(), FakeClock().host(), _NO_RNG), None, None).floors(
+            "x", parsed
+        )  # type: ignore[arg-type]
 
 
 WHERE = [

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.base import errors
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.stores import Count, FileVersion, Store, open_store
 from pyspark_lookup.io.ufs import Ufs
@@ -382,7 +383,9 @@ class Process:
         ufs = Ufs(self.store, self.metrics, 2, lambda seconds: None)
         self.disk = Disk(cache_dir, 2**30, self.metrics, time.time, random.Random())
         rng = random.Random()
-        self.log = log.NotificationLog(ufs, self.disk, self.metrics, FakeClock().host(), rng, ufs.url_of(place.path))
+        self.log = log.NotificationLog(
+            ufs, HostContext(self.disk, self.metrics, FakeClock().host(), rng), ufs.url_of(place.path)
+        )
 
     def latest(self) -> TableState:
         state = self.log.latest()

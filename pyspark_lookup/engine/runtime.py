@@ -23,6 +23,7 @@ from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.block_cache import BlockCache
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of, memory_backed
 from pyspark_lookup.io.host_metrics import Publisher
 from pyspark_lookup.io.stores import Store, open_store
@@ -49,18 +50,15 @@ class Engine:
         self,
         reader: TableReader,
         ufs: Ufs,
-        disk: Disk | None,
+        context: HostContext,
         publisher: Publisher,
-        clock: HostClock,
-        rng: random.Random,
         sizes: WriteSizes,
     ) -> None:
         self.reader = reader
         self.sizes = sizes
-        self.disk = disk
+        self.disk = context.disk
         self._ufs = ufs
-        self._clock = clock
-        self._rng = rng
+        self._context = context
         self.known: Table | None = None  # what its path was, as of the last announcement
         self.publish_metrics = publisher.publish
         self.host_metrics = publisher.host_total
@@ -70,9 +68,9 @@ class Engine:
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Count how long the block takes, if it ends well."""
-        started_s = self._clock.steady_s()
+        started_s = self._context.clock.steady_s()
         yield
-        self.reader.metrics.time(name, self._clock.steady_s() - started_s)
+        self.reader.metrics.time(name, self._context.clock.steady_s() - started_s)
 
     def writer(self, options: LookupOptions) -> TableWriter:
         """Writes of the managed table at `options.path`, which need not be there yet. Raises OptionError for a glob."""
@@ -87,8 +85,7 @@ class Engine:
             )
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
-        parts = (self._ufs, log, self.disk, self._clock, self._rng, options, table, rows)
-        return TableWriter(*parts, raise_floor, self.sizes, self.reader.metrics)
+        return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes)
 
     def compactor(self, options: LookupOptions) -> Compactor:
         """Compactions of the managed table at `options.path`. Raises OptionError for a glob."""
@@ -131,7 +128,7 @@ class Engine:
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
         """Remove what the managed table at `options.path` has not needed for so long. Raises as `managed.vacuum` does."""
         log, _, _ = self._managed(options, self._ufs.url_of(options.path))
-        return vacuum(self._ufs, log, f"{self._rng.getrandbits(64):016x}", older_than_s, force)
+        return vacuum(self._ufs, log, f"{self._context.rng.getrandbits(64):016x}", older_than_s, force)
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
         table = self.reader.resolver.managed(options)
@@ -215,20 +212,20 @@ class Runtime:
         known = self._publishers.get(place)
         metrics = known.metrics if known else CacheMetricGroup()
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
-        disk = self._disk(options, metrics)
+        context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng)
         if known is None:
-            known = self._publishers[place] = Publisher(metrics, disk, label, redact("path", url), self.clock)
+            known = self._publishers[place] = Publisher(metrics, context.disk, label, redact("path", url), self.clock)
         known.application = self._application
-        blocks = BlockCache(ufs, disk, metrics, _BLOCK_WAIT_S)
+        blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
         sources = SOURCES if provided is None else [functools.partial(ProviderSource, provided)]
-        resolver = Resolver(ufs, blocks, disk, metrics, self.clock, self._rng, sources)
-        parts = (resolver, blocks, disk, metrics, self.clock, options.block_size, self._rng)
+        resolver = Resolver(ufs, blocks, context, sources)
         if provided is None:
-            reader = TableReader(*parts)
+            reader = TableReader(resolver, blocks, context, options.block_size)
         else:
             scan = ProvidedScan(provided, metrics)
-            reader = TableReader(*parts, scans=(scan, scan), cache=provided.cache, trigger=provided.trigger)
-        return Engine(reader, ufs, disk, known, self.clock, self._rng, self._sizes)
+            given = (scan, scan), provided.cache, provided.trigger
+            reader = TableReader(resolver, blocks, context, options.block_size, *given)
+        return Engine(reader, ufs, context, known, self._sizes)
 
     def _store(self, options: LookupOptions) -> Store:
         protocol = options.path.split("://", 1)[0] if "://" in options.path else "file"

@@ -11,20 +11,16 @@ import dataclasses
 import functools
 import logging
 import os
-import random
 import weakref
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import text_of
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.cache.full.registry import FullTables
-from pyspark_lookup.cache.full.schedule import Start, in_thread
 from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
 from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
 from pyspark_lookup.cache.memory import LookupCache
@@ -35,7 +31,8 @@ from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import SETTLED_AFTER_S, FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import MetadataSource
@@ -67,30 +64,31 @@ class TableReader:
         self,
         resolver: Resolver,
         blocks: BlockCache,
-        disk: Disk | None,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
+        context: HostContext,
         block_size: int,
-        rng: random.Random,
-        start: Start = in_thread,
         scans: tuple[TableScan, TableScan] | None = None,
         cache: LookupCache | None = None,
         trigger: CacheReloadTrigger | None = None,
     ) -> None:
         self.resolver = resolver
-        self.metrics = metrics
+        self.metrics = context.metrics
         self._secured: set[str] = set()  # what this process brought here last
-        self._disk = disk
-        self._clock = clock
+        self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
         # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
         self._scan, self._load_scan = scans or (
-            Scan(blocks, metrics, block_size),
-            Scan(blocks.read_only(), metrics, block_size),
+            Scan(blocks, context.metrics, block_size),
+            Scan(blocks.read_only(), context.metrics, block_size),
         )
-        self._schemas = HostSchemas(self._scan, disk, metrics)
-        self.partials = PartialTables(disk, metrics, clock, rng, start, cache)
-        self._fulls = FullTables(self._load_scan, resolver, self.layout, disk, metrics, clock, rng, start, trigger)
+        self._schemas = HostSchemas(self._scan, context)
+        self.partials = PartialTables(context, cache)
+        self._fulls = FullTables(
+            self._load_scan,
+            resolver,
+            self.layout,
+            context,
+            trigger,
+        )
 
     def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, columns in the directories) of a version."""
@@ -327,7 +325,7 @@ class TableReader:
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> PreparedScan:
         """A task whose version planning fixed."""
-        if self._clock.wall_s() - plan.planned_at_s > SETTLED_AFTER_S:
+        if self._context.clock.wall_s() - plan.planned_at_s > SETTLED_AFTER_S:
             # Too new to keep when it was planned, but by now its identity is proof enough.
             pieces = tuple(dataclasses.replace(p, file=dataclasses.replace(p.file, settled=True)) for p in pieces)
         try:
@@ -410,14 +408,14 @@ class TableReader:
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
         """Log once, from one process of the host, that a later execution reads an older plan's version."""
-        if execution is None or self._disk is None:
+        if execution is None or self._context.disk is None:
             return
         try:
-            first = self._disk.create_record("plan", plan.id, execution.id, text_of)
-            if first == execution.id or self._disk.has_record("plan", f"{plan.id}-told"):
+            first = self._context.disk.create_record("plan", plan.id, execution.id, text_of)
+            if first == execution.id or self._context.disk.has_record("plan", f"{plan.id}-told"):
                 return
             nonce = os.urandom(8).hex()
-            if self._disk.create_record("plan", f"{plan.id}-told", nonce) != nonce:
+            if self._context.disk.create_record("plan", f"{plan.id}-told", nonce) != nonce:
                 return
         except OSError:
             return
@@ -425,5 +423,5 @@ class TableReader:
             "reading %s as it was %.0f s ago, when this DataFrame was first planned; plan again with a new load(), or set "
             "lookup.version-at=READ",
             redact("path", plan.table.url),
-            self._clock.wall_s() - plan.planned_at_s,
+            self._context.clock.wall_s() - plan.planned_at_s,
         )

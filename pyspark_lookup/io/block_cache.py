@@ -13,7 +13,7 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import BlockKey, Disk, key_of
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.io.ufs import Ufs
@@ -57,11 +57,10 @@ class BlockCache:
     fetch for themselves. A failing cache never fails a read.
     """
 
-    def __init__(self, ufs: Ufs, disk: Disk | None, metrics: CacheMetricGroup, wait_s: float) -> None:
+    def __init__(self, ufs: Ufs, context: HostContext, wait_s: float) -> None:
         self._keeps = True
         self._ufs = ufs
-        self._disk = disk
-        self._metrics = metrics
+        self._context = context
         self._wait_s = wait_s
 
     def read_only(self) -> BlockCache:
@@ -78,14 +77,14 @@ class BlockCache:
         """
         path_key = key_of(self._ufs.scope, path)
         version_key = key_of(version.size, version.identity)
-        versions = self._disk.versions_held(path_key) if self._disk else frozenset()
+        versions = self._context.disk.versions_held(path_key) if self._context.disk else frozenset()
         held: frozenset[Range] = frozenset()
-        if version_key in versions and self._disk:
-            known, held = Known.SAME_VERSION, self._disk.blocks_held(path_key, version_key)
+        if version_key in versions and self._context.disk:
+            known, held = Known.SAME_VERSION, self._context.disk.blocks_held(path_key, version_key)
         else:
             known = Known.OTHER_VERSION if versions else Known.UNKNOWN
-        self._metrics.inc("getBlocksAndLocationsCount")
-        self._metrics.inc(known.value)
+        self._context.metrics.inc("getBlocksAndLocationsCount")
+        self._context.metrics.inc(known.value)
         return BlocksAndLocations(version, known, held, path_key, version_key)
 
     def read(self, wanted: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
@@ -103,7 +102,7 @@ class BlockCache:
                     missing.append((index, block))
                 else:
                     found[index, block] = data
-        self._metrics.inc("blockHitCount", len(found))
+        self._context.metrics.inc("blockHitCount", len(found))
         locations = [location for location, _ in wanted]
         for start in range(0, len(missing), _CLAIMED_AT_ONCE):
             self._load(locations, missing[start : start + _CLAIMED_AT_ONCE], found)
@@ -115,20 +114,20 @@ class BlockCache:
         For bytes that make no sense: they may have been damaged on their way here, and nobody may find them here again. If these
         make sense, they were: say so by `count_damaged`. Raises as `read`.
         """
-        if self._disk is not None:
-            self._disk.forget_blocks(location.path_key, location.version_key)
+        if self._context.disk is not None:
+            self._context.disk.forget_blocks(location.path_key, location.version_key)
         found: dict[tuple[int, Range], Data] = {}
         self.read_only()._fetch([location], [(0, block) for block in blocks], found)
         return [found[0, block] for block in blocks]
 
     def count_damaged(self) -> None:
         """Count a block that was damaged, for the store has its file whole."""
-        self._metrics.inc("blockDamagedCount")
+        self._context.metrics.inc("blockDamagedCount")
 
     def _cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
-        if self._disk is None or not location.file.cacheable or block not in location.held:
+        if self._context.disk is None or not location.file.cacheable or block not in location.held:
             return None
-        return self._disk.get_block(location.key(block))
+        return self._context.disk.get_block(location.key(block))
 
     def _load(
         self,
@@ -140,7 +139,7 @@ class BlockCache:
 
         Nothing is waited for while a lock is held, so two loaders cannot wait for each other.
         """
-        disk = self._disk
+        disk = self._context.disk
         keepable = [m for m in missing if self._keepable(locations[m[0]])]
         mine = [m for m in missing if not self._keepable(locations[m[0]])]
         others: list[tuple[int, Range]] = []
@@ -161,14 +160,14 @@ class BlockCache:
                     mine.append((index, block))
                 else:
                     found[index, block] = data
-                    self._metrics.inc("blockHitCount")
+                    self._context.metrics.inc("blockHitCount")
             self._fetch(locations, mine, found)
         wait_s = self._wait_s
         for index, block in others:
             assert disk is not None
             key = locations[index].key(block)
             with contextlib.ExitStack() as held:
-                self._metrics.inc("blockWaitCount")
+                self._context.metrics.inc("blockWaitCount")
                 if not self._claim(disk, key.name, wait_s, held):
                     wait_s = 0  # patience is for the whole read, not for each block of a stuck loader
                 data = disk.get_block(key)
@@ -176,14 +175,14 @@ class BlockCache:
                     self._fetch(locations, [(index, block)], found)
                 else:
                     found[index, block] = data
-                    self._metrics.inc("blockHitCount")
+                    self._context.metrics.inc("blockHitCount")
 
     def _claim(self, disk: Disk, name: str, timeout_s: float, held: contextlib.ExitStack) -> bool:
         """Whether the lock is held by us now, or cannot be had at all because the directory is broken."""
         try:
             lock = disk.acquire("block", name, timeout_s)
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
             return True
         if lock is None:
             return False
@@ -201,7 +200,7 @@ class BlockCache:
             by_file.setdefault(index, []).append(block)
         merged = {index: _merge(sorted(ranges)) for index, ranges in by_file.items()}
         requests = [(locations[index].file, [span for span, _ in spans]) for index, spans in merged.items()]
-        self._metrics.inc("blockMissCount", len(blocks))
+        self._context.metrics.inc("blockMissCount", len(blocks))
         answers = self._ufs.read_many(requests)
         for (index, spans), parts in zip(merged.items(), answers, strict=True):
             location = locations[index]
@@ -212,11 +211,11 @@ class BlockCache:
                     part = view[offset - start : offset - start + length]
                     found[index, (offset, length)] = part
                     kept[location.key((offset, length))] = part
-            if self._disk and self._keepable(location):
-                self._disk.put_blocks(kept)
+            if self._context.disk and self._keepable(location):
+                self._context.disk.put_blocks(kept)
 
     def _keepable(self, location: BlocksAndLocations) -> bool:
-        return self._keeps and self._disk is not None and location.file.cacheable
+        return self._keeps and self._context.disk is not None and location.file.cacheable
 
 
 def _merge(blocks: list[Range]) -> list[tuple[Range, list[Range]]]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 from collections.abc import Callable, Iterable
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import CommitUnknownError, UfsError, UfsNotFoundError, UfsUnavailableError
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.data_files import remove_files
 from pyspark_lookup.managed.heartbeat import Heartbeats
@@ -23,15 +21,13 @@ _log = logging.getLogger("pyspark_lookup.writing")
 class Aborts:
     """Aborts of writes of the managed table at `log.url`. `timeout_s`: after how long without a sign of life a writer is dead."""
 
-    def __init__(
-        self, ufs: Ufs, log: NotificationLog, disk: Disk | None, clock: HostClock, rng: random.Random, timeout_s: float
-    ) -> None:
+    def __init__(self, ufs: Ufs, log: NotificationLog, context: HostContext, timeout_s: float) -> None:
         self._ufs = ufs
         self._log = log
-        self._clock = clock
+        self._context = context
         self._timeout_s = timeout_s
         self._url = redact("path", log.url)
-        self.hearts = Heartbeats(ufs, disk, clock, rng, log.url, timeout_s)
+        self.hearts = Heartbeats(ufs, context, log.url, timeout_s)
 
     def abort(
         self, job: Job, files: Iterable[DataFile], reason: str = "", batch: Batch | None = None
@@ -91,7 +87,7 @@ class Aborts:
                 for file in self._ufs.list_files(f"{self._log.url}/{job.directory}"):
                     if file.url.removeprefix(self._log.url + "/") not in named:
                         self._ufs.delete(file.url)
-            if job.write_id is not None and self._clock.steady_s() - job.began_s > self.hearts.interval_s:
+            if job.write_id is not None and self._context.clock.steady_s() - job.began_s > self.hearts.interval_s:
                 self.hearts.forget(job.write_id)
 
     def abort_dead(self, state: TableState) -> bool:

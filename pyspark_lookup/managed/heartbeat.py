@@ -6,14 +6,13 @@ steady clock how long it has not changed: no two clocks are compared.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import count_of, number_of, text_of
 from pyspark_lookup.base.errors import UfsNotFoundError
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.ufs import Ufs
 
@@ -23,17 +22,13 @@ _BEATS = 8  # in the time after which a writer counts as dead
 class Heartbeats:
     """The signs of life of one table's writers. `timeout_s`: how long without one means dead."""
 
-    def __init__(
-        self, ufs: Ufs, disk: Disk | None, clock: HostClock, rng: random.Random, url: str, timeout_s: float
-    ) -> None:
+    def __init__(self, ufs: Ufs, context: HostContext, url: str, timeout_s: float) -> None:
         self._ufs = ufs
-        self._disk = disk
-        self._clock = clock
-        self._rng = rng
+        self._context = context
         self._directory = f"{url}/{LOG_DIRECTORY}/heartbeats"
         self._key = key_of("heartbeats", ufs.scope, url)
         self._timeout_s = timeout_s
-        self._next_s = clock.steady_s() + self.interval_s
+        self._next_s = context.clock.steady_s() + self.interval_s
 
     @property
     def interval_s(self) -> float:
@@ -42,22 +37,22 @@ class Heartbeats:
 
     def beat(self, write_id: int) -> None:
         """Show that the write goes on, if it is time to. Call it often."""
-        if self._clock.steady_s() < self._next_s:
+        if self._context.clock.steady_s() < self._next_s:
             return
-        self._next_s = self._clock.steady_s() + self.interval_s
-        self._ufs.put_if_absent(self._path(write_id, f"{self._rng.getrandbits(64):016x}"), b"alive")
+        self._next_s = self._context.clock.steady_s() + self.interval_s
+        self._ufs.put_if_absent(self._path(write_id, f"{self._context.rng.getrandbits(64):016x}"), b"alive")
 
     def dead(self, table_id: str, open_ids: Sequence[int]) -> list[int]:
         """Which of the open writes have shown no sign for the timeout, as this host has seen.
 
         The store is asked, by one LIST, a few times in that time only.
         """
-        if self._disk is None or not open_ids:
+        if self._context.disk is None or not open_ids:
             return []
-        now_s = self._clock.steady_s()
-        record = self._disk.get_record("heartbeat", self._key, _looked_of)
-        if record is None or (record["boot"], record["table"]) != (self._clock.boot, table_id):
-            record = {"boot": self._clock.boot, "table": table_id, "looked_s": now_s, "ids": {}}
+        now_s = self._context.clock.steady_s()
+        record = self._context.disk.get_record("heartbeat", self._key, _looked_of)
+        if record is None or (record["boot"], record["table"]) != (self._context.clock.boot, table_id):
+            record = {"boot": self._context.clock.boot, "table": table_id, "looked_s": now_s, "ids": {}}
         known: dict[int, list[Any]] = record["ids"]
         # One just met has no signs as far as is known; if it had some, it lives longer at the next look.
         ids = {id_: known.get(id_, [0, now_s]) for id_ in open_ids}
@@ -71,7 +66,7 @@ class Heartbeats:
             record["looked_s"] = now_s
         try:
             if ids != known or record["looked_s"] == now_s:
-                self._disk.replace_record("heartbeat", self._key, {**record, "ids": ids})
+                self._context.disk.replace_record("heartbeat", self._key, {**record, "ids": ids})
         except OSError:
             return []
         return dead

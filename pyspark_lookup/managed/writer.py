@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
     DamagedFileError,
@@ -26,11 +24,10 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     WriteConflictError,
 )
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.ddl import columns_ddl
 from pyspark_lookup.columnar.keys import cast_keys, check_key_types
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.aborts import Aborts, append_unseen, nothing_written
 from pyspark_lookup.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey
@@ -67,27 +64,22 @@ class TableWriter:
         self,
         ufs: Ufs,
         log: NotificationLog,
-        disk: Disk | None,
-        clock: HostClock,
-        rng: random.Random,
+        context: HostContext,
         options: LookupOptions,
         table: Table,
         rows: RowsByKey,
         committed: Callable[[str, int], None],
         sizes: WriteSizes,
-        metrics: CacheMetricGroup,
     ) -> None:
         self._ufs = ufs
         self._log = log
-        self._clock = clock
-        self._rng = rng
         self._options = options
         self._table = table
         self._rows = rows
         self._committed = committed
         self._sizes = sizes
-        self._metrics = metrics
-        self._aborts = Aborts(ufs, log, disk, clock, rng, options.write_timeout_s)
+        self._context = context
+        self._aborts = Aborts(ufs, log, context, options.write_timeout_s)
         self.abort, self.discard = self._aborts.abort, self._aborts.discard
         self._url = redact("path", log.url)
 
@@ -119,7 +111,7 @@ class TableWriter:
             write_id = found[0]
             name = directory_of(write_id)
         definition = definition_with(state, schema, self._options, mode.by_key, self._url)
-        return Job(state.table_id, write_id, mode, name, definition, self._clock.steady_s(), nonces[0], kept)
+        return Job(state.table_id, write_id, mode, name, definition, self._context.clock.steady_s(), nonces[0], kept)
 
     def kept(self, definition: Definition, schema: pa.Schema, mode: WriteMode) -> tuple[str, ...]:
         """The columns that the rows of an upsert lack, and whose values stay. Raises SchemaError where nobody has said so."""
@@ -138,7 +130,7 @@ class TableWriter:
     def _create(self, schema: pa.Schema) -> TableState:
         check_place(self._ufs, self._log.url)
         definition = defined(schema, self._options.keys or (), self._url)
-        table_id = f"{self._rng.getrandbits(128):032x}"
+        table_id = f"{self._context.rng.getrandbits(128):032x}"
         try:
             made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
         except CommitUnknownError as problem:
@@ -190,7 +182,7 @@ class TableWriter:
         state, job = self._allocated(job, batch)
         if job.write_id is None:
             assert batch is not None
-            self._metrics.inc("batchSkippedCount")
+            self._context.metrics.inc("batchSkippedCount")
             _log.warning(
                 "batch %d of query %s is not written to %s: that query has committed it, or a later one. A restart from an old "
                 "checkpoint gives old ids to new rows; give it a new checkpoint directory to write those",
@@ -425,7 +417,7 @@ class TableWriter:
         return self._files(job).write_ordered((self._beating(job, part) for part in parts), prefix)
 
     def _files(self, job: Job) -> DataFiles:
-        return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._rng, self._sizes)
+        return DataFiles(self._ufs, self._log.url, job.directory, job.definition, self._context.rng, self._sizes)
 
     def _beating(self, job: Job, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         for batch in batches:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.types import schema_of_text
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.scan.contract import TableScan
 from pyspark_lookup.table.model import Table, TableVersion, metadata_of
 
@@ -20,10 +20,13 @@ _AT_MOST = 8  # in a process
 class HostSchemas:
     """What `scan` says of the columns of versions. `disk` None: no host's memory."""
 
-    def __init__(self, scan: TableScan, disk: Disk | None, metrics: CacheMetricGroup) -> None:
+    def __init__(
+        self,
+        scan: TableScan,
+        context: HostContext,
+    ) -> None:
         self._scan = scan
-        self._disk = disk
-        self._metrics = metrics
+        self._context = context
         self._known: dict[str, tuple[pa.Schema, pa.Schema]] = {}
 
     def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
@@ -42,17 +45,17 @@ class HostSchemas:
 
     def _kept(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
         record: tuple[pa.Schema, pa.Schema] | None = None
-        if self._disk:
-            record = self._disk.get_record("schema", key, _schemas_of)
+        if self._context.disk:
+            record = self._context.disk.get_record("schema", key, _schemas_of)
         if record is not None:
             return record
         found = self._scan.schema(table, version.files)
-        if self._disk:
+        if self._context.disk:
             try:
                 texts = [base64.b64encode(schema.serialize()).decode() for schema in found]
-                self._disk.replace_record("schema", key, texts)
+                self._context.disk.replace_record("schema", key, texts)
             except OSError:
-                self._metrics.inc("cacheFailureCount")
+                self._context.metrics.inc("cacheFailureCount")
         return found
 
 

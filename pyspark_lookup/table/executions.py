@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import name_of, number_of
-from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.model import Table, TableVersion
@@ -46,11 +45,15 @@ class _Decided(NamedTuple):
 class Executions:
     """The versions of executions on this host. The first of an execution to resolve one decides, by exclusive create."""
 
-    def __init__(self, host: HostVersions, disk: Disk, metrics: CacheMetricGroup, clock: HostClock) -> None:
+    def __init__(
+        self,
+        host: HostVersions,
+        disk: Disk,
+        context: HostContext,
+    ) -> None:
         self._host = host
         self._disk = disk
-        self._metrics = metrics
-        self._clock = clock
+        self._context = context
 
     def resolve(self, table: Table, execution: Execution, current: Callable[[], TableVersion]) -> Resolution:
         """The version on record of an execution; else the `current` one, which is put there."""
@@ -61,9 +64,9 @@ class Executions:
                 key = self._key(table, execution)
                 recorded = self._recorded(table, key)
                 if recorded is None:
-                    at_s = self._clock.wall_s()
+                    at_s = self._context.clock.wall_s()
                     return self._record(table, key, current(), at_s)
-        self._metrics.inc("resolutionReuseCount")
+        self._context.metrics.inc("resolutionReuseCount")
         return Resolution(recorded, False)
 
     def replace(self, table: Table, execution: Execution, gone: str, newer: Callable[[], TableVersion]) -> TableVersion:
@@ -73,7 +76,7 @@ class Executions:
         if recorded is not None and recorded.digest != gone:
             return recorded  # another task noticed first
         first = self._disk.get_record("execution", key, _decided_of)
-        at_s = self._clock.wall_s() if first is None else first.at_s  # who has used it goes on doing so
+        at_s = self._context.clock.wall_s() if first is None else first.at_s  # who has used it goes on doing so
         version = newer()
         self._host.remember(table, version)
         self._host.attempt(lambda disk: disk.replace_record("execution", key, [version.digest, at_s]))
@@ -94,7 +97,7 @@ class Executions:
             self._host.remember(table, version)  # before its digest: who sees the digest finds the files
             winner = self._disk.create_record("execution", key, [version.digest, at_s], _decided_of).digest
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
             return Resolution(version, True)
         taken = self._host.files(table, winner) if winner != version.digest else None
         return Resolution(taken or version, taken is None)

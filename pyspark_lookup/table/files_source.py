@@ -31,8 +31,8 @@ class FilesSource(VersionSource):
 
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
-        self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.clock
-        self._jobs = WritingJobs(parts.ufs, parts.host, parts.metrics, parts.clock)
+        self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.context.clock
+        self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:

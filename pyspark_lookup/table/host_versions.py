@@ -12,9 +12,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import count_of, name_of, number_of, text_of
-from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.stores import SETTLED_AFTER_S
 from pyspark_lookup.io.ufs import Ufs
@@ -36,18 +35,14 @@ class HostVersions:
     def __init__(
         self,
         ufs: Ufs,
-        disk: Disk | None,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
+        context: HostContext,
         restore: Callable[[Table, VersionMetadata], TableVersion | None],
         has_commit: Callable[[str, str, int], bool],
     ) -> None:
         self._ufs = ufs
-        self._disk = disk
-        self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
+        self._context = context
+        self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the context.disk did not take
         self._readable: set[str] = set()  # digests whose files are on record, as this process has seen
-        self._metrics = metrics
-        self._clock = clock
         self._restore = restore
         self._has_commit = has_commit
 
@@ -58,7 +53,7 @@ class HostVersions:
         return self._newest(table)[1]
 
     def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
-        return self._disk.newest_record("table", table.id, _last_of) if self._disk else (0, None)
+        return self._context.disk.newest_record("table", table.id, _last_of) if self._context.disk else (0, None)
 
     def forget(self, table: Table) -> None:
         """Know no last version any more."""
@@ -72,7 +67,7 @@ class HostVersions:
         So a slow listing cannot take the host back to an older state (monotonic reads). None if there is something newer
         whose files nobody here knows: then ask the store `again`, which is believed.
         """
-        if self._disk is None:
+        if self._context.disk is None:
             return version
         try:
             for _ in range(_RACES):  # a directory that does not list what lies in it has no newest record
@@ -81,12 +76,12 @@ class HostVersions:
                     newer = self.files(table, record["digest"])
                     if newer is not None or not again:
                         return newer
-                if self._succeeds(self._disk, table, version, started_s, number):
-                    self._note(self._disk, table, version, started_s, record)
+                if self._succeeds(self._context.disk, table, version, started_s, number):
+                    self._note(self._context.disk, table, version, started_s, record)
                     return version
         except OSError:
             pass
-        self._metrics.inc("cacheFailureCount")  # which costs a later call, not this one
+        self._context.metrics.inc("cacheFailureCount")  # which costs a later call, not this one
         return version
 
     def _is_newer(self, record: Mapping[str, Any], version: TableVersion, started_s: float) -> bool:
@@ -94,7 +89,7 @@ class HostVersions:
         commit, known = version.commit, record.get("log")
         if commit is not None and known is not None and commit[0] == known[0]:
             return int(known[1]) > commit[1]
-        return bool(record["boot"] == self._clock.boot and record["started_s"] > started_s)
+        return bool(record["boot"] == self._context.clock.boot and record["started_s"] > started_s)
 
     def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
         """Record a version as the one after record `number`; False if another has taken its place."""
@@ -103,8 +98,8 @@ class HostVersions:
             "digest": version.digest,
             "log": version.commit,
             "started_s": started_s,
-            "boot": self._clock.boot,
-            "wall_s": self._clock.wall_s(),
+            "boot": self._context.clock.boot,
+            "wall_s": self._context.clock.wall_s(),
         }
         return disk.succeed_record("table", table.id, number, value)
 
@@ -122,7 +117,7 @@ class HostVersions:
         if before is None or before["digest"] != version.digest:
             row = {
                 "digest": version.digest,
-                "resolved_at": self._clock.wall_s(),
+                "resolved_at": self._context.clock.wall_s(),
                 "files": len(version.files),
                 "bytes": version.bytes,
                 "position": None if version.commit is None else version.commit[1],
@@ -136,18 +131,22 @@ class HostVersions:
 
         Where that cannot be put on record, the host forgets what it knew, which is asked from the store then.
         """
-        if self._disk is None:
+        if self._context.disk is None:
             return
         url = table.url
         with self.locked("floor", url):
             known = self.floor(url)
             if known is None or known[0] != table_id or known[1] < position:
-                value = {"commit": [table_id, position], "raised_s": self._clock.steady_s(), "boot": self._clock.boot}
+                value = {
+                    "commit": [table_id, position],
+                    "raised_s": self._context.clock.steady_s(),
+                    "boot": self._context.clock.boot,
+                }
                 try:
-                    self._disk.replace_record("floor", self._floor_key(url), value)
+                    self._context.disk.replace_record("floor", self._floor_key(url), value)
                     self._unwritten.pop(url, None)
                 except OSError:
-                    self._metrics.inc("cacheFailureCount")
+                    self._context.metrics.inc("cacheFailureCount")
                     self._unwritten[url] = {**value, "commit": (table_id, position)}
                     self.forget(table)
 
@@ -157,16 +156,16 @@ class HostVersions:
         return raised["commit"] if raised is not None else None
 
     def _raised(self, url: str) -> dict[str, Any] | None:
-        if self._disk is None:
+        if self._context.disk is None:
             return None
-        return self._unwritten.get(url) or self._disk.get_record("floor", self._floor_key(url), _floor_of)
+        return self._unwritten.get(url) or self._context.disk.get_record("floor", self._floor_key(url), _floor_of)
 
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
         """Whether the log lacks a commit of this host's: its table was dropped, or restored from a copy.
 
         Who began to ask before the commit cannot tell.
         """
-        if floor["boot"] == self._clock.boot and started_s <= floor["raised_s"]:
+        if floor["boot"] == self._context.clock.boot and started_s <= floor["raised_s"]:
             return False
         table_id, position = floor["commit"]
         return not self._has_commit(url, table_id, position)
@@ -204,7 +203,7 @@ class HostVersions:
     def record_token(self, table: Table, version: TableVersion) -> None:
         """Remember when a token of a version was last issued, for `known_versions`."""
         place = f"{key_of(table.scope, table.url)}-{version.digest}"
-        self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._clock.wall_s()}))
+        self.attempt(lambda disk: disk.replace_record("token", place, {"token_at": self._context.clock.wall_s()}))
 
     def known_versions(self, options: LookupOptions) -> list[dict[str, Any]]:
         """The versions of the table at `options.path` that this host has resolved, oldest first.
@@ -212,26 +211,26 @@ class HostVersions:
         Each with `digest`, `resolved_at` (Unix time it was last new), `files`, `bytes`, `position` in the log (None: there is
         none), and `token_at` (when a token of it was last issued; None if none was).
         """
-        if self._disk is None:
+        if self._context.disk is None:
             return []
         prefix = f"{key_of(self._ufs.scope, self._ufs.url_of(options.path))}-"
-        issued = dict(self._disk.records("token", prefix, lambda row: number_of(row["token_at"])))
-        found = self._disk.records("version", prefix, _row_of)
+        issued = dict(self._context.disk.records("token", prefix, lambda row: number_of(row["token_at"])))
+        found = self._context.disk.records("version", prefix, _row_of)
         rows = [{**row, "token_at": issued.get(key)} for key, row in found]
         return sorted(rows, key=lambda row: row["resolved_at"])
 
     def _remember_files(self, table: Table, version: TableVersion) -> None:
-        if self._disk is None or self._is_remembered(self._disk, table, version.digest):
+        if self._context.disk is None or self._is_remembered(self._context.disk, table, version.digest):
             return
         found = version.to_json()
         restored = None if version.metadata is None else self._restore(table, version.metadata)
         if restored is not None and restored.digest == version.digest:
             found |= {"files": None, "deletes": []}  # which follow from its metadata, and that is on record
         if all(file.settled for file in version.files):
-            self._disk.replace_record("files", version.digest, found)
+            self._context.disk.replace_record("files", version.digest, found)
         else:  # too new to be told from the next state, until the clock has moved on
-            seen = {"seen_s": self._clock.steady_s(), "boot": self._clock.boot, "version": found}
-            self._disk.replace_record("unsettled", version.digest, seen)
+            seen = {"seen_s": self._context.clock.steady_s(), "boot": self._context.clock.boot, "version": found}
+            self._context.disk.replace_record("unsettled", version.digest, seen)
 
     def _is_remembered(self, disk: Disk, table: Table, digest: str) -> bool:
         """Whether a version's files are on record; what is there is read once, for another release may have written it."""
@@ -245,16 +244,16 @@ class HostVersions:
 
     def files(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record."""
-        if self._disk is None:
+        if self._context.disk is None:
             return None
         version_of = functools.partial(self._version_of, table)
-        version, settled = self._disk.get_record("files", digest, version_of), True
+        version, settled = self._context.disk.get_record("files", digest, version_of), True
         if version is None:
-            seen = self._disk.get_record("unsettled", digest, functools.partial(_seen_of, version_of))
+            seen = self._context.disk.get_record("unsettled", digest, functools.partial(_seen_of, version_of))
             if seen is None:
                 return None
             seen_s, boot, version = seen
-            settled = boot == self._clock.boot and self._clock.steady_s() - seen_s > SETTLED_AFTER_S
+            settled = boot == self._context.clock.boot and self._context.clock.steady_s() - seen_s > SETTLED_AFTER_S
         if isinstance(version, VersionMetadata):
             version = self._restore(table, version)
         if version is None or version.digest != digest:
@@ -271,22 +270,22 @@ class HostVersions:
 
     def attempt(self, write: Callable[[Disk], None]) -> None:
         """Write to the host's cache directory; a failure costs a later call, not this one."""
-        if self._disk is None:
+        if self._context.disk is None:
             return
         try:
-            write(self._disk)
+            write(self._context.disk)
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
 
     @contextlib.contextmanager
     def locked(self, kind: str, name: str) -> Iterator[None]:
         """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
         lock = None
         try:
-            if self._disk is not None:
-                lock = self._disk.acquire(kind, name, _LOCK_WAIT_S)
+            if self._context.disk is not None:
+                lock = self._context.disk.acquire(kind, name, _LOCK_WAIT_S)
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
         try:
             yield
         finally:

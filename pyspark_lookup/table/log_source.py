@@ -40,8 +40,7 @@ class LogSource(VersionSource):
     def log(self, url: str) -> NotificationLog:
         """The log of the managed table at a canonical URL."""
         if url not in self._logs:
-            parts = self._parts
-            self._logs[url] = NotificationLog(parts.ufs, parts.disk, parts.metrics, parts.clock, parts.rng, url)
+            self._logs[url] = NotificationLog(self._parts.ufs, self._parts.context, url)
         return self._logs[url]
 
     def current(self, question: Question) -> Answer:

@@ -11,16 +11,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import NotATableError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
 from pyspark_lookup.base.log_events import log_event
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S, FileVersion, Listing
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
@@ -46,25 +43,20 @@ class Resolver:
         self,
         ufs: Ufs,
         blocks: BlockCache,
-        disk: Disk | None,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
-        rng: random.Random,
+        context: HostContext,
         sources: Sequence[Callable[[SourceParts], VersionSource]] = SOURCES,
     ) -> None:
         self._ufs = ufs
-        self._disk = disk
-        self._metrics = metrics
+        self._context = context
         self._served: dict[str, str] = {}
-        self._clock = clock
-        self.host = HostVersions(ufs, disk, metrics, clock, self._restore, self._has_commit)
-        parts = SourceParts(ufs, blocks, disk, self.host, metrics, clock, rng, self._kind_of)
+        self.host = HostVersions(ufs, context, self._restore, self._has_commit)
+        parts = SourceParts(ufs, blocks, self.host, context, self._kind_of)
         self._sources = [make(parts) for make in sources]
         self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
         # What writes, in the engine, is for managed tables only.
         self._logs = next((source for source in self._sources if isinstance(source, LogSource)), None)
-        if disk is not None:
-            self._executions = Executions(self.host, disk, metrics, clock)
+        if context.disk is not None:
+            self._executions = Executions(self.host, context.disk, context)
 
     def source(self, table: Table) -> VersionSource:
         """What knows the versions of such a table."""
@@ -91,7 +83,7 @@ class Resolver:
         url = self._ufs.url_of(options.path)
         status: FileVersion | Listing | None = None
         kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
-        started_s = self._clock.steady_s()
+        started_s = self._context.clock.steady_s()
         if kind is not None and kind != Kind.GLOB:
             probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
@@ -171,7 +163,7 @@ class Resolver:
             record = self.host.last(probe)
             if record is not None:
                 # The wall clock may have been set back in between.
-                here = record["boot"] == self._clock.boot
+                here = record["boot"] == self._context.clock.boot
                 learned[here, record["started_s" if here else "wall_s"]] = kind
         if {Kind.DIRECTORY, Kind.FILE} <= set(learned.values()) and not url.startswith("file://"):
             return None  # an object store can have both; one may be what the other spelling of the path names, with a slash
@@ -201,7 +193,7 @@ class Resolver:
         """Count that rows of a version are about to be read."""
         if self._served.get(table.id) != version.digest:
             self._served[table.id] = version.digest
-            self._metrics.inc("versionServedCount")
+            self._context.metrics.inc("versionServedCount")
 
     def _resolved(
         self,
@@ -210,7 +202,7 @@ class Resolver:
         execution: Execution | None,
         current: Callable[[], TableVersion] | None,
     ) -> Resolution:
-        if execution is None or self._disk is None:
+        if execution is None or self._context.disk is None:
             return Resolution(self._current(table, options, current), True)
         return self._executions.resolve(table, execution, lambda: self._current(table, options, current))
 
@@ -221,7 +213,7 @@ class Resolver:
 
         `settled`: wait until its files can be told from their next state, unless they keep changing.
         """
-        self._metrics.inc("versionGoneCount")
+        self._context.metrics.inc("versionGoneCount")
         log_event(
             _log,
             logging.WARNING,
@@ -230,26 +222,26 @@ class Resolver:
             version=gone,
             instead="resolving again",
         )
-        if execution is not None and self._disk is not None:
+        if execution is not None and self._context.disk is not None:
             return self._executions.replace(table, execution, gone, lambda: self._replacement(table, gone, settled))
         return self._replacement(table, gone, settled)
 
     def _replacement(self, table: Table, gone: str, settled: bool) -> TableVersion:
-        version = self._ask(table, self._clock.steady_s(), gone=gone)
+        version = self._ask(table, self._context.clock.steady_s(), gone=gone)
         return self.settled(table, version) if settled else version
 
     def ask(self, table: Table, patient: bool = True) -> TableVersion:
         """The store's current version: one metadata call, remembered on this host. `patient`: see `_ask`."""
-        return self._ask(table, self._clock.steady_s(), patient=patient)
+        return self._ask(table, self._context.clock.steady_s(), patient=patient)
 
     def now_s(self) -> float:
         """The time on the clock by which resolutions are ordered."""
-        return self._clock.steady_s()
+        return self._context.clock.steady_s()
 
     def learned_since(self, table: Table, version: TableVersion, since_s: float) -> TableVersion:
         """The version if this host has learned it since then, else what the store says now."""
         record = self.host.last(table)
-        recent = record is not None and record["boot"] == self._clock.boot and record["started_s"] >= since_s
+        recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
         return version if recent else self.ask(table)
 
     def version_of(self, table: Table, digest: str) -> TableVersion | None:
@@ -268,7 +260,7 @@ class Resolver:
             known = self.host.files(table, digest)  # whoever held the lock before us may have found it
             if known is not None:
                 return known
-            ask = functools.partial(self._ask, table, self._clock.steady_s(), patient=False)
+            ask = functools.partial(self._ask, table, self._context.clock.steady_s(), patient=False)
             states = self.source(table).candidates(table, newest, ask)
             found = next((state for state in states if state.digest == digest), None)
             if found is not None:
@@ -283,7 +275,7 @@ class Resolver:
         for wait_s in _SETTLE_WAITS_S:
             if all(file.settled for file in version.files):
                 break
-            self._clock.sleep(wait_s)
+            self._context.clock.sleep(wait_s)
             version = self.ask(table)
         return version
 
@@ -293,18 +285,18 @@ class Resolver:
         if current is not None:
             return current()
         if options.metadata_source is MetadataSource.UFS:
-            return self._ask(table, self._clock.steady_s())
-        return self._cached(table, options) or self._ask(table, self._clock.steady_s())
+            return self._ask(table, self._context.clock.steady_s())
+        return self._cached(table, options) or self._ask(table, self._context.clock.steady_s())
 
     def count_asked(self, version: TableVersion) -> None:
         """Count that a query asks for a version's rows, which without a cache would be read anew: once for each query."""
-        self._metrics.inc("resolvedBytes", version.bytes)
+        self._context.metrics.inc("resolvedBytes", version.bytes)
 
     # --- CACHE mode -------------------------------------------------------------------------------
 
     def _cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The version CACHE mode answers with, refreshed if it is too old; None in UFS mode or without a disk."""
-        if options.metadata_source is MetadataSource.UFS or self._disk is None:
+        if options.metadata_source is MetadataSource.UFS or self._context.disk is None:
             return None
         if options.sync_interval_s == 0:
             return self._refreshed(table)
@@ -314,7 +306,7 @@ class Resolver:
                 fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
                 if fresh is None:
                     return self._refreshed(table)
-        self._metrics.inc("metadataCacheCount")
+        self._context.metrics.inc("metadataCacheCount")
         return fresh
 
     def _fresh(self, table: Table, options: LookupOptions) -> TableVersion | None:
@@ -324,26 +316,26 @@ class Resolver:
         interval_s = -1.0 if options.cache is CacheMode.FULL else options.sync_interval_s
         if record is None or interval_s is None or interval_s == 0:
             return None
-        age_s = self._clock.steady_s() - record["started_s"]
+        age_s = self._context.clock.steady_s() - record["started_s"]
         if not self.host.reaches(record.get("log"), table.url, options):
             return None
         # Another boot's clock says nothing about age.
-        if interval_s > 0 and (record["boot"] != self._clock.boot or age_s > interval_s):
+        if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):
             return None
         if options.cache is not CacheMode.FULL:  # which has its own
-            self._metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
+            self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
         return self.host.files(table, record["digest"])
 
     def _refreshed(self, table: Table) -> TableVersion:
         record = self.host.last(table)
         kept = self.host.files(table, record["digest"]) if record else None
         try:
-            return self._ask(table, self._clock.steady_s(), patient=kept is None)
+            return self._ask(table, self._context.clock.steady_s(), patient=kept is None)
         except (NotATableError, UfsNotFoundError) as problem:
             if kept is None or (isinstance(problem, UfsNotFoundError) and self._is_another_kind(table)):
                 raise
-            self._metrics.inc("keptVersionCount")
-            self._metrics.inc("staleServedCount")
+            self._context.metrics.inc("keptVersionCount")
+            self._context.metrics.inc("staleServedCount")
             reason, instead = str(problem), f"keeping version {kept.digest}"
             log_event(
                 _log, logging.WARNING, "fallback", table=redact("path", table.url), reason=reason, instead=instead
@@ -384,8 +376,8 @@ class Resolver:
         return self._learned(table, found.version, found.started_s) or self._learned_again(table, source)
 
     def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion | None:
-        self._metrics.inc("resolutionCount")
-        self._metrics.set_gauge("versionAsOf", int(self._clock.wall_s() * 1000))
+        self._context.metrics.inc("resolutionCount")
+        self._context.metrics.set_gauge("versionAsOf", int(self._context.clock.wall_s() * 1000))
         return self.host.learned(table, version, started_s)
 
     def _learned_again(self, table: Table, source: VersionSource) -> TableVersion:
@@ -394,7 +386,7 @@ class Resolver:
         Of what others learn meanwhile the same may be true: then it is asked again, and believed in the end.
         """
         for last in (False, False, True):
-            found = source.current(Question(table, self._clock.steady_s(), patient=False))
+            found = source.current(Question(table, self._context.clock.steady_s(), patient=False))
             if found.kept:
                 break
             learned = self.host.learned(table, found.version, found.started_s, again=last)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
@@ -29,11 +26,8 @@ class SourceParts:
 
     ufs: Ufs
     blocks: BlockCache
-    disk: Disk | None
     host: HostVersions
-    metrics: CacheMetricGroup
-    clock: HostClock
-    rng: random.Random
+    context: HostContext
     kind_of: Callable[[FileVersion | Listing], str]
     """What kind of table the store's answer shows, of all that there are."""
 

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cache.full.schedule import in_thread
 from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.io.context import in_thread
 from tests.differential.managed import SIZES
 from tests.fakes import FakeClock
 

@@ -28,6 +28,7 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, Later
@@ -109,7 +110,9 @@ class Process:
         self.later = Later()
         self.seed = seed
         rng = random.Random(os.urandom(8))
-        self.shared = SharedCache(self.disk, SPACE, keys, seed, bounds, self.metrics, self.host, rng, self.later)
+        self.shared = SharedCache(
+            self.disk, HostContext(self.disk, self.metrics, self.host, rng, self.later), SPACE, keys, seed, bounds
+        )
         self.directory = root / "v1" / "snapshots" / SPACE
 
     def hashes(self, keys: Sequence[pa.Array]) -> Numbers:
@@ -350,12 +353,10 @@ class Worker:
         wall_s = self.host.wall_s
         self.root = root or Path("/nonexistent")
         self.disk = None if root is None else Disk(root, 2**30, self.metrics, wall_s, random.Random(7))
-        self.shared = None
-        if self.disk is not None:
-            rng = random.Random(os.urandom(8))
-            self.shared = SharedCache(self.disk, SPACE, KEYS, SEED, bounds, self.metrics, self.host, rng, self.later)
-        flights = Flights(self.disk, SPACE, SEED, self.metrics, self.host, wait_s)
-        self.cache = PartialCache(KEYS.names, self._make, self.shared, flights, self.metrics, self.host)
+        context = HostContext(self.disk, self.metrics, self.host, random.Random(os.urandom(8)), self.later)
+        self.shared = SharedCache(self.disk, context, SPACE, KEYS, SEED, bounds) if self.disk is not None else None
+        flights = Flights(context, SPACE, SEED, wait_s)
+        self.cache = PartialCache(KEYS.names, self._make, self.shared, flights, context)
 
     def _make(self) -> LookupCache:
         self.made += 1

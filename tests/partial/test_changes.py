@@ -7,6 +7,7 @@ import decimal
 import itertools
 import math
 import os
+import random
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +27,17 @@ from pyspark_lookup.cache.partial import carry_over
 from pyspark_lookup.cache.partial.carry_over import Changes
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, spark_type
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
-from tests.fakes import make_host
+from tests.fakes import FakeClock, make_host
 from tests.partial.common import COUNTERS, SPACE, Dim, new_directory, stats
 from tests.test_disk import Opened
 from tests.test_keys import examples
 from tests.test_segments import files_at_most
 
+CLOCK, RNG = FakeClock().host(), random.Random(7)
 NUMBER_KEYS = pa.schema([("k", pa.int64())])
 
 
@@ -55,7 +58,9 @@ class Known:
     ) -> None:
         self.opened = Opened(cache_dir) if cache_dir is not None else None
         self.metrics = self.opened.metrics if self.opened is not None else CacheMetricGroup()
-        self.changes = Changes(self.opened.disk if self.opened is not None else None, SPACE, keys, self.metrics)
+        self.changes = Changes(
+            HostContext(self.opened.disk if self.opened else None, self.metrics, CLOCK, RNG), SPACE, keys
+        )
         self.bounds, self.asked = bounds, 0
         self.keys = keys
 
@@ -382,7 +387,7 @@ def check_carried(types: Sequence[pa.DataType], before: Any, after: Any, domain:
         options = LookupOptions.parse({"path": str(path), "lookup.keys": ",".join(names)})
         host = make_host(str(path), root / "cache")
         schema = pa.schema([(name, spark_type(kind)) for name, kind in zip(names, types, strict=True)])
-        found = Changes(host.disk, SPACE, schema, host.metrics)
+        found = Changes(HostContext(host.disk, host.metrics, CLOCK, RNG), SPACE, schema)
         versions = []
         for number, files in enumerate((before, after)):
             write_files(path, types, files, number)

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.base.errors import UfsUnavailableError
-from pyspark_lookup.cache.full.schedule import in_thread
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import read_rows
 from pyspark_lookup.engine.plan import ReadTask
+from pyspark_lookup.io.context import in_thread
 from tests.fakes import FakeClock, Host, make_host
 from tests.partial.common import BOUND_S, COUNTERS, Dim
 from tests.test_claims import run_all

@@ -12,6 +12,7 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial import PartialTables
 from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -62,7 +63,7 @@ class Tables:
         self.metrics = CacheMetricGroup()
         disk = Disk(root, 2**30, self.metrics, lambda: self.clock.wall_s, random.Random(7)) if root else None
         rng = random.Random(os.urandom(8))
-        self.tables = PartialTables(disk, self.metrics, self.clock.host(), rng, Later(), own)
+        self.tables = PartialTables(HostContext(disk, self.metrics, self.clock.host(), rng, Later()), own)
         self.source = source
         given = {"lookup.partial-cache.max-rows": "1000", **bounds}
         self.options = LookupOptions.parse({"path": "/dim", "lookup.keys": "k", "lookup.cache": "PARTIAL", **given})

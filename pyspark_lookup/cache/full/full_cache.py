@@ -19,7 +19,6 @@ import logging
 from collections.abc import Callable
 
 from pyspark_lookup.base import progress
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import (
     ReloadFailedError,
     SourceChangedError,
@@ -27,13 +26,13 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
 )
 from pyspark_lookup.base.log_events import log_event
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import Layout, Progress, SnapshotLoader
 from pyspark_lookup.cache.full.manifest import State, StoredVersion
-from pyspark_lookup.cache.full.schedule import Schedule, Start, trigger_of
+from pyspark_lookup.cache.full.schedule import Schedule, trigger_of
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import StoredSnapshots
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import Reload, remember_reload
 from pyspark_lookup.options.conf_file import redact
@@ -63,9 +62,7 @@ class FullCache:
         resolver: Resolver,
         loader: SnapshotLoader,
         disk: Disk,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
-        start: Start,
+        context: HostContext,
         trigger: CacheReloadTrigger | None = None,
     ) -> None:
         self.key = key
@@ -76,12 +73,16 @@ class FullCache:
         self._resolver = resolver
         self._loader = loader
         self._disk = disk
-        self._metrics = metrics
-        self._clock = clock
+        self._context = context
         self._stored = StoredSnapshots(
-            key, table, disk, metrics, clock, options.retained_s, functools.partial(resolver.version_of, table)
+            key,
+            table,
+            disk,
+            context,
+            options.retained_s,
+            functools.partial(resolver.version_of, table),
         )
-        self._jobs = Jobs(f"lookupcache-load-{key[:8]}", start, self._do, self._upkeep_failed)
+        self._jobs = Jobs(f"lookupcache-load-{key[:8]}", context.start, self._do, self._upkeep_failed)
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
@@ -91,8 +92,7 @@ class FullCache:
             self._last_reload,
             options.blackout,
             disk,
-            clock,
-            start,
+            context,
         )
 
     # --- UFS --------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ class FullCache:
             self.schedule.ensure()
             snapshot = self._renewed(state)
         elif state.failures:
-            self._metrics.inc("staleServedCount")
+            self._context.metrics.inc("staleServedCount")
         self.schedule.ensure()
         self._tidy_up(state)
-        self._metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self._clock.wall_s()) * 1000))
+        self._context.metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self._context.clock.wall_s()) * 1000))
         return None if snapshot is None else (self.version_of(snapshot), snapshot)
 
     def latest(self) -> TableVersion | None:
@@ -180,7 +180,7 @@ class FullCache:
 
     def _give_up(self) -> None:
         """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
-        self._gave_up_at_s = self._clock.steady_s()
+        self._gave_up_at_s = self._context.clock.steady_s()
 
     @property
     def can_keep(self) -> bool:
@@ -188,7 +188,7 @@ class FullCache:
         return not self._gave_up()
 
     def _gave_up(self) -> bool:
-        return self._gave_up_at_s is not None and self._clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
+        return self._gave_up_at_s is not None and self._context.clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
 
     def _first(self) -> Snapshot | None:
         if self._gave_up():
@@ -205,13 +205,13 @@ class FullCache:
             if isinstance(problem, UfsError):
                 raise
             self._give_up()
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
             self._fell_back(logging.WARNING, f"no snapshot can be kept: {problem}")
             return None
 
     def _is_stale(self, state: State) -> bool:
         limit_s = self._options.max_staleness_s
-        clock = self._clock
+        clock = self._context.clock
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
     def _renewed(self, state: State) -> Snapshot:
@@ -263,29 +263,33 @@ class FullCache:
         `watched`: whether somebody waits for it at a terminal (None: found out).
         """
         state = self._stored.state()
-        started_s, steady_s, timer_s = self._clock.wall_s(), self._clock.steady_s(), self._clock.steady_s()
+        started_s, steady_s, timer_s = (
+            self._context.clock.wall_s(),
+            self._context.clock.steady_s(),
+            self._context.clock.steady_s(),
+        )
         received = self._received()
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
         try:
-            with progress.shown(f"loading {self._url}", self._clock.steady_s, watched) as report:
+            with progress.shown(f"loading {self._url}", self._context.clock.steady_s, watched) as report:
                 snapshot, stored = self._loaded(state, version, report)
         except BaseException as problem:
-            self._metrics.inc("numLoadFailures")
+            self._context.metrics.inc("numLoadFailures")
             level = logging.INFO if state.failures else logging.WARNING
-            kept, seconds = len(state.versions), self._clock.steady_s() - timer_s
+            kept, seconds = len(state.versions), self._context.clock.steady_s() - timer_s
             log_event(_log, level, "reload-failed", table=self._url, seconds=seconds, kept=kept, error=repr(problem))
             self._remember_reload(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
             gone = isinstance(problem, UfsNotFoundError) and self._resolver.forget_kind(self._table)
-            failures, finished_s = state.failures + 1, self._clock.wall_s()
+            failures, finished_s = state.failures + 1, self._context.clock.wall_s()
             failed = dataclasses.replace(
                 state, finished_at_s=finished_s, failures=failures, error=str(problem)[:500], gone=gone
             )
             with contextlib.suppress(OSError):
                 self._stored.record(failed)
             raise
-        seconds, failures = self._clock.steady_s() - timer_s, state.failures
-        now_s = self._clock.wall_s()
+        seconds, failures = self._context.clock.steady_s() - timer_s, state.failures
+        now_s = self._context.clock.wall_s()
         held = state.latest
         # One whose layers were damaged has the digest of that which takes its place.
         if version is None or held is None or (held.digest, held.layers) != (stored.digest, stored.layers):
@@ -295,16 +299,16 @@ class FullCache:
             finished_at_s=now_s,
             loaded_at_s=started_s,
             loaded_steady_s=steady_s,
-            boot=self._clock.boot,
+            boot=self._context.clock.boot,
             failures=0,
             error="",
             gone=False,
         )
         self._stored.write(state)
         self._stored.keep_version(snapshot)
-        self._metrics.inc("loadCount")
-        self._metrics.time("loadTime", seconds)
-        self._metrics.set_gauge("latestLoadTime", int(seconds * 1000))
+        self._context.metrics.inc("loadCount")
+        self._context.metrics.time("loadTime", seconds)
+        self._context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
         done = Reload(started_s, seconds, stored.digest, snapshot.rows, snapshot.bytes, self._received() - received)
         self._remember_reload(done)
         facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
@@ -315,7 +319,7 @@ class FullCache:
         return snapshot
 
     def _received(self) -> int:
-        return self._metrics.snapshot()["ufsGetBytes"]
+        return self._context.metrics.snapshot()["ufsGetBytes"]
 
     def _remember_reload(self, reload: Reload) -> None:
         with contextlib.suppress(OSError):
@@ -337,7 +341,7 @@ class FullCache:
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
             layers = self._loader.load(self._table, chosen, self._layout_of(version), last, stored, report)
-            self._metrics.inc("snapshotBuildCount")
+            self._context.metrics.inc("snapshotBuildCount")
             return self._stored.add(version, layers)
 
         def renewed(gone: TableVersion, change: SourceChangedError) -> TableVersion:
@@ -369,7 +373,7 @@ class FullCache:
         layers = self._loader.load(self._table, chosen, layout, latest, state.latest.layers, _no_progress, compact=True)
         _, stored = self._stored.add(version, layers)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
-        self._metrics.inc("snapshotCompactionCount")
+        self._context.metrics.inc("snapshotCompactionCount")
 
     def _last_reload(self) -> LastReload | None:
         state = self._stored.state()
@@ -379,7 +383,7 @@ class FullCache:
 
     def _tidy_up(self, state: State) -> None:
         """Have what is past its time removed, beside the caller; now and then, for somebody may be using it."""
-        now_s = self._clock.steady_s()
+        now_s = self._context.clock.steady_s()
         if now_s < self._tidy_from_s:
             return
         if state.left or self._stored.expired(state):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.cache.full.schedule import Start
+from pyspark_lookup.io.context import Start
 from pyspark_lookup.table.model import TableVersion
 
 

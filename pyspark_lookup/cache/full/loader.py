@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-import random
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.columnar.types import cast_column, is_source
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.scan.contract import PreparedScan, TableScan
@@ -108,11 +108,17 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | N
 class SnapshotLoader:
     """Makes layers of one table on this host. Only one at a time may work on a table: see `FullCache`."""
 
-    def __init__(self, scan: TableScan, disk: Disk, table_key: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        scan: TableScan,
+        disk: Disk,
+        context: HostContext,
+        table_key: str,
+    ) -> None:
         self._scan = scan
         self._disk = disk
+        self._context = context
         self._table_key = table_key
-        self._rng = rng
 
     def load(
         self,
@@ -135,7 +141,7 @@ class SnapshotLoader:
             with contextlib.suppress(SkewedError):  # a base may have another seed
                 return self._over(table, version, layout, held, fetched, last, stored, progress)
         for attempt in range(_SEEDS):
-            seed, strict = draw_seed(self._rng), attempt + 1 < _SEEDS
+            seed, strict = draw_seed(self._context.rng), attempt + 1 < _SEEDS
             try:
                 return (self._written(table, list(version.files), layout, held, fetched, seed, strict, progress),)
             except SkewedError:
@@ -184,7 +190,7 @@ class SnapshotLoader:
         marks = deleted_rows(segment, ranks, places)
         if marks is None:
             return StoredLayer(stored.name, None, gone, marked)
-        name = f"{self._rng.getrandbits(64):016x}"
+        name = f"{self._context.rng.getrandbits(64):016x}"
         writer = self._disk.create_segment({"deleted": len(marks)})
         try:
             writer.append("deleted", marks)
@@ -242,7 +248,7 @@ class SnapshotLoader:
             writer = builder.finish(self._disk.create_segment, counts, strict)
         finally:
             builder.close()
-        name = f"{self._rng.getrandbits(64):016x}"
+        name = f"{self._context.rng.getrandbits(64):016x}"
         meta = builder.meta
         meta["files"] = [
             [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import functools
-import random
 import threading
 import weakref
 from collections.abc import Callable
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.loader import Layout, SnapshotLoader
-from pyspark_lookup.cache.full.schedule import Start
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -30,21 +27,13 @@ class FullTables:
         scan: TableScan,
         resolver: Resolver,
         layout_of: Callable[[Table, LookupOptions, TableVersion], Layout],
-        disk: Disk | None,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
-        rng: random.Random,
-        start: Start,
+        context: HostContext,
         trigger: CacheReloadTrigger | None,
     ) -> None:
         self._scan = scan
         self._resolver = resolver
         self._layout_of = layout_of
-        self._disk = disk
-        self._metrics = metrics
-        self._clock = clock
-        self._rng = rng
-        self._start = start
+        self._context = context
         self._trigger = trigger
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
@@ -52,7 +41,7 @@ class FullTables:
 
     def of(self, table: Table, options: LookupOptions) -> FullCache | None:
         """The full cache that the options ask for; None if they do not, or there is no cache directory."""
-        if options.cache is not CacheMode.FULL or self._disk is None:
+        if options.cache is not CacheMode.FULL or self._context.disk is None:
             return None
         # Columns that a predicate needs are kept beside those that were chosen.
         columns = None if options.columns is None else (options.columns, options.where)
@@ -67,11 +56,9 @@ class FullTables:
                     options,
                     functools.partial(self._layout_of, table, options),
                     self._resolver,
-                    SnapshotLoader(self._scan, self._disk, key, self._rng),
-                    self._disk,
-                    self._metrics,
-                    self._clock,
-                    self._start,
+                    SnapshotLoader(self._scan, self._context.disk, self._context, key),
+                    self._context.disk,
+                    self._context,
                     self._trigger,
                 )
             return self._caches[place]

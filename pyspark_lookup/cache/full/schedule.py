@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Callable
 
-from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, Lock
 from pyspark_lookup.options.enums import ReloadStrategy
 from pyspark_lookup.options.factories import make
@@ -30,13 +30,6 @@ from pyspark_lookup.options.reload_trigger import (
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
 _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
-
-Start = Callable[[str, Callable[[], None]], None]  # runs a function of that name beside the caller
-
-
-def in_thread(name: str, run: Callable[[], None]) -> None:
-    """Run a function in a daemon thread: a worker that ends does not wait for a reload."""
-    threading.Thread(target=run, name=name, daemon=True).start()
 
 
 def trigger_of(options: LookupOptions) -> CacheReloadTrigger | None:
@@ -74,8 +67,7 @@ class Schedule:
         last: Callable[[], LastReload | None],
         blackout: Blackout | None,
         disk: Disk,
-        clock: HostClock,
-        start: Start,
+        context: HostContext,
     ) -> None:
         self._name = name
         self._make = make
@@ -83,14 +75,13 @@ class Schedule:
         self._last = last
         self._blackout = blackout
         self._disk = disk
-        self._clock = clock
-        self._start = start
+        self._context = context
         self._mutex = threading.Lock()
         self._changed = threading.Event()
         self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
-        self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
+        self._wall_ahead_s = 0.0  # of the steady context.clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = self._opened = False
 
@@ -100,7 +91,7 @@ class Schedule:
             if self._running or self._closed:
                 return
             self._running = True
-        self._start(f"lookupcache-schedule-{self._name[:8]}", self._loop)
+        self._context.start(f"lookupcache-schedule-{self._name[:8]}", self._loop)
 
     def is_neglected(self) -> bool:
         """Whether a reload is due and no process of the host is there to begin it.
@@ -113,7 +104,7 @@ class Schedule:
             try:
                 if self._trigger is None:
                     self._make_trigger()
-                now_s = self._clock.wall_s()
+                now_s = self._context.clock.wall_s()
                 if not isinstance(self._trigger, DueTrigger):
                     return False
                 if self._blackout is not None and self._blackout.postponed_s(now_s) > now_s:
@@ -149,7 +140,7 @@ class Schedule:
                 _log.exception("reload trigger of %s failed", self._name)
         with self._mutex:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
-        return min(max(next_s - self._clock.wall_s(), 0.0), _POLL_S)
+        return min(max(next_s - self._context.clock.wall_s(), 0.0), _POLL_S)
 
     def _make_trigger(self) -> None:
         try:
@@ -171,13 +162,13 @@ class Schedule:
 
     def _clock_set_back(self) -> bool:
         """Whether the wall clock has been set back since this was asked last, by more than a slew comes to."""
-        before, self._wall_ahead_s = self._wall_ahead_s, self._clock.wall_s() - self._clock.steady_s()
+        before, self._wall_ahead_s = self._wall_ahead_s, self._context.clock.wall_s() - self._context.clock.steady_s()
         return self._wall_ahead_s < before - _POLL_S
 
     def _next_due(self) -> _Action | None:
         with self._mutex:
             first = min(self._actions, key=lambda action: action.at_s, default=None)
-            if first is None or first.at_s > self._clock.wall_s():
+            if first is None or first.at_s > self._context.clock.wall_s():
                 return None
             self._actions.remove(first)
             return first
@@ -208,7 +199,7 @@ class Schedule:
 
     def now_s(self) -> float:
         """Unix time."""
-        return self._clock.wall_s()
+        return self._context.clock.wall_s()
 
     def last_reload(self) -> LastReload | None:
         """How the latest attempt of any process went."""
@@ -232,7 +223,7 @@ class Schedule:
     def trigger(self) -> concurrent.futures.Future[None]:
         """A reload now, or when the blackout ends."""
         if self._blackout is not None:
-            now_s = self._clock.wall_s()
+            now_s = self._context.clock.wall_s()
             free_s = self._blackout.postponed_s(now_s)
             if free_s > now_s:
                 return self._postponed(free_s)

@@ -12,11 +12,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
 from pyspark_lookup.cache.full.manifest import State, StoredVersion
 from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.model import Table, TableVersion
@@ -36,16 +35,14 @@ class StoredSnapshots:
         key: str,
         table: Table,
         disk: Disk,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
+        context: HostContext,
         retained_s: float,
         known: Callable[[str], TableVersion | None],
     ) -> None:
         self._key = key
         self._table = table
         self._disk = disk
-        self._metrics = metrics
-        self._clock = clock
+        self._context = context
         self._retained_s = retained_s
         self._known = known
         self._mutex = threading.Lock()
@@ -72,7 +69,7 @@ class StoredSnapshots:
 
     def expired(self, state: State) -> tuple[StoredVersion, ...]:
         """The versions past their time."""
-        return state.expired(self._clock.wall_s(), self._retained_s)
+        return state.expired(self._context.clock.wall_s(), self._retained_s)
 
     def opened(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
         """A stored version, mapped; None if it is damaged or gone. `version`: which one it is, if the caller knows."""
@@ -125,8 +122,8 @@ class StoredSnapshots:
             self._versions[snapshot] = version
             while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
                 del self._open[next(iter(self._open))]
-        self._metrics.set_gauge("numCachedRecords", snapshot.rows)
-        self._metrics.set_gauge("numCachedBytes", snapshot.bytes)
+        self._context.metrics.set_gauge("numCachedRecords", snapshot.rows)
+        self._context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
     def forget(self) -> None:
         """Let go of what is mapped; what is on disk stays."""

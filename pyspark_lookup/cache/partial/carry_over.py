@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.decoding import name_of, text_of, texts_of
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers, bits_of
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.table.model import Rewrites, TableVersion
 
@@ -36,17 +36,21 @@ _REWRITES = b"rewrites"
 class Changes:
     """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record. `space`: names both."""
 
-    def __init__(self, disk: Disk | None, space: str, keys: pa.Schema, metrics: CacheMetricGroup) -> None:
+    def __init__(
+        self,
+        context: HostContext,
+        space: str,
+        keys: pa.Schema,
+    ) -> None:
         self._latest = f"latest-{space}"
-        self._disk = disk
+        self._context = context
         self._keys = keys
-        self._metrics = metrics
         self._known: dict[str, pa.Table] = {}
         self._lock = threading.Lock()
 
     def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
         """Put the bounds of a version's files on record, for the version after it to tell what changed."""
-        if self._disk is None or self._recorded(version.digest) is not None:
+        if self._context.disk is None or self._recorded(version.digest) is not None:
             return
         keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
         files = [*version.files, *keyed]
@@ -66,15 +70,18 @@ class Changes:
             writer.write_table(table)
         text = base64.b64encode(sink.getvalue()).decode()
         try:
-            self._disk.replace_record("bounds", self._key(version.digest), text)
-            self._disk.replace_record("bounds", self._latest, version.digest)
+            self._context.disk.replace_record("bounds", self._key(version.digest), text)
+            self._context.disk.replace_record("bounds", self._latest, version.digest)
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
         self._keep(version.digest, table)
 
     def is_latest(self, digest: str) -> bool:
         """Whether no version was put on record after this one. (One that the table went back to is not: it is no news.)"""
-        return self._disk is None or self._disk.get_record("bounds", self._latest, name_of) in (None, digest)
+        return self._context.disk is None or self._context.disk.get_record("bounds", self._latest, name_of) in (
+            None,
+            digest,
+        )
 
     def may_differ(self, old: str, new: str, keys: Sequence[pa.Array]) -> Numbers | None:
         """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""
@@ -101,7 +108,11 @@ class Changes:
 
     def _rewritten(self, rewrites: Rewrites) -> pa.Table:
         """What is on record of the files of compactions, and of those that they took the place of."""
-        latest = self._disk.get_record("bounds", self._latest, name_of) if rewrites and self._disk is not None else None
+        latest = (
+            self._context.disk.get_record("bounds", self._latest, name_of)
+            if rewrites and self._context.disk is not None
+            else None
+        )
         before = self._recorded(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
@@ -114,8 +125,8 @@ class Changes:
         if known is not None:
             return known
         table: pa.Table | None = None
-        if self._disk is not None:
-            table = self._disk.get_record("bounds", self._key(digest), self._bounds_of)
+        if self._context.disk is not None:
+            table = self._context.disk.get_record("bounds", self._key(digest), self._bounds_of)
         if table is not None:
             self._keep(digest, table)
         return table

@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
 import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import UNREADABLE, name_of, text_of, texts_of
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.cache.full.schedule import Start
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
@@ -32,6 +28,7 @@ from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.key_rows import key_numbers
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, bits_of
 from pyspark_lookup.columnar.types import cast_column
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.scan.formats import BATCH_ROWS
 
@@ -49,24 +46,18 @@ class SharedCache:
     def __init__(
         self,
         disk: Disk,
+        context: HostContext,
         space: str,
         keys: pa.Schema,
         seed: Seed,
         bounds: Bounds,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
-        rng: random.Random,
-        start: Start,
     ) -> None:
         self._disk = disk
+        self._context = context
         self._space = space
         self._keys = keys
         self._seed = seed
         self._bounds = bounds
-        self._metrics = metrics
-        self._clock = clock
-        self._rng = rng
-        self._start = start
         self._lock = threading.RLock()
         self._parts: dict[str, HostSegment] = {}
         self._covered: set[str] = set()
@@ -77,7 +68,7 @@ class SharedCache:
 
     def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
         """What the host holds of these keys, all different and none null; None if that is nothing."""
-        now_s = self._clock.steady_s()
+        now_s = self._context.clock.steady_s()
         present = np.zeros(len(hashes), np.bool_)
         ages_s = np.zeros(len(hashes), np.float64)
         left = np.arange(len(hashes))
@@ -99,7 +90,7 @@ class SharedCache:
             if not len(rows):
                 continue
             if part.version != fresh.version:
-                self._metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
+                self._context.metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
             part.touch(rows, int(now_s * MS))
             present[places] = True
             ages_s[places] = now_s - part.loaded_s[rows]
@@ -112,7 +103,7 @@ class SharedCache:
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
         """Say that these keys are in use; other than by `get`."""
-        now_ms = int(self._clock.steady_s() * MS)
+        now_ms = int(self._context.clock.steady_s() * MS)
         asked = Keys(keys)
         for part in self._refreshed():
             if self._is_keyed(part):
@@ -189,7 +180,7 @@ class SharedCache:
             name,
             segment,
             name_of(meta["version"]),
-            text_of(meta["boot"]) == self._clock.boot,
+            text_of(meta["boot"]) == self._context.clock.boot,
             frozenset(texts_of(meta["members"])),
             bits_of(found),
             np.frombuffer(loaded.buffers()[1] or b"", np.float64, len(loaded)),
@@ -204,14 +195,14 @@ class SharedCache:
         held_rows, held_bytes = self.sizes()
         bounds = self._bounds
         if held_rows > bounds.rows * REFUSE_ABOVE or held_bytes > bounds.bytes * REFUSE_ABOVE:
-            self._metrics.inc("sharedRefusedCount")
+            self._context.metrics.inc("sharedRefusedCount")
         else:
             batch = self._as_stored(keys, rows, loaded_s, len(hashes))
             if batch.num_rows and batch.num_rows <= bounds.rows:
                 try:
                     self._publish([batch], fresh.version, (), None)
                 except OSError:
-                    self._metrics.inc("cacheFailureCount")
+                    self._context.metrics.inc("cacheFailureCount")
                     return
         self._tidy(fresh)
 
@@ -253,9 +244,9 @@ class SharedCache:
             writer = builder.finish(self._disk.create_segment, [rows], strict=False)
         finally:
             builder.close()
-        at_ns = int(self._clock.wall_s() * 1e9)
-        name = f"{at_ns:016x}-{self._rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
-        meta = {**builder.meta, "version": version, "boot": self._clock.boot, "members": list(members)}
+        at_ns = int(self._context.clock.wall_s() * 1e9)
+        name = f"{at_ns:016x}-{self._context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
+        meta = {**builder.meta, "version": version, "boot": self._context.clock.boot, "members": list(members)}
         meta["files"] = [["", 0, "", rows, []]]
         try:
             # A small one is read through when it is opened, so it need not be on the disk to be told from half of one.
@@ -289,11 +280,11 @@ class SharedCache:
                     if mine and self._fresh is not None:
                         self._merge(self._fresh)  # what was put last, not what was put when this was asked for
             except OSError:
-                self._metrics.inc("cacheFailureCount")
+                self._context.metrics.inc("cacheFailureCount")
             finally:
                 self._merging = False
 
-        self._start(f"lookupcache-merge-{self._space[:8]}", merge)
+        self._context.start(f"lookupcache-merge-{self._space[:8]}", merge)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -320,7 +311,7 @@ class SharedCache:
             parts = _worth_merging(parts) if latest else []
         if not parts:
             return
-        now_s = self._clock.steady_s()
+        now_s = self._context.clock.steady_s()
         kept: list[tuple[HostSegment, Numbers]] = []
         for part in parts:
             kept.append((part, self._worth_keeping(part, kept, fresh, now_s)))
@@ -338,7 +329,7 @@ class SharedCache:
             gone |= {member for part in parts for member in part.members} & self._covered
         if batches:
             self._publish(batches, fresh.version, sorted(gone), np.concatenate(used))
-            self._metrics.inc("sharedMergeCount")
+            self._context.metrics.inc("sharedMergeCount")
         for name in gone:
             self._disk.unlink_segment(self._space, name)
         self._refreshed()
@@ -386,7 +377,7 @@ class SharedCache:
             ranks.append(np.concatenate(of_part))
         together = np.concatenate(ranks)
         limit = np.partition(together, len(together) - room - 1)[len(together) - room - 1]
-        self._metrics.inc("sharedEvictedCount", int(np.count_nonzero(together <= limit)))
+        self._context.metrics.inc("sharedEvictedCount", int(np.count_nonzero(together <= limit)))
         return [(part, alive[rank > limit]) for (part, alive), rank in zip(kept, ranks, strict=True)]
 
     def _key_arrays(self, part: HostSegment, rows: Numbers) -> list[pa.Array]:

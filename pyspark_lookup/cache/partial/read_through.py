@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import CachedRows, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
@@ -21,6 +20,7 @@ from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merged_rows, no_rows, renumbered, rows_for
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
+from pyspark_lookup.io.context import HostContext
 
 Load = Callable[[Sequence[pa.Array]], pa.Table]
 """The rows of some keys, all different and none null, ascending by the column `KEY_INDEX`."""
@@ -41,18 +41,16 @@ class PartialCache:
         make_cache: Callable[[], LookupCache],
         shared: SharedCache | None,
         flights: Flights,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
+        context: HostContext,
     ) -> None:
         self._names = list(key_names)
         self._make_cache = make_cache
         self._shared = shared
         self._flights = flights
-        self._metrics = metrics
-        self._clock = clock
+        self._context = context
         self._lock = threading.Lock()
         self._cache: _OfVersion | None = None
-        self._touched_s = clock.steady_s()
+        self._touched_s = context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
         """The rows of all keys, by the column `KEY_INDEX`; keys may repeat, one with a null has no rows.
@@ -75,8 +73,8 @@ class PartialCache:
                 self._touch(keys)
             return merged_rows(parts, fresh.schema)
         finally:
-            self._metrics.inc("hitCount", known - loaded.keys)
-            self._metrics.inc("missCount", loaded.keys)
+            self._context.metrics.inc("hitCount", known - loaded.keys)
+            self._context.metrics.inc("missCount", loaded.keys)
             if len(rest):
                 self._tell(cache)
 
@@ -92,7 +90,7 @@ class PartialCache:
             hashes = asked.hashes(self._flights.seed)
             present[rest] = True
             present[self._from_shared(keys, hashes, rest, cache, fresh, parts)] = False
-        self._metrics.inc("hitCount", int(np.count_nonzero(present)))
+        self._context.metrics.inc("hitCount", int(np.count_nonzero(present)))
         return merged_rows(parts, fresh.schema), present
 
     def _beyond(
@@ -167,18 +165,18 @@ class PartialCache:
     ) -> pa.Table:
         indices = as_indices(wanted)
         some = [array.take(indices) for array in keys]
-        started_s = self._clock.steady_s()
+        started_s = self._context.clock.steady_s()
         loaded.keys += len(wanted)
         try:
             rows = load(some)
         except BaseException:
-            self._metrics.inc("numLoadFailures", len(wanted))
+            self._context.metrics.inc("numLoadFailures", len(wanted))
             raise
-        self._metrics.inc("loadCount", len(wanted))
+        self._context.metrics.inc("loadCount", len(wanted))
         # As old as the moment before it was asked for.
-        age_s = self._clock.steady_s() - started_s
-        self._metrics.set_gauge("latestLoadTime", int(age_s * 1000))
-        self._metrics.time("loadTime", age_s)
+        age_s = self._context.clock.steady_s() - started_s
+        self._context.metrics.set_gauge("latestLoadTime", int(age_s * 1000))
+        self._context.metrics.time("loadTime", age_s)
         cache.put(self._table(some), rows, np.full(len(wanted), age_s))
         if self._shared is not None:
             self._shared.put(some, hashes[wanted], rows, fresh, started_s)
@@ -186,7 +184,7 @@ class PartialCache:
 
     def _touch(self, keys: Sequence[pa.Array]) -> None:
         """Tell the host now and then what is in use here, or it would give up what every process holds."""
-        now_s = self._clock.steady_s()
+        now_s = self._context.clock.steady_s()
         if now_s - self._touched_s >= _TOUCH_EVERY_S and self._shared is not None:
             self._touched_s = now_s
             self._shared.touch(keys, Keys(keys).hashes(self._flights.seed))
@@ -204,8 +202,8 @@ class PartialCache:
 
     def _tell(self, cache: _OfVersion) -> None:
         rows, size = cache.sizes() if self._shared is None else self._shared.sizes()
-        self._metrics.set_gauge("numCachedRecords", rows)
-        self._metrics.set_gauge("numCachedBytes", size)
+        self._context.metrics.set_gauge("numCachedRecords", rows)
+        self._context.metrics.set_gauge("numCachedBytes", size)
 
 
 class _OfVersion:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.cache.full.schedule import Start
 from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.carry_over import Changes, FileBounds
 from pyspark_lookup.cache.partial.host_cache import SharedCache
@@ -20,6 +17,7 @@ from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
@@ -38,19 +36,11 @@ class PartialTables:
 
     def __init__(
         self,
-        disk: Disk | None,
-        metrics: CacheMetricGroup,
-        clock: HostClock,
-        rng: random.Random,
-        start: Start,
+        context: HostContext,
         own: LookupCache | None = None,
     ) -> None:
         self._own = own
-        self._disk = disk
-        self._metrics = metrics
-        self._clock = clock
-        self._rng = rng
-        self._start = start
+        self._context = context
         self._lock = threading.Lock()
         self._caches: dict[str, tuple[PartialCache, Changes]] = {}
 
@@ -86,13 +76,14 @@ class PartialTables:
 
     def _made(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         seed, disk = self._seed(space)
+        context = dataclasses.replace(self._context, disk=disk)
         shared = None
         config = options.partial_cache if self._own is None else None
         if isinstance(self._own, DefaultLookupCache):
             config = self._own.config
         for gauge, name in (("maxCachedRecords", "max_rows"), ("maxCachedBytes", "max_bytes")):
             if config is not None and config[name] is not None:
-                self._metrics.set_gauge(gauge, int(config[name]))
+                self._context.metrics.set_gauge(gauge, int(config[name]))
         if disk is not None and config is not None:
             bounds = Bounds(
                 _or_infinite(config["max_rows"]),
@@ -101,26 +92,28 @@ class PartialTables:
                 config["expire_after_write_s"],
                 config["cache_missing_key"],
             )
-            shared = SharedCache(disk, space, keys, seed, bounds, self._metrics, self._clock, self._rng, self._start)
-        flights = Flights(disk, space, seed, self._metrics, self._clock, _FLIGHT_WAIT_S)
+            shared = SharedCache(disk, context, space, keys, seed, bounds)
+        flights = Flights(context, space, seed, _FLIGHT_WAIT_S)
         make: Callable[[], LookupCache] = functools.partial(
-            DefaultLookupCache.from_options, options, self._clock.steady_s
+            DefaultLookupCache.from_options, options, context.clock.steady_s
         )
         own = self._own
         if own is not None:
             make = functools.partial(_same, own)
-        cache = PartialCache(keys.names, make, shared, flights, self._metrics, self._clock)
-        return cache, Changes(disk, space, keys, self._metrics)
+        cache = PartialCache(keys.names, make, shared, flights, context)
+        return cache, Changes(context, space, keys)
 
     def _seed(self, space: str) -> tuple[Seed, Disk | None]:
         """The seed of the hashes of this space's keys, the same in all processes of the host."""
-        seed = draw_seed(self._rng)
-        if self._disk is None:
+        seed = draw_seed(self._context.rng)
+        if self._context.disk is None:
             return seed, None
         try:
-            return self._disk.create_record("snapshot", space, {"seed": seed.to_json()}, _seed_of), self._disk
+            return self._context.disk.create_record(
+                "snapshot", space, {"seed": seed.to_json()}, _seed_of
+            ), self._context.disk
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
             return seed, None
 
 

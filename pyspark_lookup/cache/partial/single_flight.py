@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers, Seed
-from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.context import HostContext
 
 _LOCK_WAIT_S = 1.0
 
@@ -43,14 +41,10 @@ class Flights:
     then it loads for itself.
     """
 
-    def __init__(
-        self, disk: Disk | None, space: str, seed: Seed, metrics: CacheMetricGroup, clock: HostClock, wait_s: float
-    ) -> None:
+    def __init__(self, context: HostContext, space: str, seed: Seed, wait_s: float) -> None:
         self.seed = seed
-        self._disk = disk
+        self._context = context
         self._space = space
-        self._metrics = metrics
-        self._clock = clock
         self._wait_s = wait_s
         self._lock = threading.Lock()
         self._here: dict[int, tuple[str, Numbers, threading.Event]] = {}
@@ -82,20 +76,20 @@ class Flights:
     @contextlib.contextmanager
     def _on_host(self, hashes: Numbers, ours: Numbers, version: str, waits: list[Callable[[], None]]) -> Iterator[None]:
         claim = None
-        if self._disk is not None and ours.any():
+        if self._context.disk is not None and ours.any():
             try:
-                lock = self._disk.acquire("claim", self._space, _LOCK_WAIT_S)
+                lock = self._context.disk.acquire("claim", self._space, _LOCK_WAIT_S)
                 if lock is not None:
                     try:
-                        for name, payload in self._disk.claims(self._space, version):
+                        for name, payload in self._context.disk.claims(self._space, version):
                             if name not in self._stuck:
                                 others = np.frombuffer(payload, np.uint64, len(payload) // 8)
                                 self._leave(hashes, others, ours, waits, functools.partial(self._await, name))
-                        claim = self._disk.create_claim(self._space, version, np.sort(hashes[ours]).tobytes())
+                        claim = self._context.disk.create_claim(self._space, version, np.sort(hashes[ours]).tobytes())
                     finally:
                         lock.release()
             except OSError:
-                self._metrics.inc("cacheFailureCount")
+                self._context.metrics.inc("cacheFailureCount")
         try:
             yield
         finally:
@@ -117,7 +111,7 @@ class Flights:
         theirs = (others[at] == hashes) & ours
         if theirs.any():
             ours[theirs] = False
-            self._metrics.inc("loadWaitCount", int(np.count_nonzero(theirs)))
+            self._context.metrics.inc("loadWaitCount", int(np.count_nonzero(theirs)))
             waits.append(wait)
 
     def _await_here(self, flight: int, done: threading.Event) -> None:
@@ -126,6 +120,6 @@ class Flights:
                 self._stuck_here |= {flight} & self._here.keys()
 
     def _await(self, name: str) -> None:
-        assert self._disk is not None
-        if not self._disk.wait_for_claim(self._space, name, self._wait_s, self._clock):
+        assert self._context.disk is not None
+        if not self._context.disk.wait_for_claim(self._space, name, self._wait_s, self._context.clock):
             self._stuck.add(name)  # patience is for the claim, not for each who meets it

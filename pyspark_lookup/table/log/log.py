@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import texts_of
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
@@ -27,8 +25,8 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     UfsUnavailableError,
 )
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
@@ -60,14 +58,9 @@ class _Known:
 class NotificationLog:
     """The log of the table at `url`, as this process reads and writes it. Safe for threads, not across forks."""
 
-    def __init__(
-        self, ufs: Ufs, disk: Disk | None, metrics: CacheMetricGroup, clock: HostClock, rng: random.Random, url: str
-    ) -> None:
+    def __init__(self, ufs: Ufs, context: HostContext, url: str) -> None:
         self._ufs = ufs
-        self._disk = disk
-        self._metrics = metrics
-        self._clock = clock
-        self._rng = rng
+        self._context = context
         self.url = url
         self._key = key_of("log", ufs.scope, url)
         self._lock = threading.Lock()
@@ -235,10 +228,10 @@ class NotificationLog:
 
     def _kept(self) -> _Known | None:
         """What the host's records say: a state, and what came after it."""
-        if self._disk is None:
+        if self._context.disk is None:
             return None
         origin = "the host's record of the log"
-        base: TableState | None = self._disk.get_record(
+        base: TableState | None = self._context.disk.get_record(
             "log", self._key, lambda found: TableState.from_json(found, origin)
         )
         if base is None:
@@ -253,7 +246,7 @@ class NotificationLog:
             return _Known(base.advanced(events), base.position, texts, last)
 
         alone = _Known(base, base.position, (), None)
-        return self._disk.get_record("log-tail", self._tail_key(base.position), with_tail) or alone
+        return self._context.disk.get_record("log-tail", self._tail_key(base.position), with_tail) or alone
 
     def _keep(self, state: TableState, events: Sequence[Event] | None, last: FileVersion | None) -> None:
         """Know the state, which follows what was known by those events (None: by others); a newer one that is known stays."""
@@ -270,19 +263,19 @@ class NotificationLog:
             if tail is None or len(tail) > _TAIL_AT_MOST:
                 tail, base = None, state.position
             self._known = _Known(state, base, tail or (), last)
-        if self._disk is None:
+        if self._context.disk is None:
             return
         try:
             if tail is None:
-                self._disk.replace_record("log", self._key, state.to_json())
+                self._context.disk.replace_record("log", self._key, state.to_json())
                 if before is not None:
-                    self._disk.remove_record("log-tail", self._tail_key(before.base))
+                    self._context.disk.remove_record("log-tail", self._tail_key(before.base))
             seen = None if last is None else last.to_json()
             texts = [text.decode() for text in tail or ()]
             value = {"table": state.table_id, "events": texts, "last": seen}
-            self._disk.replace_record("log-tail", self._tail_key(base), value)
+            self._context.disk.replace_record("log-tail", self._tail_key(base), value)
         except OSError:
-            self._metrics.inc("cacheFailureCount")
+            self._context.metrics.inc("cacheFailureCount")
 
     def _tail_key(self, base: int) -> str:
         return f"{self._key}-{base}"
@@ -291,7 +284,7 @@ class NotificationLog:
 
     def create(self, make: Callable[[str, float], Event]) -> TableState | None:
         """Put the first event, which `make` makes of a nonce and the time; None if there was one already."""
-        event = make(self._nonce(), self._clock.wall_s())
+        event = make(self._nonce(), self._context.clock.wall_s())
         file = self._put(event)
         if file is None:
             return None
@@ -315,7 +308,7 @@ class NotificationLog:
             state, after = after or self.latest(), None
             if state is None:
                 raise UfsNotFoundError(f"{redact('path', self.url)} is no managed table (any more)")
-            event = make(state, self._nonce(), self._clock.wall_s())
+            event = make(state, self._nonce(), self._context.clock.wall_s())
             if event is None:
                 return state
             file = self._put(event)
@@ -326,7 +319,7 @@ class NotificationLog:
                 if in_vain >= _IN_VAIN:
                     break
                 if in_vain:
-                    self._clock.sleep(min(0.05 * 2**in_vain, 5.0) * self._rng.uniform(0.5, 1))
+                    self._context.clock.sleep(min(0.05 * 2**in_vain, 5.0) * self._context.rng.uniform(0.5, 1))
             elif self._has_followed(state, event):
                 state = state.advanced([event])
                 self._keep(state, [event], file)
@@ -390,7 +383,7 @@ class NotificationLog:
         return f"{self._directory('checkpoints')}/{10**_DIGITS - position:0{_DIGITS}d}.json"
 
     def _nonce(self) -> str:
-        return f"{self._rng.getrandbits(128):032x}"
+        return f"{self._context.rng.getrandbits(128):032x}"
 
     def _directory(self, name: str) -> str:
         return f"{self.url}/{LOG_DIRECTORY}/{name}"
