@@ -49,7 +49,7 @@ def changes_of(
     columns = change_columns(state.definition.schema)
     wanted = None if where is None else parse_where(where, columns)
     tasks = changes_between(table, state, after, state.position, appends_only)
-    batches = changed_rows(reader.files, list(tasks), columns, wanted)
+    batches = changed_rows(reader.versions.files, list(tasks), columns, wanted)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -85,14 +85,18 @@ def test_changes_played_back_are_the_versions(
     columns = change_columns(SCHEMA)
     begin = min(model.versions)
     now = collections.Counter(model.versions[begin])
-    whole = changed_rows(reader.files, snapshot_of(table, state, begin), columns, None)
+    whole = changed_rows(reader.versions.files, snapshot_of(table, state, begin), columns, None)
     snapshot = [row for batch in whole for row in batch.to_pylist()]
     assert collections.Counter(tuple(row[name] for name in SCHEMA.names) for row in snapshot) == now
     for change in state.changes:
         if change.position <= begin:
             continue
         tasks = changes_between(table, state, change.position - 1, change.position, False)
-        found = [row for batch in changed_rows(reader.files, list(tasks), columns, None) for row in batch.to_pylist()]
+        found = [
+            row
+            for batch in changed_rows(reader.versions.files, list(tasks), columns, None)
+            for row in batch.to_pylist()
+        ]
         assert {row[LOG_POSITION] for row in found} <= {change.position}
         assert len(found) <= cost(state, change)[0]
         now = played(now, [tuple(row[name] for name in [*SCHEMA.names, CHANGE_TYPE]) for row in found])
@@ -101,7 +105,9 @@ def test_changes_played_back_are_the_versions(
         images = [{(row["id"], row["part"]) for row in found if row[CHANGE_TYPE] == kind} for kind in ("update_preimage", "update_postimage")]  # fmt: skip
         assert images[0] == images[1]
     every = changes_between(table, state, begin, state.position, False)
-    found = [row for batch in changed_rows(reader.files, list(every), columns, None) for row in batch.to_pylist()]
+    found = [
+        row for batch in changed_rows(reader.versions.files, list(every), columns, None) for row in batch.to_pylist()
+    ]
     begun = collections.Counter(model.versions[begin])
     for row in found:  # those of all commits together: what is left is what is there
         begun[tuple(row[name] for name in SCHEMA.names)] += (
@@ -120,7 +126,7 @@ def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> N
     def seen() -> dict[int, int]:
         reader, managed, state = state_of(site)
         columns = change_columns(state.definition.schema)
-        batches = changed_rows(reader.files, snapshot_of(managed, state, state.position), columns, None)
+        batches = changed_rows(reader.versions.files, snapshot_of(managed, state, state.position), columns, None)
         found = [row for batch in batches for row in batch.to_pylist()]
         assert {row[CHANGE_TYPE] for row in found} == {"insert"}
         return {row["id"]: row[LOG_POSITION] for row in found}

@@ -76,7 +76,7 @@ class Table:
 
     @property
     def full(self) -> FullCache:
-        found = self.host.reader.full(self.table, self.options)
+        found = self.host.reader.fulls.of(self.table, self.options)
         assert found is not None
         return found
 
@@ -171,7 +171,7 @@ def test_a_query_waits_for_its_version(directory: Path, cache_dir: Path) -> None
     host = make_host(str(directory), cache_dir)
     options = LookupOptions.parse({"path": str(directory), **FULL})
     table, version = host.resolver.discover(options)
-    full = host.reader.full(table, options)
+    full = host.reader.fulls.of(table, options)
     assert full is not None
     snapshot = full.build(version, 60)
     assert snapshot is not None

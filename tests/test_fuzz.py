@@ -201,7 +201,7 @@ def reload(made: World, at_s: float) -> None:
     host = made.host(made.cache, at_s)
     options = LookupOptions.parse({"path": str(made.path), "lookup.keys": "id", **made.options})
     table, _ = host.resolver.discover(options)
-    full = host.reader.full(table, options)
+    full = host.reader.fulls.of(table, options)
     assert full is not None
     full.reload()
 
@@ -379,7 +379,7 @@ def asked_all(made: World, cache: Path) -> None:
         with contextlib.suppress(PysparkLookupError):
             version = managed_version(table, state, position)
             list(snapshot_of(table, state, position))
-            host.reader.schema(table, version)
+            host.reader.versions.schema(table, version)
     for change in state.changes:
         cost(state, change)
         managed_version(table, state, change.position)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import operator
 import os
@@ -140,7 +139,7 @@ class Host:
         reader = self.reader(spec)
         table, version = reader.resolver.discover(self.options(spec))
         if seen:
-            reader.schema(table, version)
+            reader.versions.schema(table, version)
         return VersionToken.of(table, version).to_bytes()
 
     def get(
@@ -351,7 +350,7 @@ def test_a_host_that_was_only_told(mode: str, host: Host, table: Path, monkeypat
 def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FULL: what is not built in time is read from the files, and from the snapshot as soon as there is one."""
     later = Later()
-    monkeypatch.setattr(pyspark_lookup.engine.runtime, "TableReader", functools.partial(TableReader, start=later))
+    monkeypatch.setattr(host.processes[-1], "_start", later)
     spec = host.spec(table, {**FULL, "lookup.full-cache.build-wait": "0 s"}, many=False)
     told = host.announce(spec)
 

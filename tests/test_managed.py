@@ -92,9 +92,9 @@ def test_a_table_is_not_read_without_a_list(dim: Dim, tmp_path: Path) -> None:
     """Inside, a version of a managed table that came without write ids is an error: no rows of it are read."""
     host = make_host(str(dim.path), tmp_path / "host")
     table, version = host.resolver.discover(LookupOptions.parse({"path": str(dim.path)}))
-    assert host.reader.schema(table, version)[0].names == ["id", "version"]
+    assert host.reader.versions.schema(table, version)[0].names == ["id", "version"]
     with pytest.raises(ValueError, match="without its list of write ids"):
-        host.reader.schema(table, TableVersion(table.id, version.files))
+        host.reader.versions.schema(table, TableVersion(table.id, version.files))
 
 
 def test_a_host_never_goes_back(dim: Dim, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_snapshot_of_an_older_version_has_the_rows_deleted_since(dim: Dim, tmp
     second = two.announce()
     for token, count in ((first, 100), (second, 99)):
         table, version = two.told(token)
-        full = two.host.reader.full(table, two.options)
+        full = two.host.reader.fulls.of(table, two.options)
         assert full is not None
         snapshot = full.build(version, 10.0)
         assert snapshot is not None

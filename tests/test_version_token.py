@@ -64,10 +64,10 @@ class Process:
         """All rows of a version that was announced."""
         reader = self.host.reader
         table, version = self.told(announcement, execution)
-        found = planner.Found(table, version, *reader.schema(table, version))
+        found = planner.Found(table, version, *reader.versions.schema(table, version))
         columns = planner.table_columns(found, self.options)
         plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
-        batches = reader.read_files(plan, version)
+        batches = reader.versions.read_files(plan, version)
         return pa.Table.from_batches(list(batches), columns)
 
     def states(self, announcement: VersionToken) -> set[int]:
@@ -276,7 +276,7 @@ def test_a_table_that_never_rests_is_an_error(options: Mapping[str, str], tmp_pa
 def snapshot_is_here(process: Process, told: VersionToken) -> bool:
     """Whether the version is in this host's full cache, by what lies there."""
     table, version = process.told(told)
-    full = process.host.reader.full(table, process.options)
+    full = process.host.reader.fulls.of(table, process.options)
     return full is not None and full.find(version) is not None
 
 

@@ -23,7 +23,7 @@ from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
 from pyspark_lookup.columnar.key_rows import SEED, distinct_keys, key_numbers, match_rows, no_rows, rows_at, rows_for
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices, cast_keys, one_array
-from pyspark_lookup.columnar.predicate import Among, And, Predicate, columns_of, evaluate
+from pyspark_lookup.columnar.predicate import Among, And, Predicate, evaluate
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import keys_of
@@ -52,7 +52,7 @@ def get_many(
     `version`: the current one, if the caller has just resolved it. Raises SchemaError if the keys do not fit, and
     what reading raises.
     """
-    resolution, snapshot = reader.resolve(plan, execution, version)
+    resolution, snapshot = reader.snapshots.resolve(plan, execution, version)
     return get_many_at(reader, plan, keys, names, execution, resolution, snapshot)[0]
 
 
@@ -159,7 +159,7 @@ def _from_snapshot(
 ) -> list[pa.RecordBatch]:
     arrays = cast_keys(keys, [snapshot.schema.field(field.name) for field in fields])
     given = _given(fields, arrays)
-    stored = [name for name in _needed(plan) if name not in given and name in snapshot.schema.names]
+    stored = [name for name in plan.needed if name not in given and name in snapshot.schema.names]
     answer = snapshot.get(stored, Keys(arrays))
     return [_answer(plan, dict(zip(stored, answer.columns, strict=True)), given, answer.keys, start, schema)]
 
@@ -184,8 +184,8 @@ def _asked(
     if not all(file.cacheable for file in version.files):
         return None
     table, options = plan.table, plan.options
-    layout = reader.layout(table, options, version)
-    if not reader.covers(plan, layout.columns):
+    layout = reader.versions.layout(table, options, version)
+    if not set(plan.needed) <= set(layout.columns.names):
         return None
     typed = pa.schema([layout.columns.field(field.name) for field in fields])
     arrays = cast_keys(keys, list(typed))
@@ -212,11 +212,11 @@ def _from_partial(
         return None
 
     def load(wanted: Sequence[pa.Array]) -> pa.Table:
-        found = reader.rows_by_key(pa.Table.from_arrays(list(wanted), schema=asked.keys), asked.kept)
+        found = reader.versions.rows_by_key(pa.Table.from_arrays(list(wanted), schema=asked.keys), asked.kept)
         if found is not None:
             return found
         names = asked.keys.names
-        rows = reader.rows_where(plan, asked.layout, version, asked.version.files, _wanted(names, wanted))
+        rows = reader.versions.rows_where(plan, asked.layout, version, asked.version.files, _wanted(names, wanted))
         return rows_at(rows, match_rows(rows, names, Keys(wanted)), asked.kept)
 
     cache, fresh = _partial_cache(reader, plan, asked)
@@ -224,7 +224,7 @@ def _from_partial(
 
 
 def _partial_cache(reader: TableReader, plan: ReadPlan, asked: _Asked) -> tuple[PartialCache, Freshness]:
-    bounds_of = functools.partial(reader.bounds_of, plan.table, asked.layout)
+    bounds_of = functools.partial(reader.versions.bounds_of, plan.table, asked.layout)
     return reader.partials.of(asked.space, plan.options, asked.keys, asked.kept, asked.version, bounds_of)
 
 
@@ -261,21 +261,21 @@ def _uncached(
     """The answer from the files, or of a provider, which is asked once for each key."""
     probed = Keys(arrays)
     names = [field.name for field in fields]
-    if reader.reads_all_rows:
+    if reader.versions.reads_all_rows:
         wanted = _wanted(names, arrays)
         predicate = wanted if plan.projection.predicate is None else And((plan.projection.predicate, wanted))
         planned = plan.projection.columns
         columns = pa.schema([*planned, *(field for field in fields if field.name not in planned.names)])
         projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
-        read = reader.read_files(dataclasses.replace(plan, projection=projection), version)
+        read = reader.versions.read_files(dataclasses.replace(plan, projection=projection), version)
         return _joined(pa.Table.from_batches(list(read), columns), names, probed, schema)
     given = _given(fields, arrays)
-    kept = pa.schema([plan.projection.data.field(name) for name in _needed(plan) if name not in given])
+    kept = pa.schema([plan.projection.data.field(name) for name in plan.needed if name not in given])
     chosen, places = distinct_keys(probed, probed.hashes(SEED))
     different = pa.Table.from_arrays([array.take(as_indices(chosen)) for array in arrays], schema=pa.schema(fields))
     rows = no_rows(kept)
     if len(chosen):
-        found = reader.rows_by_key(different, kept)
+        found = reader.versions.rows_by_key(different, kept)
         assert found is not None
         rows = rows_for(found, places)
     held = {name: one_array(rows.column(name)) for name in kept.names}
@@ -288,12 +288,6 @@ def _given(fields: Iterable[pa.Field], arrays: Sequence[pa.Array]) -> dict[str, 
     return {field.name: array for field, array in pairs if not pa.types.is_floating(array.type)}
 
 
-def _needed(plan: ReadPlan) -> list[str]:
-    projection = plan.projection
-    tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
-    return list(dict.fromkeys([*projection.columns.names, *sorted(tested)]))
-
-
 def _answer(
     plan: ReadPlan,
     held: Mapping[str, pa.Array],
@@ -304,7 +298,7 @@ def _answer(
 ) -> pa.RecordBatch:
     """Rows of the keys `numbers` as planned: columns that were `held`, and those that were `given` with the keys."""
     projection = plan.projection
-    needed = _needed(plan)
+    needed = plan.needed
     indices = as_indices(numbers)
     taken = {name: pc.take(array, indices, boundscheck=False) for name, array in given.items()}
     columns = {**held, **taken}

@@ -233,12 +233,14 @@ class Lookup:
 
     def _snapshot(self, plan: ReadPlan, resolution: Resolution, wait_s: float | None = None) -> Snapshot | None:
         reader = self._engine.reader
-        full = reader.full(plan.table, self._options)
+        full = reader.fulls.of(plan.table, self._options)
         if full is None:
             return None
         if self._options.metadata_source is MetadataSource.CACHE and full.find(resolution.version) is None:
             full.current()  # the first load of a host that did not resolve
-        return reader.covering(plan, reader.snapshot_of(plan.table, self._options, resolution.version, wait_s))
+        return reader.snapshots.covering(
+            plan, reader.snapshots.of(plan.table, self._options, resolution.version, wait_s)
+        )
 
     # --- the answer's form ------------------------------------------------------------------------
 

@@ -281,7 +281,7 @@ class LookupTable:
         if self._held is None:
             self._find(engine, self._options)
         assert self._held is not None
-        full = engine.reader.full(*self._held)
+        full = engine.reader.fulls.of(*self._held)
         if full is None:
             raise OptionError(
                 "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"

@@ -180,11 +180,11 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
 def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     reader = engine.reader
     table, version = reader.resolver.discover(options)
-    full = reader.full(table, options)
+    full = reader.fulls.of(table, options)
     snapshot = full.find(version) if full is not None else None
     rows = snapshot.rows if snapshot is not None else None
     if rows is None and len(version.files) <= _FOOTERS_AT_MOST:
-        rows = reader.rows(table, options, version)
+        rows = reader.versions.rows(table, options, version)
     unique = snapshot.unique if snapshot is not None else None
     count, size = len(version.files), version.bytes
     return [{"digest": version.digest, "files": count, "bytes": size, "rows": rows, "unique_keys": unique}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pyspark_lookup.columnar.predicate import columns_of
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
@@ -18,6 +19,12 @@ class ReadPlan:
     table: Table
     projection: Projection
     planned_at_s: float
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns that it takes to answer: those of the answer, and those that its predicate tests."""
+        tested = columns_of(self.projection.predicate) if self.projection.predicate is not None else frozenset()
+        return list(dict.fromkeys([*self.projection.columns.names, *sorted(tested)]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     (data, partitions), version = read_with_restarts(
         table,
         version,
-        functools.partial(reader.schema, table),
+        functools.partial(reader.versions.schema, table),
         lambda gone, _: reader.resolver.resolve_again(table, options, None, gone.digest),
     )
     return Found(table, version, data, partitions)
@@ -92,7 +92,7 @@ def _served(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
     """The version that a full cache in CACHE mode answers from, which may be older than the last one known, `version`."""
-    full = reader.full(table, options) if options.metadata_source is MetadataSource.CACHE else None
+    full = reader.fulls.of(table, options) if options.metadata_source is MetadataSource.CACHE else None
     if full is None:
         return version
     latest = full.latest()
@@ -191,14 +191,14 @@ def plan_tasks(reader: TableReader, found: Found, plan: ReadPlan) -> list[ReadTa
     keyed = keys_of(plan)
     if keyed is not None:
         return [ReadTask(0, 1)]
-    if not reader.reads_all_rows:
+    if not reader.versions.reads_all_rows:
         raise OptionError(
             f"option lookup.provider = {plan.options.provider!r}: it gives rows by key only; say which in lookup.where "
             '(e.g. "id IN (1, 2)"), use LookupTable.get, or return a FullCachingLookupProvider'
         )
     files = select_partitions(found.table, found.version, plan.options)
     count = max(-(-sum(file.size for file in files) // plan.options.split_size), 1)
-    splittable = reader.splittable(found.table)
+    splittable = reader.versions.splittable(found.table)
     if not splittable:
         count = min(count, max(len(files), 1))
     at = plan.options.version_at

@@ -23,7 +23,7 @@ from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.context import HostContext, Start, in_thread
 from pyspark_lookup.io.disk import Disk, key_of, memory_backed
 from pyspark_lookup.io.host_metrics import Publisher
 from pyspark_lookup.io.stores import Store, open_store
@@ -132,17 +132,24 @@ class Engine:
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
         table = self.reader.resolver.managed(options)
-        return self.reader.resolver.log(url), table, KeyedRows(self.reader.files, table, self.sizes.merge_bytes)
+        return (
+            self.reader.resolver.log(url),
+            table,
+            KeyedRows(self.reader.versions.files, table, self.sizes.merge_bytes),
+        )
 
 
 class Runtime:
     """Stores, cache directories and engines of one process, each opened once, when first needed."""
 
-    def __init__(self, clock: HostClock, rng: random.Random, sizes: WriteSizes | None = None) -> None:
+    def __init__(
+        self, clock: HostClock, rng: random.Random, sizes: WriteSizes | None = None, start: Start = in_thread
+    ) -> None:
         self.pid = os.getpid()
         self.clock = clock
         self._rng = rng
         self._sizes = sizes or WriteSizes()
+        self._start = start
         self._lock = threading.RLock()  # a provider's factory may ask for a table
         self._stores: dict[str, Store] = {}
         self._disks: dict[str, Disk | None] = {}
@@ -212,7 +219,7 @@ class Runtime:
         known = self._publishers.get(place)
         metrics = known.metrics if known else CacheMetricGroup()
         ufs = Ufs(store, metrics, options.max_retries, self.clock.sleep)
-        context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng)
+        context = HostContext(self._disk(options, metrics), metrics, self.clock, self._rng, self._start)
         if known is None:
             known = self._publishers[place] = Publisher(metrics, context.disk, label, redact("path", url), self.clock)
         known.application = self._application

@@ -8,39 +8,29 @@ its bytes are secured, so it can start over with a newer version without mixing 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import text_of
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
-from pyspark_lookup.cache.full.full_cache import FullCache
-from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.cache.full.registry import FullTables
-from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
-from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
 from pyspark_lookup.cache.memory import LookupCache
 from pyspark_lookup.cache.partial import PartialTables
-from pyspark_lookup.columnar.keys import check_key_types
-from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of
-from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.engine.snapshot_reader import SnapshotReader
+from pyspark_lookup.engine.version_reader import VersionReader
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import SETTLED_AFTER_S, FileVersion
+from pyspark_lookup.io.stores import SETTLED_AFTER_S
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.options.enums import MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.scan.contract import PreparedScan, TableScan, all_columns, share_of, slices_of
-from pyspark_lookup.scan.open_file import Projection, Slice
-from pyspark_lookup.scan.schema_cache import HostSchemas
+from pyspark_lookup.scan.contract import PreparedScan, TableScan, share_of, slices_of
+from pyspark_lookup.scan.open_file import Slice
 from pyspark_lookup.scan.table_scan import Scan
 from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import Table, TableVersion
@@ -50,7 +40,6 @@ from pyspark_lookup.table.restarts import read_with_restarts
 
 _log = logging.getLogger("pyspark_lookup.reader")
 _STARTS = 5  # a table that changes under this many reads in a row is an error
-_SECURED_AT_MOST = 15
 
 
 class TableReader:
@@ -72,187 +61,17 @@ class TableReader:
     ) -> None:
         self.resolver = resolver
         self.metrics = context.metrics
-        self._secured: set[str] = set()  # what this process brought here last
         self._context = context
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
         # A snapshot keeps the rows, so the bytes they were decoded from need not be kept as well.
-        self._scan, self._load_scan = scans or (
+        self._scan, load_scan = scans or (
             Scan(blocks, context.metrics, block_size),
             Scan(blocks.read_only(), context.metrics, block_size),
         )
-        self._schemas = HostSchemas(self._scan, context)
+        self.versions = VersionReader(self._scan, load_scan, context)
         self.partials = PartialTables(context, cache)
-        self._fulls = FullTables(
-            self._load_scan,
-            resolver,
-            self.layout,
-            context,
-            trigger,
-        )
-
-    def schema(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories) of a version."""
-        return self._schemas.of(table, version)
-
-    def _data_schema(self, table: Table, version: TableVersion) -> pa.Schema:
-        return self.schema(table, version)[0]
-
-    def splittable(self, table: Table) -> bool:
-        """Whether one file's rows may go to several tasks."""
-        return self._scan.splittable(table)
-
-    def rows(self, table: Table, options: LookupOptions, version: TableVersion) -> int | None:
-        """How many rows a version has, all of `lookup.partition` if that is given; None where only reading them would tell."""
-        return self._scan.rows(table, select_partitions(table, version, options))
-
-    @property
-    def reads_all_rows(self) -> bool:
-        """Whether the table can be read as a whole, not only by key."""
-        return self._scan.reads_all_rows
-
-    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """The rows of keys from a table that is asked by key; None for one whose files are read. See `TableScan.rows_by_key`."""
-        return self._scan.rows_by_key(keys, columns)
-
-    # --- lookup.cache=FULL ------------------------------------------------------------------------
-
-    def full(self, table: Table, options: LookupOptions) -> FullCache | None:
-        """The full cache that the options ask for; None if they do not, or there is no cache directory."""
-        return self._fulls.of(table, options)
-
-    def layout(self, table: Table, options: LookupOptions, version: TableVersion) -> Layout:
-        """What is kept of the rows of a version, in a snapshot or by key."""
-        data, partitions = self.schema(table, version)
-        everything = all_columns((data, partitions))
-        keys = resolve_names(options.keys or (), everything, "lookup.keys")
-        check_key_types([everything.field(name) for name in keys])
-        names = set(everything.names)
-        if options.columns is not None:
-            names = {*keys, *resolve_names(options.columns, everything, "lookup.columns")}
-            names |= columns_of(parse_where(options.where, everything)) if options.where else set()
-        columns = pa.schema([field for field in everything if field.name in names])
-        return Layout(columns, tuple(keys), data, partitions, table.declared is not None)
-
-    def resolve(
-        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None
-    ) -> tuple[Resolution, Snapshot | None]:
-        """The version that `execution` reads, and its snapshot if there is one to read it from.
-
-        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own).
-        """
-        resolution, snapshot = self._resolved(plan, execution, version)
-        if version is None and resolution.decided_here:
-            self.resolver.count_asked(resolution.version)
-        return resolution, snapshot
-
-    def _resolved(
-        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None
-    ) -> tuple[Resolution, Snapshot | None]:
-        table, options = plan.table, plan.options
-        full = self.full(table, options)
-        if full is not None and options.metadata_source is MetadataSource.CACHE:
-            latest = self.served(table, options)
-            if latest is not None:
-                served, snapshot = latest
-                resolution = self.resolver.resolve(table, options, execution, lambda: served)
-                if resolution.version.digest == served.digest:
-                    return resolution, self.covering(plan, snapshot)
-                return resolution, self._snapshot(plan, resolution.version)
-        resolution = (
-            Resolution(version, True) if version is not None else self.resolver.resolve(table, options, execution)
-        )
-        return resolution, self._snapshot(plan, resolution.version)
-
-    def served(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
-        """What a full cache answers from in CACHE mode, the first load being waited for.
-
-        None without one, and while it is behind what this host has committed: the store answers then, and it reloads.
-        """
-        full = self.full(table, options)
-        latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
-        if full is None or latest is None or self.resolver.host.includes_own_writes(table, options, latest[0]):
-            return latest
-        full.ask_reload()
-        return None
-
-    def snapshot_of(
-        self, table: Table, options: LookupOptions, version: TableVersion, wait_s: float | None = None
-    ) -> Snapshot | None:
-        """The snapshot of a version, built now if a query may wait for that; None without one.
-
-        `wait_s`: how long it may (None: `lookup.full-cache.build-wait`).
-        """
-        full = self.full(table, options)
-        if full is None:
-            return None
-        if options.metadata_source is MetadataSource.CACHE:
-            return full.find(version)
-        return full.build(version, options.build_wait_s if wait_s is None else wait_s)
-
-    def _snapshot(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
-        if self.full(plan.table, plan.options) is None:
-            return None
-        return self.covering(plan, self.snapshot_of(plan.table, plan.options, version))
-
-    def covers(self, plan: ReadPlan, kept: pa.Schema) -> bool:
-        """Whether these columns are all that the plan needs: lookup.columns may have left something out."""
-        tested = columns_of(plan.projection.predicate) if plan.projection.predicate is not None else frozenset()
-        return {*plan.projection.columns.names, *tested} <= set(kept.names)
-
-    def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
-        """A snapshot that has all that the plan needs."""
-        if snapshot is not None and plan.options.columns is not None and not self.covers(plan, snapshot.schema):
-            snapshot = None
-        if snapshot is None:
-            self.metrics.inc("snapshotReadThroughCount")
-        return snapshot
-
-    def _from_snapshot(
-        self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
-    ) -> Iterator[pa.RecordBatch]:
-        ranges = None if pieces is None else Ranges(tuple((p.file.url, p.start, p.end) for p in pieces))
-        whole = functools.partial(self._data_schema, plan.table, version)
-        return snapshot_batches(snapshot, plan.projection, ranges, whole, redact("path", plan.table.url), self.metrics)
-
-    # --- lookup.cache=PARTIAL ---------------------------------------------------------------------
-
-    def rows_where(
-        self,
-        plan: ReadPlan,
-        layout: Layout,
-        version: TableVersion,
-        files: Sequence[FileVersion],
-        wanted: Predicate | None,
-    ) -> pa.Table:
-        """The rows of those `files` of a version of which `wanted` is true, with all columns of `layout`.
-
-        Raises SourceChangedError if a file is no longer in its version.
-        """
-        projection = dataclasses.replace(layout.projection, predicate=wanted)
-        prepared = self._prepared(plan.table, version, slices_of(files), projection)
-        return pa.Table.from_batches(list(prepared.batches()), layout.columns)
-
-    def files(self, keep: bool = True) -> TableScan:
-        """What reads files; `keep`: what it read stays in this host's cache, for those who read it next."""
-        return self._scan if keep else self._load_scan
-
-    def secure(self, table: Table, options: LookupOptions, version: TableVersion) -> None:
-        """Bring a version's bytes into this host's cache, where nothing that happens to its files can change them.
-
-        Raises SourceChangedError if a file is no longer in its version.
-        """
-        place = key_of(version.digest, options.columns, options.where, options.partition)
-        if place in self._secured:
-            return
-        layout = self.layout(table, options, version)
-        files = select_partitions(table, version, options)
-        self._prepared(table, version, slices_of(files), layout.projection)
-        if all(file.cacheable for file in files):  # else nothing was kept
-            self._secured = {*list(self._secured)[-_SECURED_AT_MOST:], place}
-
-    def bounds_of(self, table: Table, layout: Layout, files: Sequence[FileVersion]) -> list[list[ColumnStats | None]]:
-        """Between which values the rows of each file lie, for each key column."""
-        return self._scan.bounds(table, files, layout.partitions, layout.keys)
+        self.fulls = FullTables(load_scan, resolver, self.versions.layout, context, trigger)
+        self.snapshots = SnapshotReader(resolver, self.versions, self.fulls, context.metrics)
 
     def replaced(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
@@ -261,8 +80,6 @@ class TableReader:
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
             raise self._gone(plan, change) from change
         return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
-
-    # --- reading ----------------------------------------------------------------------------------
 
     def read(
         self, plan: ReadPlan, task: ReadTask, execution: Execution | None, version: TableVersion | None = None
@@ -279,27 +96,16 @@ class TableReader:
             if planned is not None:
                 if task.number == 0:
                     self.resolver.count_asked(planned)
-                snapshot = self._snapshot(plan, planned)
+                snapshot = self.snapshots.find(plan, planned)
                 if snapshot is not None:
-                    return self._from_snapshot(plan, snapshot, planned, task.pieces if task.count > 1 else None)
+                    return self.snapshots.batches(plan, snapshot, planned, task.pieces if task.count > 1 else None)
             return self._planned(plan, task, task.pieces, execution).batches()
-        resolution, found = self.resolve(plan, execution, version)
+        resolution, found = self.snapshots.resolve(plan, execution, version)
         files = select_partitions(plan.table, resolution.version, plan.options)
-        pieces = share_of(files, task.number, task.count, self.splittable(plan.table))
+        pieces = share_of(files, task.number, task.count, self.versions.splittable(plan.table))
         if found is not None:
-            return self._from_snapshot(plan, found, resolution.version, pieces if task.count > 1 else None)
+            return self.snapshots.batches(plan, found, resolution.version, pieces if task.count > 1 else None)
         return self._from_files(plan, task, execution, resolution, pieces)
-
-    def read_files(self, plan: ReadPlan, version: TableVersion) -> Iterator[pa.RecordBatch]:
-        """All rows of exactly this version from the files themselves. Raises SourceChangedError if one is no longer in it."""
-        pieces = slices_of(select_partitions(plan.table, version, plan.options))
-        return self._prepared(plan.table, version, pieces, plan.projection).batches()
-
-    def _prepared(
-        self, table: Table, version: TableVersion, pieces: Sequence[Slice], projection: Projection
-    ) -> PreparedScan:
-        """Parts of a version's files, ready to be decoded. Raises SourceChangedError if one is no longer in it."""
-        return self._scan.prepare(table, pieces, projection, functools.partial(self._data_schema, table, version))
 
     def _from_files(
         self,
@@ -310,7 +116,7 @@ class TableReader:
         pieces: tuple[Slice, ...],
     ) -> Iterator[pa.RecordBatch]:
         try:
-            prepared = self._prepared(plan.table, resolution.version, pieces, plan.projection)
+            prepared = self.versions.prepare(plan.table, resolution.version, pieces, plan.projection)
         except SourceChangedError as change:
             if task.count > 1:
                 prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
@@ -343,7 +149,7 @@ class TableReader:
 
         def read(version: TableVersion) -> PreparedScan:
             pieces = slices_of(select_partitions(plan.table, version, plan.options))
-            return self._prepared(plan.table, version, pieces, plan.projection)
+            return self.versions.prepare(plan.table, version, pieces, plan.projection)
 
         def renewed(version: TableVersion, change: SourceChangedError | None = None) -> TableVersion:
             return self.resolver.resolve_again(plan.table, plan.options, execution, version.digest)
@@ -397,14 +203,14 @@ class TableReader:
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:
         """Keep the full cache's schedule and the provider's connection until `user` lets go of them, or is gone."""
         self._users.add(user)
-        self._fulls.hold(table, options, user)
+        self.fulls.hold(table, options, user)
 
     def let_go(self, table: Table, options: LookupOptions, user: object) -> None:
         """Close what `user` was the last one to hold; what is on disk stays."""
         self._users.discard(user)
         if not self._users:
             self._scan.close()
-        self._fulls.let_go(table, options, user)
+        self.fulls.let_go(table, options, user)
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
         """Log once, from one process of the host, that a later execution reads an older plan's version."""

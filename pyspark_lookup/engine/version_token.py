@@ -106,7 +106,7 @@ def _resolved(
 
 def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
     """The version that a full cache answers from in CACHE mode; its first load is waited for."""
-    latest = reader.served(table, options)
+    latest = reader.snapshots.current(table, options)
     return None if latest is None else latest[0]
 
 
@@ -122,8 +122,8 @@ def _is_built_by_queries(options: LookupOptions) -> bool:
 
 
 def _secure(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion) -> None:
-    if reader.snapshot_of(table, options, version) is None and version.bytes <= options.split_size:
-        reader.secure(table, options, version)
+    if reader.snapshots.of(table, options, version) is None and version.bytes <= options.split_size:
+        reader.versions.secure(table, options, version)
 
 
 def version_of_token(
@@ -153,7 +153,7 @@ def table_of_token(
     (data, partitions), version = read_with_restarts(
         table,
         version,
-        functools.partial(reader.schema, table),
+        functools.partial(reader.versions.schema, table),
         lambda gone, _: _replacement(reader, table, options, gone.digest, execution),
     )
     return Found(table, version, data, partitions)

@@ -268,7 +268,7 @@ def _read(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
         for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
             if name != spelled:
                 raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
-        yield from changed_rows(engine.reader.files, partition.tasks, partition.columns, wanted)
+        yield from changed_rows(engine.reader.versions.files, partition.tasks, partition.columns, wanted)
     except SourceChangedError as gone:
         raise VersionGoneError(
             f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"

@@ -25,7 +25,6 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.context import in_thread
 from tests.differential.managed import SIZES
 from tests.fakes import FakeClock
@@ -72,10 +71,8 @@ def reader_runtime(clock: FakeClock, scheduled: bool = False) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
-        patch.setattr(
-            runtime_module, "TableReader", functools.partial(TableReader, start=functools.partial(_start, scheduled))
-        )
-        patch.setattr(runtime_module, "_current", Runtime(clock.host(), random.Random(), SIZES))
+        runtime = Runtime(clock.host(), random.Random(), SIZES, functools.partial(_start, scheduled))
+        patch.setattr(runtime_module, "_current", runtime)
         yield
 
 

@@ -32,8 +32,8 @@ _VALUE = """\
             "digest": version.digest,
             "log": version.commit,
             "started_s": started_s,
-            "boot": self._clock.boot,
-            "wall_s": self._clock.wall_s(),
+            "boot": self._context.clock.boot,
+            "wall_s": self._context.clock.wall_s(),
         }
 """
 
@@ -402,7 +402,7 @@ FAULTS = [
         "the-clock-of-another-boot-is-believed",
         "What was learned before the host was started anew counts as newer than what the store says now.",
         "table/host_versions.py",
-        'return bool(record["boot"] == self._clock.boot and record',
+        'return bool(record["boot"] == self._context.clock.boot and record',
         "return bool(record",
         ("tests/test_metadata.py::test_what_was_learned_before_a_reboot_is_not_newer",),
     ),
@@ -426,15 +426,15 @@ FAULTS = [
         "the-age-is-by-the-wall-clock",
         "In CACHE mode the age of a version is taken by a clock that may be set back.",
         "table/resolver.py",
-        'age_s = self._clock.steady_s() - record["started_s"]',
-        'age_s = self._clock.wall_s() - record["wall_s"]',
+        'age_s = self._context.clock.steady_s() - record["started_s"]',
+        'age_s = self._context.clock.wall_s() - record["wall_s"]',
         ("tests/test_metadata.py::test_a_stepped_wall_clock_does_not_extend_the_interval",),
     ),
     Fault(
         "the-age-is-by-another-boots-clock",
         "In CACHE mode the age of a version from before the host was started anew is believed.",
         "table/resolver.py",
-        'if interval_s > 0 and (record["boot"] != self._clock.boot or age_s > interval_s):',
+        'if interval_s > 0 and (record["boot"] != self._context.clock.boot or age_s > interval_s):',
         "if interval_s > 0 and age_s > interval_s:",
         ("tests/test_metadata.py::test_another_boot_is_not_trusted_for_an_age",),
     ),
@@ -488,7 +488,7 @@ FAULTS = [
     Fault(
         "types-of-the-chosen-partitions-only",
         "Partition columns have the types of those partitions only that lookup.partition leaves.",
-        "engine/table_reader.py",
+        "engine/version_reader.py",
         "data, partitions = self.schema(table, version)\n        everything",
         (
             "data, partitions = self.schema(table, version.of_files(select_partitions(table, version, options)))\n"
@@ -597,7 +597,7 @@ FAULTS = [
         "a-load-makes-its-rows-young",
         "Rows are as old as the end of their load, not as its beginning.",
         "cache/partial/read_through.py",
-        "age_s = self._clock.steady_s() - started_s\n",
+        "age_s = self._context.clock.steady_s() - started_s\n",
         "age_s = 0.0\n",
         ("tests/partial/test_through.py::test_entries_are_as_old_as_the_moment_before_their_load",),
     ),

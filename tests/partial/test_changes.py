@@ -392,9 +392,9 @@ def check_carried(types: Sequence[pa.DataType], before: Any, after: Any, domain:
         for number, files in enumerate((before, after)):
             write_files(path, types, files, number)
             table, version = host.resolver.discover(options)
-            layout = host.reader.layout(table, options, version)
+            layout = host.reader.versions.layout(table, options, version)
             assert [layout.columns.field(name) for name in names] == list(schema)
-            found.remember(version, lambda files, t=table, at=layout: host.reader.bounds_of(t, at, files))
+            found.remember(version, lambda files, t=table, at=layout: host.reader.versions.bounds_of(t, at, files))
             versions.append(version.digest)
         numbers = [dict.fromkeys(before, 0), {name: int(before.get(name) != after[name]) for name in after}]
         rows = [rows_by_key(files, at) for files, at in zip((before, after), numbers, strict=True)]
@@ -498,13 +498,13 @@ def test_bounds_of_files(tmp_path: Path, cache_dir: Path) -> None:
     host = make_host(str(path), cache_dir)
     options = LookupOptions.parse({"path": str(path), "lookup.keys": "ID,t,p"})
     table, version = host.resolver.discover(options)
-    layout = host.reader.layout(table, options, version)
+    layout = host.reader.versions.layout(table, options, version)
     assert layout.keys == ("id", "t", "p")
-    a, b, c, d = host.reader.bounds_of(table, layout, version.files)
+    a, b, c, d = host.reader.versions.bounds_of(table, layout, version.files)
     assert a == [stats(3, 9, 1, 6), stats("a", "z", 3, 6), stats(1, 1, 0, 1)]
     assert [part is not None and part.all_null for part in b] == [True, True, False]
     assert [part is not None and part.all_null for part in c] == [True, True, False]
     assert d[2] is not None
     assert d[2].all_null
     assert all(part is None or part.low is part.high is None for part in d[:2])
-    assert host.reader.bounds_of(table, layout, ()) == []
+    assert host.reader.versions.bounds_of(table, layout, ()) == []

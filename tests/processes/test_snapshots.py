@@ -218,7 +218,7 @@ def test_a_thousand_reloads_under_reading_with_kills(tmp_path: Path) -> None:
         host = make_host(str(tmp_path / "dim"), cache_dir, clock)
         opts = LookupOptions.parse({"path": str(tmp_path / "dim"), **options})
         table, _ = host.resolver.discover(opts)
-        full = host.reader.full(table, opts)
+        full = host.reader.fulls.of(table, opts)
         assert full is not None
         assert host.disk is not None
         snapshot = full.reload()

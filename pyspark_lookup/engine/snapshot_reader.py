@@ -1,0 +1,113 @@
+"""`SnapshotReader`: which version a query takes, and the snapshot that answers it where there is a full cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.registry import FullTables
+from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
+from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
+from pyspark_lookup.engine.plan import ReadPlan
+from pyspark_lookup.engine.version_reader import VersionReader
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import MetadataSource
+from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.scan.open_file import Slice
+from pyspark_lookup.table.executions import Execution, Resolution
+from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.table.resolver import Resolver
+
+
+class SnapshotReader:
+    """The full caches of one table reference on this host, and what queries read from them."""
+
+    def __init__(
+        self, resolver: Resolver, versions: VersionReader, fulls: FullTables, metrics: CacheMetricGroup
+    ) -> None:
+        self._resolver = resolver
+        self._versions = versions
+        self._fulls = fulls
+        self._metrics = metrics
+
+    def resolve(
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None
+    ) -> tuple[Resolution, Snapshot | None]:
+        """The version that `execution` reads, and its snapshot if there is one to read it from.
+
+        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own).
+        """
+        resolution, snapshot = self._resolved(plan, execution, version)
+        if version is None and resolution.decided_here:
+            self._resolver.count_asked(resolution.version)
+        return resolution, snapshot
+
+    def _resolved(
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None
+    ) -> tuple[Resolution, Snapshot | None]:
+        table, options = plan.table, plan.options
+        full = self._fulls.of(table, options)
+        if full is not None and options.metadata_source is MetadataSource.CACHE:
+            latest = self.current(table, options)
+            if latest is not None:
+                served, snapshot = latest
+                resolution = self._resolver.resolve(table, options, execution, lambda: served)
+                if resolution.version.digest == served.digest:
+                    return resolution, self.covering(plan, snapshot)
+                return resolution, self.find(plan, resolution.version)
+        resolution = (
+            Resolution(version, True) if version is not None else self._resolver.resolve(table, options, execution)
+        )
+        return resolution, self.find(plan, resolution.version)
+
+    def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
+        """What a full cache answers from in CACHE mode, the first load being waited for.
+
+        None without one, and while it is behind what this host has committed: the store answers then, and it reloads.
+        """
+        full = self._fulls.of(table, options)
+        latest = full.current() if full is not None and options.metadata_source is MetadataSource.CACHE else None
+        if full is None or latest is None or self._resolver.host.includes_own_writes(table, options, latest[0]):
+            return latest
+        full.ask_reload()
+        return None
+
+    def of(
+        self, table: Table, options: LookupOptions, version: TableVersion, wait_s: float | None = None
+    ) -> Snapshot | None:
+        """The snapshot of a version, built now if a query may wait for that; None without one.
+
+        `wait_s`: how long it may (None: `lookup.full-cache.build-wait`).
+        """
+        full = self._fulls.of(table, options)
+        if full is None:
+            return None
+        if options.metadata_source is MetadataSource.CACHE:
+            return full.find(version)
+        return full.build(version, options.build_wait_s if wait_s is None else wait_s)
+
+    def find(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
+        """The snapshot of a version if it has all that the plan needs."""
+        if self._fulls.of(plan.table, plan.options) is None:
+            return None
+        return self.covering(plan, self.of(plan.table, plan.options, version))
+
+    def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
+        """A snapshot that has all that the plan needs."""
+        some = plan.options.columns is not None
+        if some and snapshot is not None and not set(plan.needed) <= set(snapshot.schema.names):
+            snapshot = None
+        if snapshot is None:
+            self._metrics.inc("snapshotReadThroughCount")
+        return snapshot
+
+    def batches(
+        self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """The planned rows of a snapshot; with `pieces`, those of such parts of the version's files only."""
+        ranges = None if pieces is None else Ranges(tuple((p.file.url, p.start, p.end) for p in pieces))
+        whole = functools.partial(self._versions.data_schema, plan.table, version)
+        return snapshot_batches(snapshot, plan.projection, ranges, whole, redact("path", plan.table.url), self._metrics)
