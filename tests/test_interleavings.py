@@ -23,7 +23,6 @@ from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.enums import View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import TableState, WriteMode
-from tests.test_by_key import MODES
 from tests.test_compaction import OFF, beside, of_ids
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
 
@@ -37,24 +36,6 @@ def named(table: pa.Table) -> list[tuple[int, str]]:
 
 
 # --- compactions ---------------------------------------------------------------------------------------
-
-
-def test_rows_that_an_overwrite_replaces_beside_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An overwrite that is committed while it runs, and leaves some of its writes in place for what they hide."""
-    table = site.created(OFF)
-    writer = site.writer(host="b")
-    early = writer.begin(SCHEMA, WriteMode.UPSERT)
-    overwrite = writer.begin(SCHEMA, WriteMode.OVERWRITE)
-    table.write(rows(1, 2))
-    writer.commit(early, writer.write(early, rows(1, 9, name="upserted").to_batches(), "part"))
-
-    def replaced() -> None:
-        writer.commit(overwrite, put(writer, overwrite, 7))
-        assert ids_of(table.scan()) == [2, 7]
-
-    beside(site, monkeypatch, replaced)
-    table.compact()
-    assert ids_of(table.scan()) == [2, 7]
 
 
 def test_a_delete_by_other_keys_beside_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,20 +97,6 @@ def test_a_part_that_is_larger_than_its_files_say(site: Site, monkeypatch: pytes
     assert ids_of(table.scan()) == list(range(40_000))
 
 
-def test_a_compaction_and_what_it_folded_are_gone(site: Site) -> None:
-    """A reader that knows the table from before two compactions and a delete between them."""
-    table = site.created(OFF)
-    table.write(of_ids(0, 10))
-    table.write(of_ids(10, 20))
-    reader = site.table(MODES["partial"], host="b")
-    assert len(reader.get(0)) == 1
-    table.compact()
-    table.delete(pa.table({"id": [0]}))
-    table.compact()
-    table.compact()
-    assert reader.get(0) == []
-
-
 @pytest.mark.parametrize("left_out", [[1], [2], [3]])
 def test_a_list_without_what_was_folded(site: Site, left_out: list[int]) -> None:
     """Where a delete came after the compaction, a list without that, or without all in it, is refused: nobody knows what it hides there."""
@@ -149,24 +116,28 @@ def test_a_list_without_what_was_folded(site: Site, left_out: list[int]) -> None
 # --- keys that are altered ------------------------------------------------------------------------------
 
 
-def test_a_delete_whose_keys_are_altered(site: Site) -> None:
-    """It is refused by name, and aborted."""
+CHANGED = pytest.raises(WriteConflictError, match="other key columns")
+
+
+def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delete, a write whose unique keys are being checked, and transactions are refused by name and aborted: nothing is taken away
+    by other keys than those it began with."""
     table = site.created(OFF)
-    table.write(rows(1, 5))
+    table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
     writer = site.writer(host="b")
     asked = writer.keys_asked(pa.table({"id": [1]}))
     job = writer.begin(asked.schema, WriteMode.DELETE)
-    table.alter(keys=["name"])
-    with pytest.raises(WriteConflictError, match="other key columns"):
+    with CHANGED, table.transaction() as t:
+        t.write(rows(6))
+        table.alter(keys=["id", "name"])
+        t.delete(pa.table({"id": [1], "name": ["x"]}))
+    with CHANGED:
         writer.commit(job, (), effect=writer.deletion(asked))
-    assert not site.state().open_writes()
-
-
-def test_unique_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write whose keys are being checked is refused by name, and aborted."""
-    table = site.created(OFF)
-    table.write(rows(1, 5))
-    other = site.table(UNIQUE, host="b")
+    with CHANGED, table.transaction() as t:
+        t.write(rows(6))
+        t.delete(pa.table({"id": [6], "name": ["a"]}))
+        table.alter(keys=["id"])
+        table.write(rows(77))
     check_new, left = KeyedRows.check_new, [1]
 
     def checked(self: KeyedRows, *more: Any) -> None:
@@ -174,29 +145,12 @@ def test_unique_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatc
         if left:
             left.pop()
             table.alter(keys=["name"])
-            table.write(rows(77, name="77"))
+            table.write(rows(78, name="78"))
 
     monkeypatch.setattr(KeyedRows, "check_new", checked)
-    with pytest.raises(WriteConflictError, match="other key columns"):
-        other.write(rows(6, name="six"))
-    assert not site.state().open_writes()
-
-
-def test_a_transaction_whose_keys_are_altered(site: Site) -> None:
-    """It takes nothing away by other keys than those it began with, and nothing of it stays open."""
-    table = site.created(OFF)
-    table.write(pa.table({"id": [1, 1], "name": ["x", "y"]}, SCHEMA))
-    with pytest.raises(WriteConflictError, match="other key columns"), table.transaction() as t:
-        t.write(rows(6))
-        table.alter(keys=["id", "name"])
-        t.delete(pa.table({"id": [1], "name": ["x"]}))
-    assert named(table.scan()) == [(1, "x"), (1, "y")]
-    with pytest.raises(WriteConflictError, match="other key columns"), table.transaction() as t:
-        t.write(rows(6))
-        t.delete(pa.table({"id": [6], "name": ["a"]}))
-        table.alter(keys=["id"])
-        table.write(rows(77))
-    assert ids_of(table.scan()) == [1, 1, 77]
+    with CHANGED:
+        site.table(UNIQUE, host="b").write(rows(6, name="six"))
+    assert named(table.scan()) == [(1, "x"), (1, "y"), (77, "a"), (78, "78")]
     assert not site.state().open_writes()
 
 
@@ -204,7 +158,7 @@ def test_a_table_that_gets_keys_under_a_transaction(site: Site) -> None:
     """What began without keys is not written by key."""
     table = site.table(OFF)
     table.write(rows(1, 2))
-    with pytest.raises(WriteConflictError, match="other key columns"), table.transaction() as t:
+    with CHANGED, table.transaction() as t:
         t.write(rows(3))
         table.alter(keys=["id"])
         t.upsert(rows(1, name="new"))

@@ -24,7 +24,7 @@ from tests.differential.tables import Place
 from tests.differential.values import plain
 from tests.fakes import FakeClock
 
-__all__ = ["CACHES", "EVERY_READER", "Discrepancy", "Reader", "run"]
+__all__ = ["CACHES", "EVERY_READER", "Discrepancy", "Reader", "report", "run"]
 
 CACHES = ("NONE", "PARTIAL", "FULL")
 SOURCES = ("UFS", "CACHE")
@@ -33,6 +33,7 @@ QUESTIONS = ("all", "partition", "columns", "where")
 _STEP_S = 100.0  # of the readers' clocks, more than any interval
 _ASKED_PER_STEP = 8
 _SHOWN = 500
+_ANSWERS_SHOWN = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,60 +130,41 @@ class _Machine:
 
     def _take_meanwhile(self, call: int, step: Step, rng: random.Random) -> None:
         """Take a step inside a reader's query: its answer is that of before or of after."""
-        if self.place.kind not in ("directory", "linked", "file") or (step.op, self.place.kind) == (
-            "swap",
-            "directory",
-        ):
-            return  # two renames, between which others see anything
+        kinds = ("linked", "file") if step.op == "swap" else ("directory", "linked", "file")
+        if self.place.kind not in kinds:
+            return  # a directory is swapped by two renames, between which others see anything
         reader = Reader(rng.choice(CACHES), "UFS", "here", rng.choice(QUESTIONS))
         question = self._question(reader.question)
-        before = content_of(self.place).answer(question)
+        allowed = [content_of(self.place).answer(question)]
         busy = self.place.busy
-        taken = False
-
-        def take() -> None:
-            nonlocal taken
-            taken = True
+        steps = [step]
+        with meanwhile.at_call(call, self._root, lambda: self.place.take(steps.pop())):
+            (answer,) = self._here.ask(self._request(reader, question, (("scan",),)))
+        if steps:
             self.place.take(step)
-
-        request = self._request(reader, question, (("scan",),))
-        with meanwhile.at_call(call, self._root, take):
-            (answer,) = self._here.ask(request)
-        if not taken:
-            take()
         if (busy or self.place.busy) and answer.error == "TableBusyError":
             return
-        after = content_of(self.place).answer(question)
-        wrong = [
-            self._difference(expected, answer, "scan", expected.schema, expected.rows) for expected in (before, after)
-        ]
-        if all(wrong):
-            allowed = f"{_short(before)} or {_short(after)}"
-            self._report(str(reader), f"scan() while {step.op}", allowed, _text(answer))
+        allowed.append(content_of(self.place).answer(question))
+        if all(self._difference(one, answer, "scan", one.schema, one.rows) for one in allowed):
+            self._report(str(reader), f"scan() while {step.op}", " or ".join(map(_short, allowed)), _text(answer))
 
     # --- asking -----------------------------------------------------------------------------------
 
     def _question(self, name: str) -> Question:
-        setup = self._setup
-        match name:
-            case "partition":
-                return Question(setup.keys, partition=setup.partition)
-            case "columns":
-                return Question(setup.keys, columns=setup.columns)
-            case "where":
-                return Question(setup.keys, where=setup.where)
-        return Question(setup.keys)
+        given = {} if name == "all" else {name: getattr(self._setup, name)}
+        return Question(self._setup.keys, **given)
 
     def _request(self, reader: Reader, question: Question, asks: tuple[tuple[Any, ...], ...]) -> Request:
         options = {**question.options, "lookup.cache": reader.cache, "lookup.max-retries": "0"}
         if reader.cache == "PARTIAL":
             options["lookup.partial-cache.max-rows"] = str(self._setup.max_rows)
         if reader.source == "CACHE":
-            interval = "lookup.metadata.sync-interval"
+            options |= {"lookup.metadata.source": "CACHE"}
             if reader.cache == "FULL":
-                interval = "lookup.full-cache.periodic-reload.interval"
-            always = reader.cache == "FULL" and self._setup.interval == "0"
-            options |= {"lookup.metadata.source": "CACHE", interval: "1 min" if always else self._setup.interval}
+                always = self._setup.interval == "0"
+                options["lookup.full-cache.periodic-reload.interval"] = "1 min" if always else self._setup.interval
+            else:
+                options["lookup.metadata.sync-interval"] = self._setup.interval
         host = "here"
         if reader.process == "late":
             self._late += 1
@@ -224,8 +206,11 @@ class _Machine:
             asks = tuple(rng.sample(asks, len(asks)))
         answers = self._asked(reader, self._request(reader, question, asks))
         older = [] if late else self._before[question]
+        changed = self._quiet is None or content.files != self._quiet.files
         for ask, answer in zip(asks, answers, strict=True):
-            if content.busy and answer.error == "TableBusyError" and self._may_refuse(content, ask[0], late):
+            # A host need not have the bytes of files that have changed while a job is writing. One that answers gives the last
+            # version that it knows, or what is there if it takes the job for dead.
+            if content.busy and answer.error == "TableBusyError" and (late or changed or ask[0] == "reload"):
                 continue
             stale = reader.source == "CACHE" and (content.busy or expected.problem)
             allowed = [expected, *older] if stale else [expected]
@@ -243,22 +228,13 @@ class _Machine:
         reader = Reader(rng.choice(CACHES), "UFS", rng.choice(("here", "new", "late")), "all")
         question = Question(self._setup.keys, version=str(position))
         expected = managed_content(schema, rows).answer(question)
-        keys = [tuple(row[name] for name in self._setup.keys) for row in expected.keyed[:3]] or [
-            (None,) * len(self._setup.keys)
-        ]
-        asked = key_table(pa.schema([(name, schema.field(name).type) for name in self._setup.keys]), keys)
+        names = self._setup.keys
+        keys = [tuple(row[name] for name in names) for row in expected.keyed[:3]] or [(None,) * len(names)]
+        asked = key_table(pa.schema([(name, schema.field(name).type) for name in names]), keys)
         asks = (("scan",), ("get_many", asked))
         for ask, answer in zip(asks, self._asked(reader, self._request(reader, question, asks)), strict=True):
             if answer.error != "VersionGoneError" or position >= table.oldest:
                 self._compare(reader, ask, answer, [expected], question, keys)
-
-    def _may_refuse(self, content: Content, call: str, late: bool) -> bool:
-        """Whether a reader may say that a job is writing: its host need not have the bytes of files that have changed.
-
-        One that answers gives the last version that its host knows, or what is there if it takes the job for dead.
-        """
-        changed = self._quiet is None or content.files != self._quiet.files
-        return late or changed or call == "reload"
 
     def _wanted(
         self, expected: Expected, types: dict[str, pa.DataType] | Any, rng: random.Random
@@ -284,7 +260,8 @@ class _Machine:
         said = []
         by_key = ask[0] in ("get", "get_many")
         for expected in allowed:
-            if by_key and answer.error == "SchemaError" and self._types(expected) != self._asked_types:
+            types = [expected.types.get(name) for name in self._setup.keys]
+            if by_key and answer.error == "SchemaError" and types != self._asked_types:
                 return  # keys of a newer version are no keys of this one
             schema, rows = expected.schema, expected.rows
             if by_key and not expected.problem:
@@ -301,16 +278,11 @@ class _Machine:
         at = f" at version {question.version}" if question.version else ""
         self._report(str(reader), call + at, said[0], _text(answer))
 
-    def _types(self, expected: Expected) -> list[pa.DataType | None]:
-        return [expected.types.get(name) for name in self._setup.keys]
-
     def _difference(
         self, expected: Expected, answer: Answer, call: str, schema: pa.Schema | None, rows: Sequence[dict[str, Any]]
     ) -> str:
         """What was to be instead of the answer; "" if it is right."""
-        if answer.error.startswith("internal"):
-            return _short(expected)
-        if expected.problem:
+        if expected.problem and not answer.error.startswith("internal"):
             # What a query's options name need not be there for a reload.
             return "" if answer.error or call == "reload" else _short(expected)
         if answer.error:
@@ -319,18 +291,14 @@ class _Machine:
             return ""
         if call == "schema":
             return "" if _columns(answer.value) == _columns(schema) else str(_columns(schema))
-        if call == "get":
-            found = [plain(row) for row in answer.value]
-        else:
-            if schema is not None:
-                names = [*_columns(schema), ("key_index", "int64")] if call == "get_many" else _columns(schema)
-                if _columns(answer.value.schema) != names:
-                    return f"columns {names}"
-            found = [plain(row) for row in answer.value.to_pylist()]
+        if call != "get" and schema is not None:
+            names = [*_columns(schema), ("key_index", "int64")] if call == "get_many" else _columns(schema)
+            if _columns(answer.value.schema) != names:
+                return f"columns {names}"
+        found = [plain(row) for row in (answer.value if call == "get" else answer.value.to_pylist())]
         right = [plain(row) for row in rows]
-        if expected.ordered and call != "scan":
-            return "" if found == right else _rows_text(right, found)
-        return "" if sorted(found) == sorted(right) else _rows_text(right, found)
+        same = found == right if expected.ordered and call != "scan" else sorted(found) == sorted(right)
+        return "" if same else _rows_text(right, found)
 
     def _note(self, question: Question, content: Content) -> None:
         expected = content.answer(question)
@@ -354,7 +322,7 @@ def _missing(kind: pa.DataType) -> Any:
     return pa.scalar(10_000, pa.int32()).cast(kind).as_py()
 
 
-def _columns(schema: pa.Schema) -> list[tuple[str, str]]:
+def _columns(schema: Any) -> list[tuple[str, str]]:
     return [(field.name, str(field.type)) for field in schema]
 
 
@@ -391,3 +359,10 @@ def run(
     machine = _Machine(history, root, nursery, str(root))
     machine.run(readers, at_end)
     return machine.discrepancies
+
+
+def report(history: History, found: Sequence[Discrepancy]) -> str:
+    """What to print of a history that failed."""
+    lines = [f"LOOKUPCACHE_SEED={history.seed}: {len(found)} answers were wrong"]
+    lines += [str(one) for one in found[:_ANSWERS_SHOWN]]
+    return "\n".join([*lines, str(history)])

@@ -15,7 +15,7 @@ import pytest
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import WriteConflictError
 from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.managed import Job, WriteSizes
+from pyspark_lookup.managed import Job, TableWriter, WriteSizes
 from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import DataFile, WriteMode
@@ -112,19 +112,17 @@ class Managed:
 
     def _drawn(self, op: str, count: int, rng: random.Random) -> list[Row]:
         new = [self._row(rng) for _ in range(count)]
-        if op in ("upsert", "delete"):
-            distinct = {self._key(row): row for row in new}
-            new = list(distinct.values())
-        return new
+        return list({self._key(row): row for row in new}.values()) if op in ("upsert", "delete") else new
 
     def _row(self, rng: random.Random) -> Row:
-        row: Row = dict.fromkeys(self.schema.names)
-        row["id"] = None if rng.random() < 0.05 else rng.randrange(12)
-        row["v"] = None if rng.random() < 0.1 else rng.randrange(8)
-        row["s"] = self._new_serial()
-        row["c"] = rng.choice((None, "x", "some text that is longer"))
-        row |= {name: rng.choice(("01", "1", "eu")) for name in self._texts}
-        return row
+        drawn: Row = {
+            "id": None if rng.random() < 0.05 else rng.randrange(12),
+            "v": None if rng.random() < 0.1 else rng.randrange(8),
+            "s": self._new_serial(),
+            "c": rng.choice((None, "x", "some text that is longer")),
+            **{name: rng.choice(("01", "1", "eu")) for name in self._texts},
+        }
+        return {name: drawn.get(name) for name in self.schema.names}
 
     def _key(self, row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in self._keys)
@@ -157,9 +155,12 @@ class Managed:
 
     # --- writes that overlap ----------------------------------------------------------------------
 
-    def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:
+    def _writer(self, options: dict[str, str]) -> TableWriter:
         given = LookupOptions.parse({**options, "path": str(self._path)})
-        writer = runtime().engine(given).writer(given)
+        return runtime().engine(given).writer(given)
+
+    def _begin(self, options: dict[str, str], op: str, count: int, rng: random.Random) -> None:
+        writer = self._writer(options)
         new = self._drawn(op, count, rng)
         rows = pa.Table.from_pylist(new, self.schema)
         if op == "delete":
@@ -170,8 +171,7 @@ class Managed:
         self._opened.append(_Open(job, found, op, new, self._order))
 
     def _commit(self, options: dict[str, str], write: _Open) -> None:
-        given = LookupOptions.parse({**options, "path": str(self._path)})
-        writer = runtime().engine(given).writer(given)
+        writer = self._writer(options)
         keys = pa.Table.from_pylist(write.rows, self.schema).select(list(self._keys))
         self._overwritten |= write.op == "overwrite"
         try:
@@ -190,8 +190,7 @@ class Managed:
 
     def _compact(self, table: LookupTable, options: dict[str, str]) -> None:
         """Compact, while one of the writes that are open is committed: once the compaction has read what it folds."""
-        pending = self._opened[:1]
-        del self._opened[:1]
+        pending, self._opened = self._opened[:1], self._opened[1:]
         count = KeyedRows.count
 
         def counted(rows: KeyedRows, found: Any) -> int:

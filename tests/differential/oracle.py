@@ -24,6 +24,7 @@ from tests.differential.values import ImpossibleError, converted, finished, plai
 __all__ = ["Content", "Expected", "Question", "content_of"]
 
 Row = dict[str, Any]
+_NONE = pa.schema([])
 _PREDICATES: dict[str, tuple[set[str], Callable[[Row], bool]]] = {
     "v >= 3 AND v <> 5": ({"v"}, lambda row: row["v"] is not None and row["v"] >= 3 and row["v"] != 5),
     "v IS NULL OR v < 4": ({"v"}, lambda row: row["v"] is None or row["v"] < 4),
@@ -73,9 +74,9 @@ class Expected:
 class Content:
     """What is at a path: rows with all columns; `chosen` says which rows `lookup.partition` leaves."""
 
-    data: pa.Schema
-    partitions: pa.Schema
-    files: tuple[tuple[Row, tuple[Row, ...]], ...]
+    data: pa.Schema = _NONE
+    partitions: pa.Schema = _NONE
+    files: tuple[tuple[Row, tuple[Row, ...]], ...] = ()
     """For each file the values of its directories, and its rows with these."""
     problem: str = ""
     busy: bool = False
@@ -88,14 +89,14 @@ class Content:
 
     def answer(self, question: Question) -> Expected:
         """What a reader with these options must answer."""
-        if self.problem:
-            return Expected(pa.schema([]), problem=self.problem)
         try:
             return self._answer(question)
         except ImpossibleError as problem:
-            return Expected(pa.schema([]), problem=str(problem))
+            return Expected(_NONE, problem=str(problem))
 
     def _answer(self, question: Question) -> Expected:
+        if self.problem:
+            raise ImpossibleError(self.problem)
         schema = self.everything
         tested, holds = _PREDICATES.get(question.where, (set(), lambda row: True))
         for name in (*question.keys, *question.columns, *tested):
@@ -145,12 +146,12 @@ def content_of(place: Place) -> Content:
     try:
         return _plain_content(place)
     except ImpossibleError as problem:
-        return Content(pa.schema([]), pa.schema([]), (), problem=str(problem), busy=place.busy)
+        return Content(problem=str(problem), busy=place.busy)
 
 
 def managed_content(schema: pa.Schema, rows: tuple[Row, ...]) -> Content:
     """What is in a managed table of these rows."""
-    return Content(schema, pa.schema([]), (({}, rows),), managed=True)
+    return Content(schema, files=(({}, rows),), managed=True)
 
 
 def _plain_content(place: Place) -> Content:
@@ -264,26 +265,17 @@ def _is_date(text: str) -> bool:
 
 
 def _partition_value(text: str | None, kind: pa.DataType) -> Any:
-    if text is None:
-        return None
-    fits = (
-        _is_whole(text)
-        if pa.types.is_integer(kind) or pa.types.is_decimal(kind)
-        else _is_date(text)
-        if pa.types.is_date(kind)
-        else _is_number(text)
-        if pa.types.is_floating(kind)
-        else True
-    )
+    if text is None or pa.types.is_string(kind):
+        return text
+    whole = pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    fits = _is_whole(text) if whole else _is_date(text) if pa.types.is_date(kind) else _is_number(text)
+    if pa.types.is_integer(kind) and fits:
+        fits = -(2 ** (kind.bit_width - 1)) <= int(text) < 2 ** (kind.bit_width - 1)
     if not fits:
         raise ImpossibleError(f"{text} is no {kind}")
-    if pa.types.is_integer(kind):
-        if not -(2 ** (kind.bit_width - 1)) <= int(text) < 2 ** (kind.bit_width - 1):
-            raise ImpossibleError(f"{text} is no {kind}")
-        return int(text)
     if pa.types.is_date(kind):
         return datetime.date.fromisoformat(text)
-    return converted(int(text) if pa.types.is_decimal(kind) else text, kind)
+    return int(text) if pa.types.is_integer(kind) else converted(int(text) if whole else text, kind)
 
 
 def found_by(expected: Expected, keys: tuple[str, ...], wanted: list[tuple[Any, ...]]) -> list[Row]:

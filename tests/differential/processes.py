@@ -1,19 +1,13 @@
-"""Readers in processes of their own: one that lives on, and ones that are born for a request.
-
-A clean process with all imports behind it is kept, and forks them: a new process costs milliseconds so.
-"""
+"""Readers in processes of their own: one that lives on, and ones that are born for a request."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import importlib
 import logging
 import multiprocessing
-import os
 import random
-import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,7 +25,6 @@ from tests.fakes import FakeClock
 
 __all__ = ["Answer", "Nursery", "Request", "Session", "reader_runtime"]
 
-_USED_LATE = ("pandas", "sqlglot.dialects.spark")  # imported by the first lookup, the first predicate
 _BOUND_S = 60.0  # far above what a request takes; a process not done by then hangs
 
 
@@ -127,72 +120,44 @@ def _read_until_closed(pipe: Connection, once: bool) -> None:
                 request = pipe.recv()
 
 
-def _raise_children(pipe: Connection) -> None:
-    """Fork a process for each name, or for each request without one, and pass requests on, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in _USED_LATE:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
-    living: dict[str, Connection] = {}
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        while True:
-            name, request = pipe.recv()
-            child = living.get(name)
-            if child is None:
-                child, process = _fork(pipe, list(living.values()), once=not name)
-                if name:
-                    living[name] = child
-            try:
-                child.send(request)
-                pipe.send(child.recv() if child.poll(_BOUND_S) else "hangs")
-            except (EOFError, BrokenPipeError):
-                living.pop(name, None)
-                pipe.send("died")
-            if not name:
-                child.close()
-                os.waitpid(process, 0)
-
-
-def _fork(pipe: Connection, others: list[Connection], once: bool) -> tuple[Connection, int]:
-    here, there = multiprocessing.Pipe()
-    process = os.fork()
-    if process == 0:
-        for inherited in (pipe, here, *others):
-            inherited.close()
-        try:
-            _read_until_closed(there, once)
-        finally:
-            os._exit(0)
-    there.close()
-    return here, process
-
-
 class Nursery:
-    """The clean process, and the requests to those that it forks."""
+    """Processes forked off a clean one that has all imports behind it: one for each name, or for each request without one."""
 
     def __init__(self) -> None:
-        self._pipe, there = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_raise_children, args=(there,), daemon=True)
-        self._process.start()
-        there.close()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(
+            [__name__, "pandas", "sqlglot.dialects.spark"]
+        )  # what is imported late, too
+        self._living: dict[str, Connection] = {}
 
     def ask(self, name: str, request: Request) -> tuple[list[Answer], tuple[float, float]]:
         """(the answers of the process of that name, its clocks' times); "": of one that is born for the request."""
-        self._pipe.send((name, request))
-        found = self._pipe.recv() if self._pipe.poll(2 * _BOUND_S) else "hangs"
-        if isinstance(found, str):
-            return [Answer(error=f"internal process {found}") for _ in request.asks], request.at
-        answers, at = found
-        return answers, at
+        pipe = self._living.get(name) or self._born(name)
+        try:
+            pipe.send(request)
+            if pipe.poll(_BOUND_S):
+                found: tuple[list[Answer], tuple[float, float]] = pipe.recv()
+                return found
+            problem = "hangs"
+        except (EOFError, BrokenPipeError):
+            problem = "died"
+        finally:
+            if not name:
+                self.close(name)
+        self.close(name)
+        return [Answer(error=f"internal process {problem}") for _ in request.asks], request.at
 
-    def close(self) -> None:
-        """End all processes."""
-        self._pipe.close()
-        self._process.join(_BOUND_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+    def _born(self, name: str) -> Connection:
+        self._living[name], there = self._context.Pipe()
+        self._context.Process(target=_read_until_closed, args=(there, not name), daemon=True).start()
+        there.close()
+        return self._living[name]
+
+    def close(self, *names: str) -> None:
+        """End the processes of those names, or all: each does when its pipe is closed."""
+        for name in names or list(self._living):
+            if name in self._living:
+                self._living.pop(name).close()
 
 
 def key_table(schema: pa.Schema, keys: list[tuple[Any, ...]]) -> pa.Table:

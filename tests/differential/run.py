@@ -6,14 +6,63 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from tests import nightly
-from tests.differential.histories import draw
+from tests.differential.histories import History, draw
+from tests.differential.machine import Discrepancy, Reader, report, run
 from tests.differential.processes import Nursery
-from tests.differential.shorten import report, run_in_new_directory, shortened
+
+
+def run_in_new_directory(
+    history: History, nursery: Nursery, readers: Sequence[Reader] | None = None
+) -> list[Discrepancy]:
+    """What is wrong in a history, whose files are gone afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="lookupcache-differential-"))
+    try:
+        return run(history, root, nursery, readers)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def shortened(history: History, found: Discrepancy, nursery: Nursery) -> tuple[History, Discrepancy]:
+    """A shorter history with a discrepancy of the same signature, and that discrepancy.
+
+    Only the reader that was wrong is asked, after each step, if that is enough; else all are where it ended.
+    """
+    readers: Sequence[Reader] | None = None
+    if len(parts := found.reader.split("/")) == 4:
+        readers = [Reader(*parts)]
+    best, wrong = dataclasses.replace(history, steps=history.steps[: found.step]), found
+    again = _same(best, wrong, nursery, readers)
+    if again is None:
+        readers = None
+        again = _same(best, wrong, nursery, readers)
+    if again is None:
+        return history, found  # a race; the seed may show it once more
+    number = 0
+    while number < len(best.steps):
+        shorter = dataclasses.replace(best, steps=best.steps[:number] + best.steps[number + 1 :])
+        again = _same(shorter, wrong, nursery, readers)
+        if again is None:
+            number += 1
+        else:
+            best, wrong = shorter, again
+    return best, wrong
+
+
+def _same(
+    history: History, wanted: Discrepancy, nursery: Nursery, readers: Sequence[Reader] | None
+) -> Discrepancy | None:
+    found = run_in_new_directory(history, nursery, readers)
+    return next((one for one in found if one.signature == wanted.signature), None)
 
 
 def main() -> int:

@@ -6,9 +6,9 @@ import contextlib
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -25,9 +25,6 @@ _FILLER_ROWS = 200
 
 class Place:
     """One path, and what is there: nothing, a file, a directory, a link to a directory, or a managed table."""
-
-    more: ClassVar[dict[str, Callable[[Place, Step, random.Random], None]]] = {}
-    """Steps that others take, by their names."""
 
     def __init__(self, root: Path, setup: Setup) -> None:
         self._root = root
@@ -50,8 +47,6 @@ class Place:
             self._become(step.args[0], step.args[1:], rng)
         elif self.managed is not None:
             self._take_managed(step, rng)
-        elif step.op in self.more:
-            self.more[step.op](self, step, rng)
         elif self.kind != "nothing" and hasattr(self, f"_{step.op}"):
             getattr(self, f"_{step.op}")(step.args, rng)
 
@@ -152,80 +147,79 @@ class Place:
         self._serial += 1
         return self._serial
 
+    def _bytes(self, rows: pa.Table, writer: str = "pyarrow") -> bytes:
+        if writer == "pyarrow" and self._serial % 5 == 0:
+            writer = "int96"
+        return file_bytes(rows, self._setup.format, writer, self._root)
+
     def _write(self, target: Path, table: pa.Table, how: str, writer: str) -> None:
-        content = file_bytes(table, self._setup.format, writer, self._root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_file():
-            self._past.append((target, target.read_bytes(), target.stat().st_mtime_ns))
-            if how == "same size" and table.num_rows:
-                content = self._of_same_size(content, target.stat().st_size)
+        content = self._bytes(table, writer)
+        self._keep(target)
+        if how == "same size" and target.is_file() and table.num_rows and self._setup.format == "json":
+            # Lines of JSON may end in spaces; other formats come as they are.
+            content = content[:-1].ljust(target.stat().st_size - 1) + b"\n"
         if how != "rename" and target.is_file():
             with open(target, "r+b") as file:
                 file.write(content)
                 file.truncate()
-            return
-        self._replace(target, content)
+        else:
+            self._replace(target, content)
 
-    def _of_same_size(self, content: bytes, size: int) -> bytes:
-        """Content of a given size, if that can be: lines of JSON may end in spaces, other formats come as they are."""
-        if self._setup.format == "json" and len(content) < size:
-            return content[:-1] + b" " * (size - len(content)) + b"\n"
-        return content
+    def _keep(self, target: Path) -> None:
+        """Remember a file as it is, if it is there."""
+        if target.is_file():
+            self._past.append((target, target.read_bytes(), target.stat().st_mtime_ns))
 
     def _replace(self, target: Path, content: bytes, mtime_ns: int | None = None) -> None:
         new = self._root / "new-file"
         new.write_bytes(content)
         if mtime_ns is not None:
             os.utime(new, ns=(mtime_ns, mtime_ns))
+        target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(new, target)
 
     def _fill(self, directory: Path, args: tuple[Any, ...], rng: random.Random) -> None:
         """The first files of a directory, one of them large in some, so that the others are small changes of it."""
         slot, places, key, shape, count, _, writer = args
+
+        def put(slot: int, values: tuple[int, ...] | None, rows: pa.Table) -> None:
+            target = self._file_of(directory, slot, values)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(self._bytes(rows, writer))
+
         for number in range(rng.randint(1, 4)):
             others = places and tuple(place + rng.randrange(2) for place in places)
-            target = self._file_of(directory, (slot + number) % 4, others)
             rows = self.drawn_rows(rng, key, rng.choice((shape, shape, "null")), rng.choice((count, 5)))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file_bytes(rows, self._setup.format, writer, self._root))
+            put((slot + number) % 4, others, rows)
         if rng.random() < 0.5:
-            rows = self.drawn_rows(rng, key, shape, _FILLER_ROWS)
-            target = self._file_of(directory, 9, places)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(file_bytes(rows, self._setup.format, writer, self._root))
+            put(9, places, self.drawn_rows(rng, key, shape, _FILLER_ROWS))
 
     def _swap(self, args: tuple[Any, ...], rng: random.Random) -> None:
         """Another directory in place of this one, or one that was there before."""
         if self.kind == "file":
             return
         if self.kind == "linked":
-            older = sorted(self._root.glob("v[0-9]*"))
-            place = rng.choice(older)
+            place = rng.choice(sorted(self._root.glob("v[0-9]*")))
             if rng.random() < 0.7 or place.name == os.readlink(self.path):
                 self._count += 1
                 place = self._root / f"v{self._count}"
                 self._fill(place, args, rng)
             self._link(place)
         else:
-            new = self._root / "new-directory"
-            self._fill(new, args, rng)
-            old = self._root / "old-directory"
-            os.rename(self.path, old)
-            os.rename(new, self.path)
-            shutil.rmtree(old)
+            self._fill(self._root / "new-directory", args, rng)
+            os.rename(self.path, self._root / "old-directory")
+            os.rename(self._root / "new-directory", self.path)
+            shutil.rmtree(self._root / "old-directory")
         self._past.clear()
 
     def _files(self) -> list[Path]:
-        if self.kind == "file":
-            return [self.path] if self.path.is_file() else []
-        names = self.path.rglob(f"*.{self._setup.format}")
-        return sorted(name for name in names if "_temporary" not in name.parts and name.stat().st_size)
+        return [path for path, _ in self.walk() if "_temporary" not in path.parts]
 
     def _remove(self, args: tuple[Any, ...], rng: random.Random) -> None:
         files = self._files()
         if len(files) > 1 or (files and self.kind == "file"):
             target = files[args[0] % len(files)]
-            self._past.append((target, target.read_bytes(), target.stat().st_mtime_ns))
+            self._keep(target)
             target.unlink()
             with contextlib.suppress(OSError):
                 target.parent.rmdir()
@@ -233,18 +227,15 @@ class Place:
     def _roll_back(self, args: tuple[Any, ...], rng: random.Random) -> None:
         """An older state of a file, with the time it had (`cp -p`)."""
         if self._past:
-            target, content, mtime_ns = self._past[-1 - args[0] % len(self._past)]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._replace(target, content, mtime_ns)
+            self._replace(*self._past[-1 - args[0] % len(self._past)])
 
     def _touch(self, args: tuple[Any, ...], rng: random.Random) -> None:
         for path in self._files()[: args[0]]:
             os.utime(path)
 
     def _clear(self, args: tuple[Any, ...], rng: random.Random) -> None:
-        if args[0] == 0:
-            for path in self._files():
-                path.unlink()
+        for path in self._files() if args[0] == 0 else ():
+            path.unlink()
 
     def _junk(self, args: tuple[Any, ...], rng: random.Random) -> None:
         """Files that are no data."""
@@ -258,7 +249,7 @@ class Place:
         if self.kind != "file":
             attempt = self.path / "_temporary" / "0" / "task_0"
             attempt.mkdir(parents=True, exist_ok=True)
-            content = file_bytes(self.drawn_rows(rng, "int64", "absent", 3), self._setup.format, "pyarrow", self._root)
+            content = self._bytes(self.drawn_rows(rng, "int64", "absent", 3))
             (attempt / f"f{args[0]}.{self._setup.format}").write_bytes(content)
 
     def _end_job(self, args: tuple[Any, ...], rng: random.Random) -> None:

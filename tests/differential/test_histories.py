@@ -10,9 +10,8 @@ import pytest
 
 from pyspark_lookup import LookupTable
 from tests.differential.histories import History, Setup, Step, draw
-from tests.differential.machine import EVERY_READER, Reader, run
+from tests.differential.machine import EVERY_READER, Reader, report, run
 from tests.differential.processes import Nursery
-from tests.differential.shorten import report
 from tests.fuzzing import seeds
 
 _HISTORIES = 4
@@ -39,12 +38,6 @@ def test_a_seed_is_a_history() -> None:
     drawn = [draw(seed) for seed in range(50)]
     assert drawn == [draw(seed) for seed in range(50)]
     assert all(eval(str(history)) == history for history in drawn)
-
-
-def test_a_plain_history_is_right(tmp_path: Path, nursery: Nursery) -> None:
-    """Two files, whose types widen, are read alike by some of each kind that can see them at once."""
-    readers = [reader for reader in EVERY_READER if (reader.cache, reader.process) != ("FULL", "once")]
-    assert run(PLAIN, tmp_path, nursery, readers[::7]) == []
 
 
 def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,9 @@ def _simple(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _parquet(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, row_group_size=_group_rows(table), compression="none", use_dictionary=False)
+def _parquet(table: pa.Table, path: Path, int96: bool = False) -> None:
+    how: dict[str, Any] = {"compression": "none", "use_dictionary": False, "use_deprecated_int96_timestamps": int96}
+    pq.write_table(table, path, row_group_size=_group_rows(table), **how)
 
 
 def _duckdb_parquet(table: pa.Table, path: Path) -> None:
@@ -86,6 +87,7 @@ def _arrow(table: pa.Table, path: Path) -> None:
 
 _WRITERS: dict[tuple[str, str], Callable[[pa.Table, Path], object]] = {
     ("parquet", "pyarrow"): _parquet,
+    ("parquet", "int96"): lambda table, path: _parquet(table, path, True),  # as Spark writes times
     ("parquet", "duckdb"): _duckdb_parquet,
     ("parquet", "polars"): lambda table, path: _polars(table).write_parquet(path, row_group_size=_group_rows(table)),
     ("arrow", "pyarrow"): _arrow,

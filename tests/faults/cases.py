@@ -11,14 +11,13 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from moto.core import DEFAULT_ACCOUNT_ID
-from moto.s3.models import s3_backends
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.clock import HostClock
@@ -30,9 +29,9 @@ from pyspark_lookup.io import ufs as ufs_module
 from pyspark_lookup.io.stores import open_store
 from pyspark_lookup.io.stores.s3 import S3Store
 from tests.faults.direct import door, put
-from tests.faults.server import Fault, Mode, Proxy, Sent
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
 from tests.history.checker import Rows, State, states
+from tests.proxy import Fault, Mode, Proxy, Sent, backend, objects_in
 from tests.s3server import Application, S3Server
 
 if TYPE_CHECKING:
@@ -52,22 +51,6 @@ def home() -> Iterator[Path]:
         yield Path(path)
 
 
-class _Serial:
-    """A pool of no threads."""
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-
-    def __enter__(self) -> _Serial:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def map(self, do: Callable[[Any], Any], given: Iterable[Any]) -> Iterator[Any]:
-        return map(do, list(given))
-
-
 class Bench:
     """A place for one table at a time, in the store itself, and hosts that come and go."""
 
@@ -75,7 +58,6 @@ class Bench:
         self._server = server
         self._home = home
         self.proxy = Proxy(server)
-        self._backend: Any = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
         with contextlib.suppress(server.client.exceptions.BucketAlreadyOwnedByYou):
             server.client.create_bucket(Bucket=BUCKET)
         self._doors: dict[str, S3Store] = {}
@@ -90,12 +72,12 @@ class Bench:
             if repr(options) not in self._doors:
                 store = open_store(path, options, now_s)
                 assert isinstance(store, S3Store)
-                self._doors[repr(options)] = door(store, self.proxy, self._backend)
+                self._doors[repr(options)] = door(store, self.proxy)
             return self._doors[repr(options)]
 
         patch.setattr(runtime_module, "open_store", opened)
         # One request after the other, so that their numbers are the same in every run.
-        patch.setattr(ufs_module, "ThreadPoolExecutor", _Serial)
+        patch.setattr(ufs_module, "ThreadPoolExecutor", lambda workers: ThreadPoolExecutor(1))
         patch.setattr(api, "runtime", lambda: self.runtime)
 
     def _process(self, seed: int) -> Runtime:
@@ -104,17 +86,12 @@ class Bench:
 
     # --- the store --------------------------------------------------------------------------------
 
-    def objects(self) -> dict[str, bytes]:
-        """What lies in the store, by its name, read without a request."""
-        return {key.name: key.value for key in list(self._backend.get_bucket(BUCKET).keys.values())}
-
     def fill(self, objects: Mapping[str, bytes]) -> None:
         """Let those objects be all there are, put an hour ago."""
-        for name in self.objects():
-            self._backend.delete_object(BUCKET, name)
+        for name in objects_in(BUCKET):
+            backend().delete_object(BUCKET, name)
         for name, data in objects.items():
-            key = put(self._backend, BUCKET, name, data)
-            key.last_modified -= _HOUR
+            put(BUCKET, name, data).last_modified -= _HOUR
 
     def prepared(self, kind: Kind) -> dict[str, bytes]:
         """The objects of the table that a write of this kind begins with."""
@@ -125,11 +102,8 @@ class Bench:
             self.fill({})
             with self.host("prepare", 1):
                 kind.table(LookupTable(None, {**self.options("prepare"), "lookup.keys": "id"}))
-            self._prepared[name] = self.objects()
+            self._prepared[name] = objects_in(BUCKET)
         return self._prepared[name]
-
-    def remove(self, name: str) -> None:
-        self._backend.delete_object(BUCKET, name)
 
     @contextlib.contextmanager
     def answering(self, kind: str, answer: str, times: int | None = None, first: int = 0) -> Iterator[list[Sent]]:
@@ -191,7 +165,7 @@ class Bench:
     def state(self, how: str) -> str:
         """What tells what the store and the writer's host hold after a write that ended so, from all else that they may."""
         found = hashlib.sha256(how.encode())
-        for name, data in sorted(self.objects().items()):
+        for name, data in sorted(objects_in(BUCKET).items()):
             found.update(f"{name} {len(data)} ".encode() + data)
         for part in ("blocks", "records"):
             for path in sorted((self._home / "writer" / part).rglob("*")):
@@ -201,33 +175,24 @@ class Bench:
         return found.hexdigest()
 
 
-@dataclasses.dataclass(frozen=True)
-class Ended:
-    """How a write ended: acknowledged (with the position that it was told), failed, or unknown."""
+@dataclasses.dataclass
+class Done:
+    """How a write ended: acknowledged (with the position that it was told), failed, or unknown; and what it took."""
 
     how: str
     position: int | None = None
     problem: PysparkLookupError | None = None
+    requests: Sequence[Sent] = ()
 
 
-def ended(kind: Kind, caller: Caller) -> Ended:
+def done(kind: Kind, caller: Caller) -> Done:
     """How a write ends. Errors that are none of ours are let out."""
     try:
-        return Ended("acknowledged", kind.write(caller))
+        return Done("acknowledged", kind.write(caller))
     except CommitUnknownError as problem:
-        return Ended("unknown", problem=problem)
+        return Done("unknown", problem=problem)
     except PysparkLookupError as problem:
-        return Ended("failed", problem=problem)
-
-
-@dataclasses.dataclass(frozen=True)
-class Done:
-    """What a case came to."""
-
-    how: str
-    requests: list[Sent]
-    slept_s: float
-    problem: PysparkLookupError | None = None
+        return Done("failed", problem=problem)
 
 
 _SURVIVED = ("lost", "500", "503", "bare", "cut", "short", "empty", "page", "blank")
@@ -240,11 +205,11 @@ def named_case(kind: Kind, fault: Fault, seed: int) -> str:
     return f"{kind.name},{fault.number},{fault.mode.name},{fault.answer},{seed}"
 
 
-def check_ended(kind: Kind, fault: Fault, done: Done, least: int) -> None:
+def check_ended(fault: Fault, end: Done, least: int) -> None:
     """Check how a case has ended, and for how many requests. `least`: those of the write without a fault."""
-    assert len(done.requests) <= least + MORE_REQUESTS, f"{len(done.requests)} requests"
+    assert len(end.requests) <= least + MORE_REQUESTS, f"{len(end.requests)} requests"
     if fault.mode in (Mode.DONE, Mode.NOT_DONE, Mode.RETRIED) and fault.answer in _SURVIVED:
-        assert done.how == "acknowledged", f"one bad answer, and the write {done.how}: {done.problem!r}"
+        assert end.how == "acknowledged", f"one bad answer, and the write {end.how}: {end.problem!r}"
 
 
 class Case:
@@ -268,36 +233,31 @@ class Case:
                 if kind.warm:
                     caller.table().scan()
                     caller.table().get(1)
-                done, end = self._written(caller)
+                end = self._written(caller)
                 state = bench.state(f"{kind.name} {end.how} {end.position}")
                 known = bench.seen.get(state)
                 there = self._look(end.how, end.position) if known is None else known
                 self._read("the writer's process", "writer", there, CACHES[:1])
             if known is None:
-                self._look_around(end.how, there)
+                with bench.host("writer", 3):
+                    self._read("another process of that host", "writer", there, CACHES)
+                with bench.host("late", 4):
+                    self._read("a late host", "late", there, CACHES)
+                with bench.host("writer", 5):
+                    self._go_on(Caller(bench.runtime, bench.options("writer")), there)
                 bench.seen[state] = there
         finally:
             bench.proxy.end()
-        return done
+        return end
 
-    def _look_around(self, how: str, there: bool) -> None:
-        bench = self._bench
-        with bench.host("writer", 3):
-            self._read("another process of that host", "writer", there, CACHES)
-        with bench.host("late", 4):
-            self._read("a late host", "late", there, CACHES)
-        with bench.host("writer", 5):
-            self._go_on(Caller(bench.runtime, bench.options("writer")), how, there)
-
-    def _written(self, caller: Caller) -> tuple[Done, Ended]:
-        bench = self._bench
-        bench.slept.clear()
-        bench.proxy.begin(self._fault, self._seed)
+    def _written(self, caller: Caller) -> Done:
+        self._bench.proxy.begin(self._fault, self._seed)
         try:
-            end = ended(self._kind, caller)
+            end = done(self._kind, caller)
         finally:
-            bench.proxy.end()
-        return Done(end.how, bench.proxy.requests, sum(bench.slept), end.problem), end
+            self._bench.proxy.end()
+        end.requests = self._bench.proxy.requests
+        return end
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -324,7 +284,7 @@ class Case:
 
     def _state(self) -> tuple[Events, list[State]]:
         """The log's events, and the table after each commit, all read here."""
-        objects = self._bench.objects()
+        objects = objects_in(BUCKET)
         texts = events_of(objects, BELOW)
         events = parsed(texts)
         missing = [path for path in named(events) if BELOW + path not in objects]
@@ -341,7 +301,7 @@ class Case:
         kind = self._kind
         expected = more if more is not None else kind.after if there else kind.before
         options = self._bench.options(host)
-        if not events_of(self._bench.objects(), BELOW):
+        if not events_of(objects_in(BUCKET), BELOW):
             return
         keys = sorted({id_ for id_, _, _ in (*kind.before, *kind.after, *expected)})
         wanted = left_of(expected, set(range(100)) - set(keys))
@@ -355,11 +315,11 @@ class Case:
 
     # --- going on ---------------------------------------------------------------------------------
 
-    def _go_on(self, caller: Caller, how: str, there: bool) -> None:
+    def _go_on(self, caller: Caller, there: bool) -> None:
         """The caller tries again what has failed, or is not there; then others write, and all is as it must be."""
         kind = self._kind
         if kind.repeats or not there:
-            again = ended(kind, caller)
+            again = done(kind, caller)
             assert again.how == "acknowledged", f"the retry: {again.problem!r}"
             assert self._look("acknowledged", again.position)
         table = caller.table()

@@ -20,8 +20,8 @@ os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFA
 import pytest
 
 from tests.faults.cases import Bench, Case, check_ended, home, named_case
-from tests.faults.server import ANSWERS, Fault, Mode, faults_of
 from tests.faults.writes import KINDS, Kind
+from tests.proxy import ANSWERS, Fault, Mode, faults_of
 from tests.s3server import S3Server
 
 SEED = 1
@@ -76,7 +76,7 @@ def _all(bench: Bench, kinds: list[Kind], answers: Collection[str], share: tuple
             done = Case(bench, kind, fault, seed).run()
             told[done.how] += 1
             most[kind.name] = max(most[kind.name], len(done.requests) - least)
-            check_ended(kind, fault, done, least)
+            check_ended(fault, done, least)
         except Exception:
             wrong += 1
             print(f"--case {named_case(kind, fault, seed)!r}", traceback.format_exc(limit=-2), sep="\n", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -132,19 +133,25 @@ def transaction_rows() -> Rows:
     return Rows([(1, "new.1", 0), (2, "new.2", 0), (20, "new.2", 1)])
 
 
-def tolerant(caller: Caller) -> int | None:
+def insisting(caller: Caller, *steps: tuple[pa.Table, str]) -> int | None:
     """A transaction whose caller tries again what fails within it."""
     with caller.table().transaction() as t:
-        for step in (
-            lambda: t.write(rows([1, 20], "new.1")),
-            lambda: t.upsert(rows([2, 20, 21], "new.2")),
-            lambda: t.delete(pa.table({"id": [21, 8]})),
-        ):
+        for given, mode in steps:
+            call = (
+                functools.partial(t.delete, given.select(["id"]))
+                if mode == "delete"
+                else functools.partial(t.write, given, mode)
+            )
             try:
-                step()
+                call()
             except PysparkLookupError:
-                step()
+                call()
     return t.position
+
+
+def tolerant(caller: Caller) -> int | None:
+    steps = (rows([1, 20], "new.1"), "append"), (rows([2, 20, 21], "new.2"), "upsert"), (rows([21, 8], ""), "delete")
+    return insisting(caller, *steps)
 
 
 def creating_transaction(caller: Caller) -> int | None:
@@ -155,18 +162,13 @@ def creating_transaction(caller: Caller) -> int | None:
 
 
 def replacing(caller: Caller) -> int | None:
-    """A transaction that overwrites what it has written itself; its caller tries again what fails within it."""
-    with caller.table().transaction() as t:
-        for step in (
-            lambda: t.write(rows([30, 31], "new.1")),
-            lambda: t.write(rows([1, 20], "new.2"), "overwrite"),
-            lambda: t.upsert(rows([20, 21], "new.3")),
-        ):
-            try:
-                step()
-            except PysparkLookupError:
-                step()
-    return t.position
+    """It overwrites what it has written itself."""
+    steps = (
+        (rows([30, 31], "new.1"), "append"),
+        (rows([1, 20], "new.2"), "overwrite"),
+        (rows([20, 21], "new.3"), "upsert"),
+    )
+    return insisting(caller, *steps)
 
 
 def alter(caller: Caller) -> int | None:

@@ -200,12 +200,3 @@ def _earliest(note: Mapping[str, Any], found: list[State], floor: int) -> int:
     raise AssertionError(
         f"{note['who']} read ({note['kind']}) what was never there from position {floor} on; it was at {older}; tags {seen[-5:]}"
     )
-
-
-def notes_of(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The notes in some files; a last one that a kill has cut off is none."""
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue

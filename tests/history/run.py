@@ -6,26 +6,24 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
-import itertools
-import json
 import logging
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from tests import nightly
-from tests.history.checker import check, notes_of, states
+from tests.history.checker import check, states
+from tests.proxy import GRAVES, Proxy, objects_in
 from tests.s3server import S3Server
+from tests.workers import Workers, notes_in
 
+FAILING = 0.08
+"""Of the store's calls: lost before they arrive; on S3 as many are lost afterwards."""
 WRITERS = 6
+READERS = ("NONE-UFS-shared", "NONE-CACHE-own", "PARTIAL-UFS-shared", "PARTIAL-CACHE-own", "PARTIAL-CACHE-shared")
+READERS += ("FULL-UFS-shared", "FULL-CACHE-own")
 PAUSED = 3
 """How many processes stand still at any time, for up to two seconds."""
 ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50}
@@ -52,53 +50,67 @@ _SOURCE: dict[str, dict[str, str]] = {
 _FULL_CACHE = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 s"}
 
 
-@dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a history's table lies, and how the checker reads it without our code."""
+    """Where a history's table lies, and how the checker reads it without our code: a table on this machine's disk."""
 
-    path: str
-    storage: dict[str, str]
-    list_log: Callable[[], list[bytes]]
-    read_file: Callable[[str], bytes]
+    failing = FAILING
+    storage: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, work: Path) -> None:
+        self.graves = work / "graves"
+        self.graves.mkdir(parents=True)
+        self._table = work / "table"
+        self.path = str(self._table)
+
+    def log(self) -> list[bytes]:
+        return [path.read_bytes() for path in sorted((self._table / "_lookup" / "log").glob("*.json"))]
+
+    def read_file(self, path: str) -> bytes:
+        grave = self.graves / path.rpartition("/")[2]
+        return (grave if grave.exists() else self._table / path).read_bytes()
+
+    def begin(self, seed: int) -> None:
+        """Let the store fail from now on; on this machine's disk its processes see to that (`failing`)."""
+
+    def end(self) -> int:
+        """Let it answer as it does; how many files were removed."""
+        return len(list(self.graves.glob("*.parquet")))
 
 
-def local_place(directory: Path) -> Place:
-    """A table on this machine's disk."""
-    table = directory / "table"
+class S3Place(Place):
+    """A table on the S3 server, whose proxy fails."""
 
-    def events() -> list[bytes]:
-        return [path.read_bytes() for path in sorted((table / "_lookup" / "log").glob("*.json"))]
+    failing = 0.0
 
-    return Place(str(table), {}, events, lambda path: (table / path).read_bytes())
+    def __init__(self, work: Path, server: S3Server, bucket: str) -> None:
+        super().__init__(work)
+        self._bucket, self._proxy = bucket, Proxy(server)
+        self.path, self.storage = f"s3://{bucket}/table", {"lookup.storage.endpoint_url": server.endpoint}
+        server.client.create_bucket(Bucket=bucket)
 
+    def log(self) -> list[bytes]:
+        found = objects_in(self._bucket, "table/_lookup/log/")
+        return [found[name] for name in sorted(found)]
 
-def s3_place(server: S3Server, bucket: str) -> Place:
-    """A table on the S3 server."""
-    server.client.create_bucket(Bucket=bucket)
+    def read_file(self, path: str) -> bytes:
+        return (objects_in(GRAVES, f"table/{path}") or objects_in(self._bucket, f"table/{path}"))[f"table/{path}"]
 
-    def get(key: str) -> bytes:
-        data: bytes = server.client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        return data
+    def begin(self, seed: int) -> None:
+        self._proxy.begin_at_random({"delayed": FAILING / 4, "lost": FAILING, "unanswered": FAILING}, seed)
 
-    def events() -> list[bytes]:
-        pages = server.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix="table/_lookup/log/")
-        return [get(key) for key in sorted(found["Key"] for page in pages for found in page.get("Contents", []))]
-
-    storage = {"lookup.storage.endpoint_url": server.endpoint}
-    return Place(f"s3://{bucket}/table", storage, events, lambda path: get(f"table/{path}"))
+    def end(self) -> int:
+        self._proxy.end()
+        return len(objects_in(GRAVES))
 
 
 def readers(work: Path) -> dict[str, dict[str, str]]:
     """Names and options of the readers: all cache modes and sources, on the writers' host and on hosts of their own."""
     found = {}
-    for (cache, source), host in zip(itertools.product(_CACHE, _SOURCE), itertools.cycle(["shared", "own"])):
-        name = f"{cache}-{source}-{host}"
+    for name in READERS:
+        cache, source, host = name.split("-")
         chosen = _FULL_CACHE if (cache, source) == ("FULL", "CACHE") else _SOURCE[source]
         directory = work / "cache" / ("shared" if host == "shared" else name)
         found[name] = {**_CACHE[cache], **chosen, "lookup.cache.dir": str(directory)}
-    for name in ("FULL-UFS-shared", "PARTIAL-CACHE-shared"):
-        cache, source, _ = name.split("-")
-        found[name] = {**_CACHE[cache], **_SOURCE[source], "lookup.cache.dir": str(work / "cache" / "shared")}
     return found
 
 
@@ -110,90 +122,63 @@ def run(
     AssertionError if it cannot be, or a process failed.
     """
     rng = random.Random(seed)
-    (work / "notes").mkdir(parents=True)
-    (work / "graves").mkdir()
-    stop = work / "stop"
+    stop, notes = work / "stop", work / "notes"
     began = time.monotonic()
     base = {"lookup.keys": "id", "lookup.max-retries": "3", **place.storage}
     writing = {**base, "lookup.write.compact-after": "3"}
     roles = {f"writer{n}": {**writing, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
     roles |= {name: {**base, **options} for name, options in readers(work).items()}
+    workers = Workers(work)
 
-    def start(name: str) -> subprocess.Popen[bytes]:
-        given: dict[str, Any] = {"name": name, "path": place.path, "options": roles[name], "seed": rng.random()}
-        given |= {"role": "writer" if name.startswith("writer") else "reader", "stop": str(stop)}
-        given |= {"graves": str(work / "graves"), "sizes": SIZES}
-        given["notes"] = str(work / "notes" / f"{name}.jsonl")
-        with open(work / f"{name}.err", "ab") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.history.worker", json.dumps(given)], stderr=errors, env=os.environ
-            )
+    def start(name: str) -> None:
+        given = {"name": name, "path": place.path, "options": roles[name], "seed": rng.random(), "stop": str(stop)}
+        given |= {"role": "writer" if name.startswith("writer") else "reader", "notes": str(notes), "sizes": SIZES}
+        given |= {"graves": str(place.graves), "failing": place.failing}
+        workers.start(name, "tests.history.worker", given)
 
-    running = {"writer0": start("writer0")}
-    while not _counts(work)["acknowledged"] and time.monotonic() < began + 3 * seconds:  # readers want a table
-        if running["writer0"].poll() is not None:
-            running["writer0"] = start("writer0")
-        time.sleep(0.05)
-    running |= {name: start(name) for name in roles if name != "writer0"}
     kills = 0
+    place.begin(seed)
     try:
-        while (now := time.monotonic()) < began + seconds or (now < began + 3 * seconds and not _is_enough(work)):
-            with _stopped([running[name] for name in rng.sample(sorted(running), PAUSED)]):
+        start("writer0")
+        while not _counts(notes)["acknowledged"] and time.monotonic() < began + 3 * seconds:  # readers want a table
+            if workers.running["writer0"].poll() is not None:
+                start("writer0")
+            time.sleep(0.05)
+        for name in roles.keys() - {"writer0"}:
+            start(name)
+        while (now := time.monotonic()) < began + seconds or (now < began + 3 * seconds and not _is_enough(notes)):
+            with workers.paused(rng.sample(sorted(roles), PAUSED)):
                 time.sleep(rng.uniform(0.2, 2.0))
-            name = rng.choice(sorted(running))
-            running[name].send_signal(signal.SIGKILL)
-            running[name].wait()
+            name = rng.choice(sorted(roles))
+            workers.kill(name)
             kills += 1
-            running[name] = start(name)
+            start(name)
         stop.touch()
-        for name, process in running.items():
-            assert process.wait(timeout=120) == 0, f"{name}: {(work / f'{name}.err').read_text()[-3000:]}"
+        for name in roles:
+            workers.must_end(name)
     finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
-
-    def read_file(path: str) -> bytes:
-        grave = work / "graves" / path.rpartition("/")[2]
-        return grave.read_bytes() if grave.exists() else place.read_file(path)
-
-    found, tags = states(place.list_log(), read_file)
+        workers.close()
+        removed = place.end()
+    found, tags = states(place.log(), place.read_file)
     told = check(
-        _notes(work),
+        notes_in(notes),
         found,
         tags,
         lambda who: "-UFS-" in who or who.startswith("writer"),
         lambda who: who.endswith("-shared"),
     )
     told.update(collections.Counter(f"{state.mode} commits" for state in found if state.mode))
-    told.update({"kills": kills, "commits": len(found) - 1, "events": len(place.list_log())})
-    told["removed files"] = len(list((work / "graves").glob("*.parquet")))
+    told.update({"kills": kills, "commits": len(found) - 1, "events": len(place.log()), "removed files": removed})
     log(f"{place.path}: {dict(told)}")
     return dict(told)
 
 
-@contextlib.contextmanager
-def _stopped(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Have processes stand still meanwhile: what they had begun they end later, over what others have done."""
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGCONT)
+def _counts(notes: Path) -> collections.Counter[str]:
+    return collections.Counter(note["kind"] for note in notes_in(notes))
 
 
-def _notes(work: Path) -> Iterator[dict[str, Any]]:
-    return notes_of(line for path in sorted((work / "notes").glob("*.jsonl")) for line in path.read_text().splitlines())
-
-
-def _counts(work: Path) -> collections.Counter[str]:
-    return collections.Counter(note["kind"] for note in _notes(work))
-
-
-def _is_enough(work: Path) -> bool:
-    counts = _counts(work)
+def _is_enough(notes: Path) -> bool:
+    counts = _counts(notes)
     return all(counts[kind] >= least for kind, least in ENOUGH.items())
 
 
@@ -201,9 +186,9 @@ def main() -> None:
     minutes, seed = nightly.arguments(__doc__)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with nightly.directory("history") as work:
-        run(local_place(work / "local"), work / "local", minutes * 30, seed, print)
-        server = S3Server()
-        run(s3_place(server, "history"), work / "s3", minutes * 30, seed + 1, print)
+        local, s3 = work / "local", work / "s3"
+        run(Place(local), local, minutes * 30, seed, print)
+        run(S3Place(s3, S3Server(), "history"), s3, minutes * 30, seed + 1, print)
 
 
 if __name__ == "__main__":

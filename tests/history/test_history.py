@@ -13,26 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.history.checker import State, check, states
-from tests.history.run import ENOUGH, Place, local_place, run, s3_place
+from tests.history.run import ENOUGH, Place, S3Place, run
 from tests.s3server import S3Server
 
 SECONDS = 60.0
 SEED = 20261121
 
 
-@pytest.fixture(params=["local", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Where the table lies."""
-    if request.param == "local":
-        return local_place(tmp_path)
-    server: S3Server = request.getfixturevalue("s3")
-    return s3_place(server, "history")
-
-
 @pytest.mark.nightly
-def test_every_read_is_of_some_prefix_of_the_log(place: Place, tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["local", "s3"])
+def test_every_read_is_of_some_prefix_of_the_log(store: str, s3: S3Server, tmp_path: Path) -> None:
     """Six writers and eight readers, killed and failing, in all cache modes: no row is lost, doubled, early or back again."""
-    told = run(place, tmp_path / "work", SECONDS, SEED)
+    place = Place(tmp_path) if store == "local" else S3Place(tmp_path, s3, "history")
+    told = run(place, tmp_path, SECONDS, SEED)
     assert told["kills"] >= 5
     assert all(told[kind] >= least for kind, least in ENOUGH.items())
 

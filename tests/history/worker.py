@@ -1,7 +1,6 @@
 """One process of a history: a writer or a reader that notes what it does, when, and what came of it.
 
-Run as `python -m tests.history.worker <JSON>`. Notes are JSON lines; times are of the machine's monotonic clock, which
-all processes share. A note of an attempt is on disk before the attempt begins, so that a kill leaves it there.
+Run as `python -m tests.history.worker <JSON>`. An attempt is noted before it begins, so that a kill leaves that.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +21,14 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError
 from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.stores import Store
 from pyspark_lookup.managed import WriteSizes
-from pyspark_lookup.options.lookup_options import LookupOptions
-from tests.history.chaos import ChaoticStore
 from tests.history.checker import own_rows
+from tests.workers import Notes, fail_at_random
 
 KEYS = 200
 VACUUMED_AFTER_S = 5
+SLOW_S = 0.02
 SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int32())])
-
-
-class Notes:
-    """A process's notes."""
-
-    def __init__(self, path: Path, name: str) -> None:
-        self._file = path.open("a", buffering=1)
-        self._name = name
-
-    def add(self, kind: str, **values: Any) -> None:
-        self._file.write(json.dumps({"who": self._name, "kind": kind, "at": time.monotonic_ns(), **values}) + "\n")
-
-
-def inject(rng: random.Random, graves: Path) -> None:
-    """Have all stores of this process be chaotic."""
-    opened: dict[str, Store] = {}
-    plain = Runtime._store
-
-    def store(self: Runtime, options: LookupOptions) -> Store:
-        inner = plain(self, options)
-        return opened.setdefault(inner.scope, ChaoticStore(inner, rng, graves))
-
-    Runtime._store = store  # type: ignore[method-assign]
 
 
 def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, stop: Path) -> None:
@@ -64,30 +40,28 @@ def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, stop:
         mode = rng.choices(["append", "upsert", "delete", "overwrite", "transaction", "upkeep"], [8, 6, 3, 1, 4, 2])[0]
         if mode == "upkeep":
             upkeep(table, notes, rng)
-            continue
-        if mode == "transaction":
+        elif mode == "transaction":
             transact(table, notes, rng, tag)
-            continue
-        count = rng.randrange(1, 40)
-        if mode == "overwrite" or number == 1:  # so much that compactions of what follows leave it where it is
-            count, tag = rng.randrange(KEYS // 2, KEYS), f"{tag}/{'large' * 40}"
-        keys = [rng.randrange(KEYS) for _ in range(count)] if mode == "append" else rng.sample(range(KEYS), count)
-        rows = pa.table({"id": keys, "tag": [tag] * count, "n": range(count)}, SCHEMA)
-        give_up = rng.random() < 0.1 and mode != "delete"
-        notes.add("begin", tag=tag, mode=mode, rows=rows.select(["id", "n"]).to_pylist(), give_up=give_up)
-        try:
-            if give_up:
-                table.write(_broken(rows), mode)
-            position = table.write(rows, mode) if mode != "delete" else table.delete(rows.select(["id"]))
-        except GivenUpError:
-            notes.add("failed", tag=tag, error="given up")
-        except CommitUnknownError as problem:
-            notes.add("unknown", tag=tag, error=str(problem))
-        except PysparkLookupError as problem:
-            notes.add("failed", tag=tag, error=f"{type(problem).__name__} {problem}")
         else:
-            notes.add("acknowledged", tag=tag, mode=mode, keys=keys, position=position)
-            _read_all(table, notes, "own", position=position)
+            write_once(table, notes, rng, tag, mode, large=mode == "overwrite" or number == 1)
+
+
+def write_once(table: LookupTable, notes: Notes, rng: random.Random, tag: str, mode: str, large: bool) -> None:
+    """One write; a `large` one is so large that compactions of what follows leave it where it is."""
+    count = rng.randrange(1, 40)
+    if large:
+        count, tag = rng.randrange(KEYS // 2, KEYS), f"{tag}/{'large' * 40}"
+    keys = [rng.randrange(KEYS) for _ in range(count)] if mode == "append" else rng.sample(range(KEYS), count)
+    rows = pa.table({"id": keys, "tag": [tag] * count, "n": range(count)}, SCHEMA)
+    give_up = rng.random() < 0.1 and mode != "delete"
+    notes.add("begin", tag=tag, mode=mode, keys=keys, give_up=give_up)
+
+    def written() -> int | None:
+        if mode == "delete":
+            return table.delete(rows.select(["id"]))
+        return table.write(_broken(rows) if give_up else rows, mode)
+
+    _note_end(table, notes, written, tag=tag, mode=mode, keys=keys)
 
 
 def upkeep(table: LookupTable, notes: Notes, rng: random.Random) -> None:
@@ -111,7 +85,8 @@ def transact(table: LookupTable, notes: Notes, rng: random.Random, tag: str) -> 
         steps.append((mode, f"{tag}.{number}", rng.sample(range(KEYS), rng.randrange(1, 20))))
     give_up = rng.random() < 0.15
     notes.add("begin", tag=tag, mode="transaction", steps=steps, give_up=give_up)
-    try:
+
+    def written() -> int | None:
         with table.transaction() as t:
             for number, (mode, own, keys) in enumerate(steps):
                 rows = pa.table({"id": keys, "tag": [own] * len(keys), "n": range(len(keys))}, SCHEMA)
@@ -120,16 +95,33 @@ def transact(table: LookupTable, notes: Notes, rng: random.Random, tag: str) -> 
                 assert seen == set(own_rows(steps[: number + 1])), f"{tag} sees {seen} of {steps[: number + 1]}"
             if give_up:
                 raise GivenUpError
+        return t.position
+
+    _note_end(table, notes, written, tag=tag, mode="transaction", steps=steps)
+
+
+def _note_end(table: LookupTable, notes: Notes, written: Callable[[], int | None], **what: Any) -> None:
+    """Note how a write ends, and read it back where it is acknowledged."""
+    position = noted(notes, written, **what)
+    if position is not None:
+        _read_all(table, notes, "own", position=position)
+
+
+def noted(notes: Notes, written: Callable[[], int | None], **what: Any) -> int | None:
+    """Note how a write ends; its position where it is acknowledged and committed something."""
+    try:
+        position = written()
     except GivenUpError:
-        notes.add("failed", tag=tag, error="given up", steps=steps)
+        notes.add("failed", error="given up", **what)
     except CommitUnknownError as problem:
-        notes.add("unknown", tag=tag, error=str(problem))
+        notes.add("unknown", error=str(problem), **what)
     except PysparkLookupError as problem:
-        notes.add("failed", tag=tag, error=f"{type(problem).__name__} {problem}", steps=steps)
+        notes.add("failed", error=f"{type(problem).__name__} {problem}", **what)
     else:
-        if t.position is not None:
-            notes.add("acknowledged", tag=tag, mode="transaction", steps=steps, position=t.position)
-            _read_all(table, notes, "own", position=t.position)
+        if position is not None:
+            notes.add("acknowledged", position=position, **what)
+        return position
+    return None
 
 
 class GivenUpError(Exception):
@@ -151,7 +143,7 @@ def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> No
             _read_all(table, notes, "scan")
         else:
             wanted = sorted(rng.sample(range(KEYS), 20))
-            began = time.monotonic_ns()
+            began = time.monotonic()
             try:
                 rows = table.get_many(pa.table({"id": pa.array(wanted, pa.int64())}))
             except PysparkLookupError as problem:
@@ -161,7 +153,7 @@ def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> No
 
 
 def _read_all(table: LookupTable, notes: Notes, kind: str, **more: Any) -> None:
-    began = time.monotonic_ns()
+    began = time.monotonic()
     try:
         rows = table.scan()
     except PysparkLookupError as problem:
@@ -178,7 +170,8 @@ def _plain(rows: pa.Table) -> list[list[Any]]:
 def main() -> None:
     given = json.loads(sys.argv[1])
     rng = random.Random(f"{given['seed']} {os.getpid()}")
-    inject(rng, Path(given["graves"]))
+    if given["failing"]:
+        fail_at_random(rng, given["failing"], SLOW_S, Path(given["graves"]))
     runtime_module._current = Runtime(HostClock(), rng, WriteSizes(**given["sizes"]))
     notes = Notes(Path(given["notes"]), given["name"])
     table, stop = LookupTable(given["path"], given["options"]), Path(given["stop"])

@@ -26,39 +26,18 @@ import pytest
 
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock, Host, make_host
 from tests.test_disk import data_of
+from tests.workers import BOUND_S, in_fresh_process, must_end, run_processes
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkContext, SpawnContext
+    from tests.s3server import S3Server  # which takes long to import
 
-    from tests.s3server import S3Server
+__all__ = ["BOUND_S", "in_fresh_process", "must_end"]
 
-BOUND_S = 120  # far above what any of this takes; a process not done by then hangs
 BLOCKS = [(n * 70_000, 1000) for n in range(12)]  # too far apart to share a request
 FEW = BLOCKS[:3]
-
-
-def in_fresh_process(function: Callable[..., None], *args: Any, bound_s: float = BOUND_S) -> None:
-    """Run it in a spawned process, and fail if that fails or does not end in time."""
-    child = multiprocessing.get_context("spawn").Process(target=function, args=args)
-    child.start()
-    child.join(bound_s)
-    if child.is_alive():
-        child.kill()
-        pytest.fail("the process hangs")
-    assert child.exitcode == 0
-
-
-def must_end(processes: list[Any]) -> None:
-    """Wait for started processes; none may fail or hang."""
-    try:
-        for process in processes:
-            process.join(BOUND_S)
-        assert [process.exitcode for process in processes] == [0] * len(processes)
-    finally:
-        for process in processes:
-            process.kill()
 
 
 @pytest.fixture
@@ -91,44 +70,41 @@ def gets(host: Host) -> list[tuple[int, int]]:
 # --- racing ------------------------------------------------------------------------------------------
 
 
-def racer(path: Path, cache_dir: Path, start: Any, answer: Path) -> None:
+def racer(path: Path, cache_dir: Path, me: int, start: Any, answer: Path) -> None:
     host = make_host(str(path), cache_dir, wait_s=BOUND_S)
     location = located(host, path)
     start.wait(BOUND_S)
     data = b"".join(host.blocks.read([(location, BLOCKS)])[0])
-    waits = host.metrics.snapshot()["blockWaitCount"]
-    answer.write_text(json.dumps([hashlib.sha256(data).hexdigest(), gets(host), waits]))
-
-
-def race(method: str, path: Path, cache_dir: Path, answers: Path) -> None:
-    context: SpawnContext | ForkContext = multiprocessing.get_context(method)  # type: ignore[assignment]
-    start = context.Barrier(16)
-    racers = [context.Process(target=racer, args=(path, cache_dir, start, answers / str(n))) for n in range(16)]
-    for process in racers:
-        process.start()
-    must_end(racers)
+    answer.write_text(json.dumps([hashlib.sha256(data).hexdigest(), gets(host)]))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_racing_processes_fetch_each_block_once(tmp_path: Path, cache_dir: Path, source: Path, method: str) -> None:
     """Of 16 processes that want the same blocks at once every one reads them whole, and the store is asked once per block."""
-    (tmp_path / "answers").mkdir()
-    in_fresh_process(race, method, source, cache_dir, tmp_path / "answers")
-    answers = [json.loads(path.read_text()) for path in (tmp_path / "answers").iterdir()]
-    assert len(answers) == 16
-    assert {digest for digest, _, _ in answers} == {hashlib.sha256(b"".join(right(source, BLOCKS))).hexdigest()}
-    asked = Counter(tuple(block) for _, blocks, _ in answers for block in blocks)
+    answers = raced(tmp_path, method, 16, racer, source, cache_dir)
+    assert {digest for digest, _ in answers} == {hashlib.sha256(b"".join(right(source, BLOCKS))).hexdigest()}
+    asked = Counter(tuple(block) for _, blocks in answers for block in blocks)
     assert asked == Counter(BLOCKS)
-    host = make_host(str(source), cache_dir)
-    assert host.disk is not None
-    assert (host.disk.check().blocks, host.disk.check().damaged) == (len(BLOCKS), ())
-    assert host.disk.used_bytes() == int((cache_dir / "v1" / "usage").read_text())
+    disk = disk_of(cache_dir)
+    assert (disk.check().blocks, disk.check().damaged) == (len(BLOCKS), ())
+    assert disk.used_bytes() == int((cache_dir / "v1" / "usage").read_text())
     assert list((cache_dir / "v1" / "tmp").iterdir()) == []
 
 
+def raced(home: Path, method: str, count: int, function: Callable[..., None], *given: Any) -> list[Any]:
+    """What processes answer that run a function at the same time: given these, the number of each, a barrier and where to answer."""
+    (home / "answers").mkdir()
+    in_fresh_process(race, home / "answers", method, count, function, given)
+    return [json.loads((home / "answers" / str(number)).read_text()) for number in range(count)]
+
+
+def race(answers: Path, method: str, count: int, function: Callable[..., None], given: tuple[Any, ...]) -> None:
+    start = multiprocessing.get_context(method).Barrier(count)  # type: ignore[attr-defined]
+    run_processes(method, function, [(*given, number, start, answers / str(number)) for number in range(count)])
+
+
 def recorder(cache_dir: Path, me: int, start: Any, answer: Path) -> None:
-    disk = make_host("/x", cache_dir).disk
-    assert disk is not None
+    disk = disk_of(cache_dir)
     answers = []
     for number in range(300):
         start.wait(BOUND_S)
@@ -136,44 +112,29 @@ def recorder(cache_dir: Path, me: int, start: Any, answer: Path) -> None:
     answer.write_text(json.dumps(answers))
 
 
-def race_for_records(cache_dir: Path, answers: Path) -> None:
-    disk = make_host("/x", cache_dir).disk
-    assert disk is not None
+def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
+    """In each of 300 rounds eight processes get one record, one racer's own, where none or a damaged one was before."""
+    disk = disk_of(cache_dir)
     for number in range(0, 300, 4):
         disk.create_record("execution", f"k{number}", "damaged next")
         (cache_dir / "v1" / "records" / "execution" / f"k{number}").write_bytes(b"noise")
-    context = multiprocessing.get_context("fork")
-    start = context.Barrier(8)
-    racers = [context.Process(target=recorder, args=(cache_dir, n, start, answers / str(n))) for n in range(8)]
-    for process in racers:
-        process.start()
-    must_end(racers)
-
-
-def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
-    """In each of 300 rounds eight processes get one record, one racer's own, where none or a damaged one was before."""
-    (tmp_path / "answers").mkdir()
-    in_fresh_process(race_for_records, cache_dir, tmp_path / "answers")
-    answers = [json.loads(path.read_text()) for path in (tmp_path / "answers").iterdir()]
+    answers = raced(tmp_path, "fork", 8, recorder, cache_dir)
     rounds = list(zip(*answers, strict=True))
-    assert (len(answers), len(rounds)) == (8, 300)
+    assert len(rounds) == 300
     assert all(len(set(told)) == 1 for told in rounds)
     winners = {told[0] for told in rounds}
     assert winners <= set(range(8))
     assert len(winners) > 1  # or they did not race
-    disk = make_host("/x", cache_dir).disk
-    assert disk is not None
     assert [disk.get_record("execution", f"k{n}") for n in range(300)] == [told[0] for told in rounds]
 
 
 def repair_in_turns(cache_dir: Path) -> None:
-    disk = make_host("/x", cache_dir).disk
-    assert disk is not None
+    disk = disk_of(cache_dir)
     disk.create_record("execution", "k", "damaged next")
     record = cache_dir / "v1" / "records" / "execution" / "k"
     record.write_bytes(b"noise")
     late_saw_damage, early_removed_it, late_looked, early_done = (threading.Event() for _ in range(4))
-    links: Counter[str] = Counter()
+    links = Counter[str]()
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         who = threading.current_thread().name
@@ -245,6 +206,12 @@ def host_now(path: Path, cache_dir: Path, max_bytes: int = 2**30, later_s: float
     return make_host(str(path), cache_dir, FakeClock(time.time() + later_s), max_bytes=max_bytes)
 
 
+def disk_of(cache_dir: Path, later_s: float = 0) -> Disk:
+    disk = host_now(Path("/x"), cache_dir, later_s=later_s).disk
+    assert disk is not None
+    return disk
+
+
 def fill(path: Path, cache_dir: Path, max_bytes: int, step: Callable[[str], None]) -> None:
     """What a worker does to the directory: blocks, an exclusive record, a replaced one, a lock."""
     host = host_now(path, cache_dir, max_bytes)
@@ -288,10 +255,9 @@ def assert_sound(path: Path, cache_dir: Path, max_bytes: int, where: str) -> Non
     assert disk.create_record("execution", "k", "third") == recorded, where
     counts = host.metrics.snapshot()
     assert (counts["blockDamagedCount"], counts["cacheFailureCount"], counts["blockWaitCount"]) == (0, 0, 0), where
-    later = host_now(path, cache_dir, later_s=2 * 3600)
-    assert later.disk is not None
-    found = later.disk.check(repair=True)
-    again = later.disk.check()
+    later = disk_of(cache_dir, later_s=2 * 3600)
+    found = later.check(repair=True)
+    again = later.check()
     assert (found.damaged, again.damaged, again.leftovers) == ((), (), ()), where
     assert list((root / "tmp").iterdir()) == [], where
     assert int((root / "usage").read_text()) == again.bytes == disk.used_bytes(), where
@@ -412,11 +378,7 @@ def fork_during_a_read(path: Path, cache_dir: Path) -> None:
     thread.start()
     assert reached.wait(BOUND_S)
     # The thread holds the locks of its blocks and has a request under way.
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=read_in_child, args=(path, cache_dir, blocks)) for blocks in (FEW, BLOCKS[3:6])]
-    for child in children:
-        child.start()
-    must_end(children)
+    run_processes("fork", read_in_child, [(path, cache_dir, blocks) for blocks in (FEW, BLOCKS[3:6])])
     go_on.set()
     thread.join(BOUND_S)
     assert answers == [right(path, FEW)]
@@ -443,13 +405,9 @@ def fork_while_busy(path: str, cache_dir: Path, conf: Path, environ: dict[str, s
     before = runtime()
     table = LookupTable(path)
     table.scan()  # imports what its store needs: no Python can fork while another thread imports
-    context = multiprocessing.get_context("fork")
     with busy(table.scan):
         for _ in range(10):
-            children = [context.Process(target=scan_in_child, args=(path, os.getpid())) for _ in range(2)]
-            for child in children:
-                child.start()
-            must_end(children)
+            run_processes("fork", scan_in_child, [(path, os.getpid())] * 2)
     assert runtime() is before
     assert table.scan().num_rows == 1000
 
@@ -457,15 +415,14 @@ def fork_while_busy(path: str, cache_dir: Path, conf: Path, environ: dict[str, s
 CSV = "id,name\n" + "".join(f"{n},n{n}\n" for n in range(1000))
 
 
-def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path) -> None:
-    """Children forked at any moment of a parent that reads all the time have a runtime of their own, and do not hang."""
+@pytest.mark.parametrize("store", ["local", "s3"])
+def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path, s3: S3Server, store: str) -> None:
+    """Children forked at any moment of a parent that reads all the time have a runtime and connections of their own, and do not
+    hang."""
     (tmp_path / "t.csv").write_text(CSV)
-    in_fresh_process(fork_while_busy, str(tmp_path / "t.csv"), cache_dir, tmp_path / "conf", {})
-
-
-def test_fork_with_a_busy_s3_client(tmp_path: Path, cache_dir: Path, s3: S3Server) -> None:
-    """Children forked while a thread of the parent talks to S3 open connections of their own, and do not hang."""
-    s3.client.create_bucket(Bucket="forked")
-    s3.client.put_object(Bucket="forked", Key="t.csv", Body=CSV.encode())
-    storage = {"lookup.storage.endpoint_url": s3.endpoint}
-    in_fresh_process(fork_while_busy, "s3://forked/t.csv", cache_dir, tmp_path / "conf", storage)
+    given: tuple[str, dict[str, str]] = str(tmp_path / "t.csv"), {}
+    if store == "s3":
+        s3.client.create_bucket(Bucket="forked")
+        s3.client.put_object(Bucket="forked", Key="t.csv", Body=CSV.encode())
+        given = "s3://forked/t.csv", {"lookup.storage.endpoint_url": s3.endpoint}
+    in_fresh_process(fork_while_busy, given[0], cache_dir, tmp_path / "conf", given[1])

@@ -11,7 +11,7 @@ import random
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import pyspark_lookup.engine.runtime as runtime_module
 from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE, SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.stores import open_store
 from pyspark_lookup.table.host_versions import HostVersions
-from tests.fakes import FaultyStore
-from tests.processes.test_fill import in_fresh_process, must_end
-from tests.processes.test_snapshots import EACH, FILES, publish
+from tests.processes.test_snapshots import EACH, FILES, first_states, publish
+from tests.workers import Forked, Notes, fail_at_random, in_fresh_process, must_end, notes_in
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
@@ -44,38 +41,17 @@ ROWS = 300  # of the processes with a small cache
 PARTIAL = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.max-retries": "1"}
 LARGE = {**PARTIAL, "lookup.partial-cache.max-rows": "1000000"}
 SMALL = {**PARTIAL, "lookup.partial-cache.max-rows": str(ROWS)}
-TIMES_OUT = 0.02
 
 
-def with_faults(rng: random.Random) -> None:
-    """From now on one call of the store in twenty fails and one in twenty is slow; nothing fetched is kept as blocks."""
-
-    def before(kind: str, subject: object) -> None:
-        chance = rng.random()
-        if chance < 0.05:
-            raise UfsUnavailableError(f"{kind} {subject}: injected")
-        if chance < 0.1:
-            time.sleep(TIMES_OUT)  # what a slow store does
-
-    def opened(*args: Any) -> FaultyStore:
-        store = FaultyStore(open_store(*args))
-        store.before = before
-        return store
-
-    runtime_module.open_store = opened  # type: ignore[assignment]
-    BlockCache._keepable = lambda self, location: False  # type: ignore[method-assign]
-
-
-def with_log(path: Path) -> None:
-    """From now on `path` tells when this process first knew of a version, each key it loaded and shared, and failures."""
-    log = path.open("a", buffering=1)
+def with_notes(notes: Notes) -> None:
+    """From now on it is noted when this process first knew of a version, each key it loaded and shared, and failures."""
     seen: set[str] = set()
     lookup, put, learned = PartialCache.lookup, SharedCache.put, HostVersions.learned
 
     def note(version: str) -> None:
         if version not in seen:
             seen.add(version)
-            log.write(json.dumps(["seen", time.monotonic(), version, []]) + "\n")
+            notes.add("seen", version=version)
 
     def noted_learned(self: HostVersions, table: Any, version: Any, *more: Any, **named: Any) -> Any:
         note(version.digest)  # before anybody else on the host can know of it
@@ -86,12 +62,12 @@ def with_log(path: Path) -> None:
         try:
             return lookup(self, keys, fresh, load)
         except UfsUnavailableError:
-            log.write(json.dumps(["failed", time.monotonic(), fresh.version, []]) + "\n")
+            notes.add("failed", version=fresh.version)
             raise
 
     def noted_put(self: SharedCache, keys: Any, hashes: Any, rows: Any, fresh: Freshness, loaded_s: float) -> None:
         put(self, keys, hashes, rows, fresh, loaded_s)
-        log.write(json.dumps(["load", time.monotonic(), fresh.version, keys[0].to_pylist()]) + "\n")
+        notes.add("load", version=fresh.version, keys=keys[0].to_pylist())
 
     HostVersions.learned = noted_learned  # type: ignore[method-assign]
     PartialCache.lookup = noted_lookup  # type: ignore[method-assign]
@@ -111,11 +87,13 @@ def check(ids: Sequence[int], found: pa.Table) -> None:
     assert not latest or max(latest) < min(latest) + FILES, steps
 
 
-def worker(path: Path, options: Mapping[str, str], seed: int, stop: Any, answer: Path, log: Path) -> None:
+def worker(path: Path, root: Path, place: int, seed: int, stop: Any) -> None:
+    kind, options = ("large", LARGE) if place % 2 else ("small", SMALL)
     rng = np.random.default_rng(seed)
-    with_faults(random.Random(seed))
-    with_log(log)
-    table = LookupTable(str(path), dict(options))
+    fail_at_random(random.Random(seed), 0.1, 0.02)
+    BlockCache._keepable = lambda self, location: False  # type: ignore[method-assign]
+    with_notes(Notes(root / f"notes-{kind}", str(place)))
+    table = LookupTable(str(path), {**options, "lookup.cache.dir": str(root / kind)})
     lookups = most = 0
     while not stop.is_set() or lookups < LOOKUPS:
         ids = (rng.zipf(1.1, BATCH) % int(1.2 * FILES * EACH)).tolist()
@@ -126,56 +104,42 @@ def worker(path: Path, options: Mapping[str, str], seed: int, stop: Any, answer:
         lookups += 1
         most = max(most, table.metrics()["numCachedRecords"])
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    answer.write_text(json.dumps([lookups, most, used, table.metrics()]))
+    (root / f"answer-{place}").write_text(json.dumps([lookups, most, used, table.metrics()]))
 
 
 def chaos(path: Path, root: Path) -> None:
-    context = multiprocessing.get_context("fork")
     rng = random.Random(3)
-    path.mkdir()
-    (path.parent / "sizes").mkdir()
-    for step in range(FILES):
-        publish(path, step)
-    stop = context.Event()
+    first_states(path)
+    stop = multiprocessing.get_context("fork").Event()
     seeds = iter(range(10**6))
-
-    def started(place: int) -> Any:
-        kind, options = ("large", LARGE) if place % 2 else ("small", SMALL)
-        at = {**options, "lookup.cache.dir": str(root / kind)}
-        args = (path, at, next(seeds), stop, root / f"answer-{place}", root / f"log-{kind}-{place}")
-        process = context.Process(target=worker, args=args)
-        process.start()
-        return process
-
-    workers = [started(place) for place in range(PROCESSES)]
+    workers = Forked(lambda place: (worker, (path, root, place, next(seeds), stop)), PROCESSES)
     kills, step = 0, FILES
     began = time.monotonic()
 
     def goes_on(now: float) -> bool:
-        loads = {(version, key) for _, _, version, keys in lines_of(root, "large") for key in keys}
-        enough = kills > KILLS and step > FILES + STEPS and len(loads) > KEYS
+        enough = kills > KILLS and step > FILES + STEPS and len(loads_in(root)) > KEYS
         return not enough and now < began + AT_MOST_S
 
     while (now := time.monotonic()) < began + SECONDS or goes_on(now):
         stop.wait(0.1)  # the others have the processors meanwhile
         if rng.random() < 0.3:
-            place = rng.randrange(PROCESSES)
-            workers[place].kill()
-            workers[place].join()
-            workers[place] = started(place)
+            workers.replace(rng.randrange(PROCESSES))
             kills += 1
         if rng.random() < 0.15:
             publish(path, step)
             step += 1
     stop.set()
-    must_end(workers)
+    must_end(workers.processes)
     (root / "done").write_text(json.dumps([kills, step]))
 
 
-def lines_of(root: Path, kind: str) -> Iterator[list[Any]]:
-    """What the processes with one kind of cache have noted; a line that a kill has cut short is none."""
-    for log in root.glob(f"log-{kind}-*"):
-        yield from (json.loads(line) for line in log.read_text().splitlines() if line.endswith("]"))
+def loads_in(root: Path) -> dict[tuple[str, int], list[float]]:
+    """When those with a large cache have loaded each key of each version."""
+    loads: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for note in notes_in(root / "notes-large"):
+        for key in note.get("keys", []):
+            loads[note["version"], key].append(note["at"])
+    return loads
 
 
 def test_eight_processes(tmp_path: Path) -> None:
@@ -196,19 +160,17 @@ def test_eight_processes(tmp_path: Path) -> None:
         assert metrics["snapshotDamagedCount"] == metrics["cacheFailureCount"] == 0
         if place % 2 == 0:  # of four processes each may add a batch when nothing is refused yet
             assert most <= ROWS * REFUSE_ABOVE + PROCESSES // 2 * BATCH
-    assert any(kind == "failed" for of in ("small", "large") for kind, *_ in lines_of(root, of))
+    notes = notes_in(root / "notes-large")
+    assert any(note["kind"] == "failed" for note in [*notes, *notes_in(root / "notes-small")])
     seen: dict[str, float] = {}
-    loads: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for kind, at, version, keys in lines_of(root, "large"):
-        if kind == "seen":
-            seen[version] = min(at, seen.get(version, at))
-        for key in keys:
-            loads[version, key].append(at)
+    for note in notes:
+        if note["kind"] == "seen":
+            seen.setdefault(note["version"], note["at"])
+    loads = loads_in(root)
     assert len(loads) > KEYS
-    births = sorted(seen.values())
     for (version, key), times in loads.items():
-        for again in sorted(times)[1:]:
+        for again in times[1:]:
             # What is superseded may be given up: it was asked for by one that had resolved it before.
-            assert any(seen[version] < birth <= again for birth in births), (version, key, times)
+            assert any(seen[version] < birth <= again for birth in seen.values()), (version, key, times)
     used = sum(f.stat().st_size for f in (root / "small" / "v1" / "snapshots").rglob("*"))
     assert used < 2_000_000

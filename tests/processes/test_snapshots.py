@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, make_host
-from tests.processes.test_fill import BOUND_S, in_fresh_process, must_end
+from tests.workers import BOUND_S, Forked, in_fresh_process, must_end, run_processes
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
@@ -55,6 +56,14 @@ def publish(path: Path, step: int) -> None:
     assert not known.exists()
     known.write_text(str(step))
     os.replace(temporary, path / f"{number}.parquet")
+
+
+def first_states(path: Path) -> None:
+    """The table, when each file is there."""
+    path.mkdir()
+    (path.parent / "sizes").mkdir()
+    for step in range(FILES):
+        publish(path, step)
 
 
 def state_of(steps: list[int]) -> int:
@@ -134,62 +143,47 @@ def until(done: Any, what: str) -> None:
 def chaos(path: Path, cache_dir: Path, answers: Path) -> None:
     context = multiprocessing.get_context("fork")
     rng = random.Random(11)
-    path.mkdir()
-    (path.parent / "sizes").mkdir()
-    for step in range(FILES):
-        publish(path, step)
+    first_states(path)
     at = {"lookup.cache.dir": str(cache_dir)}
     cached, current = {**CACHE, **at}, {**UFS, **at}
     counts = context.Array("q", 4, lock=False)
     stop = context.Event()
-    roles = [cache_reader, cache_reader, ufs_reader, ufs_reader]
+    mine, theirs = context.Pipe()
 
-    def started(place: int) -> Any:
-        options = cached if roles[place] is cache_reader else current
-        args = (path, options, place, counts, stop, answers / str(place))
-        process = context.Process(target=roles[place], args=args)
-        process.start()
-        return process
+    def begin(place: int) -> Any:
+        function, options = (cache_reader, cached) if place < 2 else (ufs_reader, current)
+        return function, (path, options, place, counts, stop, answers / str(place))
 
-    def reloading() -> tuple[Any, Any]:
-        mine, theirs = context.Pipe()
-        process = context.Process(target=reloader, args=(path, cached, theirs))
-        process.start()
-        theirs.close()
-        return process, mine
+    def begin_reloader(place: int) -> Any:
+        nonlocal mine, theirs
+        mine, theirs = context.Pipe()  # what was under way in that of a process which was killed is nobody's
+        return reloader, (path, cached, theirs)
 
-    readers = [started(place) for place in range(4)]
-    worker, pipe = reloading()
+    readers, reloaders = Forked(begin, 4), Forked(begin_reloader, 1)
     kills = stops = 0
     for step in range(FILES, FILES + RELOADS):
         publish(path, step)
-        pipe.send(True)
+        mine.send(True)
         chance = rng.random()
         if chance < 0.06:  # in the middle of it, anywhere
             for _ in range(rng.randrange(30_000)):
                 pass
             if chance < 0.03:
-                os.kill(worker.pid, signal.SIGSTOP)
+                os.kill(reloaders.processes[0].pid, signal.SIGSTOP)
                 before = list(counts[:2])
                 # Whatever it holds right now, nobody who answers from a snapshot waits for it.
                 until(lambda b=before: all(counts[n] > b[n] + 3 for n in range(2)), "readers wait for a reload")
                 stops += 1
-            os.kill(worker.pid, signal.SIGKILL)
-            worker.join()
-            pipe.close()
-            worker, pipe = reloading()
+            reloaders.replace(0)
             kills += 1
             if kills % 8 == 0:
-                place = rng.randrange(4)
-                readers[place].kill()
-                readers[place].join()
-                readers[place] = started(place)
+                readers.replace(rng.randrange(4))
             continue
-        assert pipe.poll(BOUND_S), "a reload hangs"
-        pipe.recv()
+        assert mine.poll(BOUND_S), "a reload hangs"
+        mine.recv()
     stop.set()
-    pipe.send(False)
-    must_end([*readers, worker])
+    mine.send(False)
+    must_end([*readers.processes, *reloaders.processes])
     (answers / "kills").write_text(json.dumps([kills, stops]))
     # What stays: the latest version of each mode, once the others are past their time.
     last = LookupTable(str(path), cached)
@@ -237,29 +231,17 @@ def test_a_thousand_reloads_under_reading_with_kills(tmp_path: Path) -> None:
 ROWS = 1_000_000
 
 
-def rollup() -> dict[str, int]:
-    """This process's memory in bytes by smaps' names."""
-    found = {}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, value = line.split(":")
-        found[name] = int(value.split()[0]) * 1024
-    return found
-
-
-def snapshot_private() -> tuple[int, int, int]:
-    """(mapped, proportional share, private) bytes of the snapshot in this process."""
-    size = share = private = 0
+def memory(within: str = "") -> Counter[str]:
+    """Bytes of this process's memory by smaps' names, of the mappings of such files."""
+    found = Counter[str]()
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split()
-        if "-" in head[0] and not head[0].endswith(":"):
-            inside = "/snapshots/" in line
-        elif inside and head[0] in ("Rss:", "Pss:", "Private_Clean:", "Private_Dirty:"):
-            value = int(head[1]) * 1024
-            size += value if head[0] == "Rss:" else 0
-            share += value if head[0] == "Pss:" else 0
-            private += value if head[0].startswith("Private") else 0
-    return size, share, private
+        if not head[0].endswith(":"):
+            inside = within in line
+        elif inside and head[-1] == "kB":
+            found[head[0].rstrip(":")] += int(head[1]) * 1024
+    return found
 
 
 def probing(path: Path, options: Mapping[str, str], barrier: Any, answer: Path) -> None:
@@ -268,12 +250,13 @@ def probing(path: Path, options: Mapping[str, str], barrier: Any, answer: Path) 
     rng = np.random.default_rng(os.getpid())
     ids = [pa.table({"id": rng.integers(0, ROWS, 65_536)}) for _ in range(20)]
     table.get_many(ids[0].slice(0, 10))
-    before = rollup()
+    before = memory()
     for keys in ids:
         assert table.get_many(keys).num_rows == 65_536
     barrier.wait(BOUND_S)
-    after = rollup()
-    answer.write_text(json.dumps([*snapshot_private(), after["Private_Dirty"] - before["Private_Dirty"]]))
+    grown = memory()["Private_Dirty"] - before["Private_Dirty"]
+    of = memory("/snapshots/")
+    answer.write_text(json.dumps([of["Rss"], of["Pss"], of["Private_Clean"] + of["Private_Dirty"], grown]))
     barrier.wait(BOUND_S)
 
 
@@ -284,12 +267,8 @@ def share(path: Path, cache_dir: Path, answers: Path) -> None:
     pq.write_table(pa.table({"id": ids, "v": ids / 7, "name": texts, "w": ids * 3}), path / "a.parquet")
     options = {**CACHE, "lookup.cache.dir": str(cache_dir)}
     LookupTable(str(path), options).warm()
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(4)
-    workers = [context.Process(target=probing, args=(path, options, barrier, answers / str(n))) for n in range(4)]
-    for worker in workers:
-        worker.start()
-    must_end(workers)
+    barrier = multiprocessing.get_context("spawn").Barrier(4)
+    run_processes("spawn", probing, [(path, options, barrier, answers / str(n)) for n in range(4)])
 
 
 def test_workers_share_one_copy(tmp_path: Path) -> None:

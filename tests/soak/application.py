@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQueryListener
 
 from pyspark_lookup import lookup_join
 from tests.soak import tables
-from tests.soak.notes import Notes
+from tests.workers import Notes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,9 +58,6 @@ class Listener(StreamingQueryListener):  # type: ignore[misc]
         rows, duration = progress["numInputRows"], progress["durationMs"].get("triggerExecution")
         self._notes.add("progress", batch=progress["batchId"], rows=rows, versions=told, ms=duration)
 
-    def onQueryIdle(self, event: Any) -> None:
-        pass
-
     def onQueryTerminated(self, event: Any) -> None:
         pass
 
@@ -85,7 +82,7 @@ class Application:
         store = tables.storage(self._given["endpoint"])
         for path, column, options in (
             (tables.PUBLISHED, "publish", tables.OF_PUBLISHED),
-            (tables.MANAGED, "epoch", tables.OF_MANAGED),
+            (tables.MANAGED, "tag", tables.OF_MANAGED),
         ):
             events = lookup_join(events, path, "id", columns=[column], options={**options, **store})
         return events

@@ -9,84 +9,16 @@ import os
 import random
 import resource
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from tests.cluster import Cluster
-from tests.soak.processes import python_workers
+from tests.soak.parts import FAULTS, STORM, Parts
+from tests.soak.watch import python_workers
 
 FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 STEPS_S = (3600, -3600)
 CALM_BATCHES = 3
 """Micro-batches that are written between two harms, so that a slow machine is harmed less often."""
-_TMPFS_MIB = 64
-
-
-class Disk(Protocol):
-    """How one executor's cache directory is brought to refuse writes."""
-
-    how: str
-    directory: Path
-
-    def fill(self) -> None: ...
-    def free(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class SmallDisk:
-    """A small tmpfs, filled to the last byte. OSError if none may be mounted here."""
-
-    how = "a full tmpfs"
-
-    def __init__(self, mount: Path) -> None:
-        mount.mkdir()
-        self._mount = mount
-        self.directory = mount / "cache"
-        command = ["mount", "-t", "tmpfs", "-o", f"size={_TMPFS_MIB}m,mode=700", "tmpfs", str(mount)]
-        try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (subprocess.CalledProcessError, FileNotFoundError) as problem:
-            raise OSError(f"no tmpfs can be mounted: {problem}") from problem
-
-    def fill(self) -> None:
-        with (self._mount / "filler").open("wb", buffering=0) as file:
-            for size in (1 << 20, 1 << 12, 1):
-                with contextlib.suppress(OSError):
-                    while True:
-                        file.write(bytes(size))
-
-    def free(self) -> None:
-        (self._mount / "filler").unlink(missing_ok=True)
-
-    def close(self) -> None:
-        subprocess.run(["umount", "--lazy", str(self._mount)], check=False)
-
-
-class LimitedFiles:
-    """Python workers that may not write to files: RLIMIT_FSIZE, which fails as a full disk does, with another errno."""
-
-    how = "RLIMIT_FSIZE of the Python workers, for no tmpfs may be mounted here"
-
-    def __init__(self, directory: Path, workers: Callable[[], list[int]]) -> None:
-        self.directory = directory
-        self._workers = workers
-
-    def fill(self) -> None:
-        self._limit(0)
-
-    def free(self) -> None:
-        self._limit(resource.RLIM_INFINITY)
-
-    def _limit(self, size: int) -> None:
-        for process in self._workers():
-            with contextlib.suppress(ProcessLookupError):
-                _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
-                resource.prlimit(process, resource.RLIMIT_FSIZE, (min(size, hard) if hard >= 0 else size, hard))
-
-    def close(self) -> None:
-        self.free()
 
 
 class Clocks:
@@ -96,10 +28,9 @@ class Clocks:
         found = sorted(Path("/").glob(FAKETIME.lstrip("/")))
         self.missing = "" if found else f"no {FAKETIME}: apt-get install libfaketime"
         self._files = [work / f"clock{number}" for number in range(2)]
-        for file in self._files:
-            file.write_text("+0\n")
+        for number in range(2):
+            self.step(number, 0)
         self._library = str(found[0]) if found else ""
-        self._site = Path(__file__).with_name("site")
 
     def variables(self, number: int) -> dict[str, str]:
         """What the wrapper of an executor's Python hands on to it."""
@@ -107,7 +38,7 @@ class Clocks:
             return {}
         return {
             "SOAK_PRELOAD": self._library,
-            "SOAK_SITE": str(self._site),
+            "SOAK_SITE": str(Path(__file__).with_name("site")),
             "FAKETIME_TIMESTAMP_FILE": str(self._files[number]),
             "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # a step is one of the wall clock
@@ -125,28 +56,22 @@ class Chaos:
     `left`: the kinds that were not done yet, for there was nobody to do it to, or no time.
     """
 
-    def __init__(
-        self,
-        rng: random.Random,
-        cluster: Cluster,
-        disk: Disk,
-        clocks: Clocks,
-        order: Callable[[str], None],
-        storm: Callable[[bool], None],
-        kill_writer: Callable[[], None],
-    ) -> None:
+    def __init__(self, rng: random.Random, parts: Parts, clocks: Clocks) -> None:
         self.counts = collections.Counter[str]()
         self._rng = rng
-        self._cluster = cluster
-        self._disk = disk
+        self._parts = parts
         self._clocks = clocks
-        self._order = order
-        self._storm = storm
-        self._kill_writer = kill_writer
-        self._kinds: list[Callable[[], bool]] = [self.kill_executor, self.kill_worker, self.fill_disk, self.step_clock]
-        self._kinds += [self.restart, self.storm, self.kill_writer]
+        self._kinds = [
+            self._kill_executor,
+            self._kill_worker,
+            self._fill_disk,
+            self._storm,
+            self._restart,
+            self._kill_writer,
+        ]
+        self._kinds += [] if clocks.missing else [self._step_clock]
         self.left = {kind.__name__ for kind in self._kinds}
-        self._deck: list[Callable[[], bool]] = []
+        self._deck: list[Callable[[], None]] = []
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._now = self._next_at = 0.0
         self._calm_until = CALM_BATCHES
@@ -160,10 +85,11 @@ class Chaos:
         if now < self._next_at or written < self._calm_until:
             return
         if not self._deck:
-            self._deck = [*self._kinds, self.kill_worker]
+            self._deck = [*self._kinds, self._kill_worker]
             self._rng.shuffle(self._deck)
         harm = self._deck.pop()
-        if harm():
+        with contextlib.suppress(LookupError, ProcessLookupError):  # there is nobody at this moment
+            harm()
             self.left.discard(harm.__name__)
         self._next_at = now + self._rng.uniform(2, 10)
         self._calm_until = written + CALM_BATCHES
@@ -174,56 +100,48 @@ class Chaos:
             undo()
         self._undo.clear()
 
-    def _later(self, least_s: float, most_s: float, undo: Callable[[], None]) -> None:
-        self._undo.append((self._now + self._rng.uniform(least_s, most_s), undo))
+    def _done(self, what: str, undo: Callable[[], None] | None = None, least_s: float = 0, most_s: float = 0) -> None:
+        self.counts[what] += 1
+        if undo is not None:
+            self._undo.append((self._now + self._rng.uniform(least_s, most_s), undo))
 
-    # Each says whether it was done, or cannot be done here.
+    # --- kinds ------------------------------------------------------------------------------------
 
-    def kill_executor(self) -> bool:
-        try:
-            os.kill(self._cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
-        except (LookupError, ProcessLookupError):
-            return False
-        self.counts["executors killed"] += 1
-        return True
+    def _kill_executor(self) -> None:
+        os.kill(self._parts.cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
+        self._done("executors killed")
 
-    def kill_worker(self) -> bool:
+    def _kill_worker(self) -> None:
         """A Python worker, or the daemon that forks them."""
-        found = python_workers(self._cluster.workers[self._rng.randrange(2)].pid)
-        try:
-            os.kill(self._rng.choice(found), signal.SIGKILL)
-        except (LookupError, ProcessLookupError):
-            return False
-        self.counts["Python workers killed"] += 1
-        return True
+        found = python_workers(self._parts.cluster.workers[self._rng.randrange(2)].pid)
+        os.kill(self._rng.choice(found), signal.SIGKILL)
+        self._done("Python workers killed")
 
-    def fill_disk(self) -> bool:
-        self._disk.fill()
-        self.counts[f"disk filled ({self._disk.how})"] += 1
-        self._later(5, 15, self._disk.free)
-        return True
+    def _fill_disk(self) -> None:
+        """The Python workers of an executor may write no byte more, which fails as on a full disk, with another errno."""
+        self._limit_files(0)
+        self._done("disk filled", lambda: self._limit_files(resource.RLIM_INFINITY), 5, 15)
 
-    def step_clock(self) -> bool:
-        if self._clocks.missing:
-            return True
+    def _limit_files(self, size: int) -> None:
+        for process in python_workers(self._parts.cluster.workers[1].pid):
+            with contextlib.suppress(ProcessLookupError):
+                _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
+                resource.prlimit(process, resource.RLIMIT_FSIZE, (min(size, hard) if hard >= 0 else size, hard))
+
+    def _step_clock(self) -> None:
         number, seconds = self._rng.randrange(2), self._rng.choice(STEPS_S)
         self._clocks.step(number, seconds)
-        self.counts[f"clock stepped {seconds:+d} s"] += 1
-        self._later(8, 25, lambda: self._clocks.step(number, 0))
-        return True
+        self._done(f"clock stepped {seconds:+d} s", lambda: self._clocks.step(number, 0), 8, 25)
 
-    def restart(self) -> bool:
-        self._order("restart")
-        self.counts["stream restarted"] += 1
-        return True
+    def _restart(self) -> None:
+        self._parts.workers.tell("application", "restart")
+        self._done("stream restarted")
 
-    def storm(self) -> bool:
-        self._storm(True)
-        self.counts["storms of the store"] += 1
-        self._later(2, 6, lambda: self._storm(False))
-        return True
+    def _storm(self) -> None:
+        self._parts.fail(STORM)
+        self._done("storms of the store", lambda: self._parts.fail(FAULTS), 2, 6)
 
-    def kill_writer(self) -> bool:
-        self._kill_writer()
-        self.counts["writers killed"] += 1
-        return True
+    def _kill_writer(self) -> None:
+        """And have another process go on in its place."""
+        self._parts.restart_writer(self._rng)
+        self._done("writers killed")

@@ -1,4 +1,4 @@
-"""What must be true of a soak's output, judged from the notes of all processes and the managed table's log.
+"""What must be true of a soak's output, judged from the notes of all processes and the states of the managed table.
 
 Every micro-batch answers from one publish of the plain table and one epoch of the managed one: those of the versions
 that its progress names. Neither ever goes back. Each row that went in came out once.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from tests.history.checker import State
 from tests.soak import tables
 
 Note = Mapping[str, Any]
@@ -53,38 +53,26 @@ def batches_of(home: Path, notes: Iterable[Note]) -> list[Batch]:
     return found
 
 
-def epochs_by_position(events: Iterable[bytes], notes: Iterable[Note]) -> dict[int, int]:
+def epochs_by_position(found: Iterable[State], findings: Findings) -> dict[int, str]:
     """The epoch that each commit of the managed table gave to all keys, by its log position; compactions give none."""
-    files = {note["path"]: note["epochs"] for note in notes if note["kind"] == "file"}
-    written: dict[int, list[str]] = collections.defaultdict(list)
-    modes: dict[int, str] = {}
-    found: dict[int, int] = {}
-    for event in map(json.loads, events):
-        if event["kind"] == "allocate":
-            modes[event["write_id"]] = event["mode"]
-        elif event["kind"] == "write":
-            written[event["write_id"]] += [path for path, _, _ in event["files"]]
-        elif event["kind"] == "commit" and modes[event["write_id"]] != "compact":
-            epochs = {epoch for path in written[event["write_id"]] for epoch in files[path]}
-            assert len(epochs) == 1, f"the commit at {event['position']} has the epochs {sorted(epochs)}"
-            found[event["position"]] = epochs.pop()
-    return found
+    epochs: dict[int, str] = {}
+    for state in found:
+        if state.mode not in ("", "compact"):
+            some = {_epoch(tag) for _, tag, _ in state.rows}
+            if len(some) != 1 or sorted(id_ for id_, _, _ in state.rows.elements()) != list(range(tables.KEYS)):
+                findings.wrong.append(
+                    f"at {state.position} there are {state.rows.total()} rows of the epochs {sorted(some)}"
+                )
+            epochs[state.position] = max(some, default="")
+    return epochs
 
 
-def check_commits(notes: Sequence[Note], epochs: Mapping[int, int], findings: Findings) -> None:
-    """What writers were told of their commits is what the log says."""
-    by_epoch = {epoch: position for position, epoch in epochs.items()}
-    for note in notes:
-        if note["kind"] == "committed" and by_epoch.get(note["epoch"]) != note["position"]:
-            findings.wrong.append(
-                f"epoch {note['epoch']} was acknowledged at {note['position']}, and is at {by_epoch.get(note['epoch'])}"
-            )
-        if note["kind"] == "failed" and note.get("epoch") in by_epoch:
-            findings.wrong.append(f"epoch {note['epoch']} failed ({note['error']}), and is committed")
+def _epoch(tag: str) -> str:
+    return tag.split(".", maxsplit=1)[0]
 
 
 def check_batches(
-    batches: Sequence[Batch], notes: Sequence[Note], epochs: Mapping[int, int], findings: Findings
+    batches: Sequence[Batch], notes: Sequence[Note], epochs: Mapping[int, str], findings: Findings
 ) -> None:
     """One version of each table in each micro-batch, the one it says, none older than before."""
     published = _published(notes, findings)
@@ -95,9 +83,10 @@ def check_batches(
     for batch in batches:
         where = f"batch {batch.number}"
         publish = _publish_in(batch, findings)
-        (epoch,) = found if len(found := batch.rows.column("epoch").unique().to_pylist()) == 1 else (None,)
+        found = {tag and _epoch(tag) for tag in batch.rows.column("tag").unique().to_pylist()}
+        (epoch,) = found if len(found) == 1 else (None,)
         if publish is None or epoch not in position_of:
-            findings.wrong.append(f"{where}: epochs {found[:5]}, of which none or several were committed")
+            findings.wrong.append(f"{where}: epochs {list(found)[:5]}, of which none or several were committed")
             continue
         if publish < last_publish or position_of[epoch] < last_position:
             findings.wrong.append(f"{where} went back: {last_publish, last_position} {publish, position_of[epoch]}")

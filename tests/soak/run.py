@@ -16,37 +16,33 @@ from pathlib import Path
 from typing import Any
 
 from tests import nightly
-from tests.soak import proxy, tables
-from tests.soak.chaos import Chaos
-from tests.soak.checker import Findings, batches_of, check_batches, check_commits, check_rows, epochs_by_position
+from tests.history.checker import check, states
+from tests.proxy import GRAVES
+from tests.soak import tables
+from tests.soak.chaos import Chaos, Clocks
+from tests.soak.checker import Findings, batches_of, check_batches, check_rows, epochs_by_position
 from tests.soak.directories import check_directory
-from tests.soak.notes import Following, Notes, notes_in
 from tests.soak.parts import Parts
 from tests.soak.watch import Pulse, Watch
-from tests.soak.writers import Archive, Digests
+from tests.soak.writers import Digests
+from tests.workers import Following, Notes, notes_in
 
 HANG_S = 60.0
 _SAMPLED_EVERY_S = 2.0
 
 
 class Soak:
-    """A soak that runs. `wrong`: what was seen to be so, in words."""
+    """A soak that runs."""
 
-    def __init__(self, parts: Parts, rng: random.Random, hang_s: float, log: Callable[[str], None]) -> None:
+    def __init__(self, parts: Parts, chaos: Chaos, hang_s: float, log: Callable[[str], None]) -> None:
         self._parts = parts
+        self._chaos = chaos
         self._log = log
         self._following = Following(parts.notes)
-        self.wrong: list[str] = []
-        self.counts = collections.Counter[str]()
+        self._counts = collections.Counter[str]()
         self._written = 0
         self._pulse = Pulse(hang_s, time.monotonic())
-        self._chaos = Chaos(
-            rng, parts.cluster, parts.disk, parts.clocks, parts.order, self._storm, lambda: parts.restart_writer(rng)
-        )
         self._watch = Watch(parts.cluster, parts.application, parts.directories)
-
-    def _storm(self, rages: bool) -> None:
-        proxy.set_faults(self._parts.endpoint, {**proxy.FAULTS, **(proxy.STORM if rages else {})})
 
     def run(self, seconds: float) -> None:
         """Do harm for so long, and until each kind is done, at most twice as long; then stop the stream. AssertionError if it hangs."""
@@ -54,14 +50,14 @@ class Soak:
         sample_at = 0.0
         while (now := time.monotonic()) < began + seconds or (self._chaos.left and now < began + 2 * seconds):
             time.sleep(0.1)
-            self._parts.check_alive()
+            self._parts.workers.check_alive()
             self._follow()
             self._chaos.tick(now, self._written)
             if now >= sample_at:
                 self._watch.sample(now)
                 sample_at = now + _SAMPLED_EVERY_S
         self._chaos.end()
-        self._parts.stop_application()
+        self._parts.stop()
 
     def _follow(self) -> None:
         """Take in what has happened, and see whether the stream goes on."""
@@ -72,52 +68,63 @@ class Soak:
             self._written += kind == "written"
             self._pulse.heard(kind, note["at"])
             if kind in ("ended", "not started"):
-                self.counts[f"query {kind}"] += 1
+                self._counts[f"query {kind}"] += 1
                 self._log(f"{kind}: {note['error']}")
         self._pulse.check(time.monotonic())
 
     def check(self) -> dict[str, Any]:
         """What came of it. `wrong` is empty if all is well."""
-        self._parts.stop_writers()
-        notes, events = self._last_notes()
-        (self._parts.work / "events.jsonl").write_bytes(b"\n".join(events))
-        findings = Findings([*self.wrong, *self._watch.wrong()])
-        epochs = epochs_by_position(events, notes)
-        batches = batches_of(self._parts.work, notes)
-        check_commits(notes, epochs, findings)
+        parts = self._parts
+        requests = parts.fail({})
+        Digests(parts.endpoint, str(parts.work / "cache-writers"), Notes(parts.notes, "last")).note_new()
+        notes = notes_in(parts.notes)
+        findings = Findings(self._watch.wrong())
+        epochs = self._check_managed(notes, findings)
+        batches = batches_of(parts.work, notes)
         check_batches(batches, notes, epochs, findings)
         check_rows(batches, findings)
         directories = {}
-        for directory in self._parts.directories:
+        for directory in parts.directories:
             directories[directory.name], wrong = check_directory(directory)
             findings.wrong += wrong
         kinds = collections.Counter(note["kind"] for note in notes)
-        writes = {kind: kinds[kind] for kind in ("published", "committed", "failed", "unknown", "compact", "vacuum")}
         took = [note["ms"] for note in notes if note["kind"] == "progress"]
-        stream = {**self.counts, "median micro-batch (ms)": statistics.median(took), "slowest (ms)": max(took)}
+        stream = {**self._counts, "median micro-batch (ms)": statistics.median(took), "slowest (ms)": max(took)}
         silences = {"heard of": self._pulse.silent_s, "written": self._pulse.unwritten_s}
         return {
             **findings.counts,
-            "harm": {**self._chaos.counts, **self._parts.missing()},
+            "harm": self._chaos.counts,
             "harm not done": sorted(self._chaos.left),
             "stream": {**stream, **{f"longest without being {what} (s)": round(s, 1) for what, s in silences.items()}},
-            "requests": proxy.counts(self._parts.endpoint),
-            "writes": writes,
+            "requests": requests,
+            "writes": {
+                kind: kinds[kind] for kind in ("published", "acknowledged", "failed", "unknown", "compact", "vacuum")
+            },
             "directories": directories,
             "medians of the quarters": self._watch.told(),
             "wrong": findings.wrong,
         }
 
-    def _last_notes(self) -> tuple[list[dict[str, Any]], list[bytes]]:
-        """(all notes, with those of the last writes; the events of the managed table's log)."""
-        parts = self._parts
-        proxy.set_faults(parts.endpoint, dict.fromkeys(proxy.FAULTS, 0.0))
-        last = Notes(parts.notes, "last")
-        Archive(parts.store, last).note_new()
-        Digests({"endpoint": parts.endpoint, "cache": str(parts.work / "cache-writers")}, last).note_new()
-        s3 = tables.client(parts.store)
-        names = tables.names_below(s3, "managed/_lookup/log/")
-        return notes_in(parts.notes), [s3.get_object(Bucket=tables.BUCKET, Key=name)["Body"].read() for name in names]
+    def _check_managed(self, notes: list[dict[str, Any]], findings: Findings) -> dict[int, str]:
+        """Check what writers were told of the managed table; its epochs by position."""
+        s3 = tables.client(self._parts.store)
+
+        def read(bucket: str, name: str) -> bytes:
+            data: bytes = s3.get_object(Bucket=bucket, Key=name)["Body"].read()
+            return data
+
+        removed = set(tables.names_below(s3, "managed/", GRAVES))
+        events = [read(tables.BUCKET, name) for name in tables.names_below(s3, "managed/_lookup/log/")]
+        (self._parts.work / "events.jsonl").write_bytes(b"\n".join(events))
+        try:
+            found, tags = states(
+                events, lambda path: read(GRAVES if f"managed/{path}" in removed else tables.BUCKET, f"managed/{path}")
+            )
+            check(notes, found, tags, lambda who: False, lambda who: False)
+        except AssertionError as problem:
+            findings.wrong.append(str(problem))
+            return {}
+        return epochs_by_position(found, findings)
 
 
 def soak(
@@ -125,11 +132,14 @@ def soak(
 ) -> dict[str, Any]:
     """What a soak of so many seconds came to; AssertionError if it could not go on, or hung for `hang_s` (`Pulse`)."""
     rng = random.Random(seed)
+    clocks = Clocks(work)
+    if clocks.missing:
+        log(f"clocks are not stepped: {clocks.missing}")
     parts = Parts(work, rng)
     try:
-        parts.start()
+        parts.start([clocks.variables(number) for number in range(2)])
         log("the stream runs")
-        running = Soak(parts, rng, hang_s, log)
+        running = Soak(parts, Chaos(rng, parts, clocks), hang_s, log)
         running.run(seconds)
         return running.check()
     finally:

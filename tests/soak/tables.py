@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import boto3
@@ -13,7 +14,8 @@ PUBLISHED = f"s3://{BUCKET}/published"
 """Plain files: a directory `v=…` for each publish, whose rows all carry its number. The keys below `BASE_KEYS` come with it,
 the others a moment later."""
 MANAGED = f"s3://{BUCKET}/managed"
-"""A managed table, of which each commit gives all keys one new epoch."""
+"""A managed table with the columns that the checker of histories knows. Each commit gives all keys one new epoch: what its tags
+begin with."""
 KEYS = 2000
 BASE_KEYS = 1500
 PAD_BYTES = 40
@@ -39,14 +41,13 @@ def client(endpoint: str, attempts: int = 8) -> Any:
     return boto3.client("s3", endpoint_url=endpoint, config=Config(retries={"total_max_attempts": attempts}))
 
 
-def names_below(s3: Any, prefix: str) -> list[str]:
+def names_below(s3: Any, prefix: str, bucket: str = BUCKET) -> list[str]:
     """The keys of a prefix, in order."""
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     return sorted(found["Key"] for page in pages for found in page.get("Contents", []))
 
 
-def padded(columns: dict[str, list[int]], rng: Any) -> pa.Table:
-    """Rows with something in them that does not compress."""
-    count = len(columns["id"])
-    pads = [rng.randbytes(PAD_BYTES) for _ in range(count)]
-    return pa.table({**{name: pa.array(values, pa.int64()) for name, values in columns.items()}, "pad": pads})
+def padded(rng: Any, keys: Sequence[int], **columns: Any) -> pa.Table:
+    """Rows with something in them that does not compress, and with one value in each of the columns."""
+    pads = [rng.randbytes(PAD_BYTES) for _ in keys]
+    return pa.table({"id": pa.array(keys, pa.int64()), **{n: [v] * len(keys) for n, v in columns.items()}, "pad": pads})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.cluster import Cluster
 from tests.soak import tables
-from tests.soak.processes import all_processes, descendants, usage
 
 MIB = 1024 * 1024
 ALLOWED = {"resident": (1.15, 48 * MIB), "handles": (1.15, 16), "processes": (1.15, 3)}
@@ -21,7 +22,7 @@ BLOCK_SHARE = 1.125
 """Allowed of `lookup.cache.max-bytes`: a share of puts may be on the disk before others have made room for it."""
 _LEAST_SAMPLES = 12
 _TRIES = 3
-_BRIEF = ("planner's workers",)
+BRIEF = "planner's workers"
 """Processes that live for seconds, whenever a stream starts: what one holds cannot grow for long. They are counted."""
 
 
@@ -59,6 +60,39 @@ class Pulse:
             raise AssertionError(f"no micro-batch was written for {unwritten_s:.0f} s")
 
 
+@dataclasses.dataclass(frozen=True)
+class Process:
+    """A process at one moment: `session` is the id of its session, `parent` of its parent."""
+
+    id: int
+    parent: int
+    session: int
+    command: str
+
+    def usage(self) -> tuple[int, int] | None:
+        """(resident bytes, open files) of it now; None if it has ended."""
+        try:
+            resident = int(Path(f"/proc/{self.id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+            return resident, len(os.listdir(f"/proc/{self.id}/fd"))
+        except (OSError, IndexError):
+            return None
+
+
+def all_processes() -> Iterator[Process]:
+    """Those of this machine that are alive, by their ids."""
+    for id_ in sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        with contextlib.suppress(OSError, IndexError):  # it may end while we look
+            command = Path(f"/proc/{id_}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state, parent, _, session = Path(f"/proc/{id_}/stat").read_text().rpartition(")")[2].split()[:4]
+            if state != "Z":
+                yield Process(id_, int(parent), int(session), command)
+
+
+def python_workers(session: int) -> list[int]:
+    """The Python workers of a session's executors, and the daemons that fork them."""
+    return [found.id for found in all_processes() if found.session == session and "pyspark.daemon" in found.command]
+
+
 class Watch:
     """Samples by name. Of several processes of a kind the largest counts, and how many there are."""
 
@@ -72,36 +106,37 @@ class Watch:
     def sample(self, now: float) -> None:
         """Look at everything once."""
         for kind, processes in self._processes().items():
-            if kind in _BRIEF:
+            if kind == BRIEF:
                 self._add(now, f"{kind}, processes", len(processes))
-            elif found := [used for process in processes if (used := usage(process)) is not None]:
-                self._add(now, f"{kind}, resident", max(used.resident for used in found))
-                self._add(now, f"{kind}, handles", max(used.handles for used in found))
+            elif found := [used for process in processes if (used := process.usage()) is not None]:
+                self._add(now, f"{kind}, resident", max(resident for resident, _ in found))
+                self._add(now, f"{kind}, handles", max(handles for _, handles in found))
                 self._add(now, f"{kind}, processes", len(found))
         for directory in self._directories:
             for part in ("blocks", "snapshots"):
-                size = bytes_below(directory / "v1" / part)
                 name = f"{directory.name} {part}"
-                self.most[name] = max(self.most.get(name, 0), size)
+                self.most[name] = max(self.most.get(name, 0), bytes_below(directory / "v1" / part))
 
     def _add(self, now: float, name: str, value: float) -> None:
         self.samples.setdefault(name, []).append((now, value))
 
-    def _processes(self) -> dict[str, list[int]]:
+    def _processes(self) -> dict[str, list[Process]]:
         sessions = {worker.pid for worker in self._cluster.workers}
-        kinds = ("executors", "Python workers", "driver", "planner's Python", *_BRIEF)
-        found: dict[str, list[int]] = {kind: [] for kind in kinds}
+        found: dict[str, list[Process]] = collections.defaultdict(list, {BRIEF: []})
+        kinds = {self._application: "driver's Python"}  # of the application and of what it has started, by process
         for process in all_processes():
-            if process.session in sessions and "pyspark.daemon" in process.command:
-                found["Python workers"].append(process.id)
+            daemon = "pyspark.daemon" in process.command
+            above = kinds.get(process.parent)
+            if process.session in sessions and daemon:
+                found["Python workers"].append(process)
             elif process.session in sessions and "CoarseGrainedExecutorBackend" in process.command:
-                found["executors"].append(process.id)
-        planners = descendants(self._application)
-        daemons = {process.id for process in planners if "pyspark.daemon" in process.command}
-        for process in planners:
-            kind = "planner's Python" if process.id in daemons else "driver"
-            found["planner's workers" if process.parent in daemons else kind].append(process.id)
-        found["driver's Python"] = [self._application]
+                found["executors"].append(process)
+            elif process.id == self._application:
+                found[kinds[process.id]].append(process)
+            elif above is not None:
+                forked = above in ("planner's Python", BRIEF)
+                kinds[process.id] = BRIEF if forked else "planner's Python" if daemon else "driver"
+                found[kinds[process.id]].append(process)
         return found
 
     def wrong(self) -> list[str]:

@@ -1,12 +1,13 @@
 """The writers of a soak, each a process of its own that notes what it is about to do and what it has done.
 
-Run as `python -m tests.soak.writers <JSON: role, name, notes, store, endpoint, seed>`; they write through the proxy, at
-`endpoint`, and go on until they are killed. Started again, they go on from what is there.
+Run as `python -m tests.soak.writers <JSON: role, name, notes, endpoint, seed>`; they write through the proxy, at `endpoint`,
+and go on until they are killed. Started again, they go on from what is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import random
@@ -20,11 +21,12 @@ import pyarrow.parquet as pq
 from botocore.exceptions import BotoCoreError, ClientError
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError, VersionGoneError
+from pyspark_lookup.base.errors import PysparkLookupError, VersionGoneError
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.options.lookup_options import LookupOptions
+from tests.history.worker import noted
 from tests.soak import tables
-from tests.soak.notes import Notes
+from tests.workers import Notes
 
 SWEPT_EVERY = 15
 KEPT_PUBLISHES = 15
@@ -64,7 +66,7 @@ class Publisher:
 
     def _put(self, number: int, part: str, keys: range) -> None:
         """Put a file under a new name, and note it."""
-        rows = tables.padded({"id": list(keys), "publish": [number] * len(keys)}, self._rng)
+        rows = tables.padded(self._rng, keys, publish=number)
         sink = io.BytesIO()
         pq.write_table(rows, sink)
         key = f"published/v={number:06}/{part}-{self._rng.getrandbits(32):08x}.parquet"
@@ -101,85 +103,57 @@ class Committer:
 
     def run(self) -> None:
         while True:
-            epoch = time.monotonic_ns() // 1_000_000 * 10 + self._index
-            how = self._rng.choices(["upsert", "overwrite", "transaction"], [5, 1, 4])[0]
-            self._notes.add("begin", epoch=epoch, how=how)
-            try:
-                position = self._commit(how, epoch)
-            except CommitUnknownError as problem:
-                self._notes.add("unknown", epoch=epoch, error=str(problem))
-            except PysparkLookupError as problem:
-                self._notes.add("failed", epoch=epoch, error=f"{type(problem).__name__} {problem}")
-            else:
-                self._notes.add("committed", epoch=epoch, how=how, position=position)
+            tag = str(time.monotonic_ns() // 1_000_000 * 10 + self._index)
+            mode = self._rng.choices(["upsert", "overwrite", "transaction"], [5, 1, 4])[0]
+            some = self._rng.sample(range(tables.KEYS), tables.KEYS // 2)
+            others = sorted(set(range(tables.KEYS)).difference(some))
+            steps = [("delete", f"{tag}.0", some), ("upsert", f"{tag}.1", others), ("append", f"{tag}.2", some)]
+            what = {"steps": steps} if mode == "transaction" else {}
+            self._notes.add("begin", tag=tag, mode=mode)
+            noted(self._notes, functools.partial(self._commit, tag, mode, steps), tag=tag, mode=mode, **what)
             _pause(self._rng, 3.0, 12.0)
 
-    def _commit(self, how: str, epoch: int) -> int | None:
-        if how == "transaction":
-            some = self._rng.sample(range(tables.KEYS), tables.KEYS // 2)
-            with self._table.transaction() as t:
-                t.delete(self._rows(some, epoch).select(["id"]))
-                t.upsert(self._rows(sorted(set(range(tables.KEYS)).difference(some)), epoch))
-                t.write(self._rows(some, epoch), "append")
-            return t.position
-        rows = self._rows(range(tables.KEYS), epoch)
-        return self._table.upsert(rows) if how == "upsert" else self._table.write(rows, "overwrite")
+    def _commit(self, tag: str, mode: str, steps: Any) -> int | None:
+        if mode != "transaction":
+            return self._table.write(self._rows(range(tables.KEYS), tag), mode)
+        with self._table.transaction() as t:
+            for how, own, keys in steps:
+                rows = self._rows(keys, own)
+                t.delete(rows.select(["id"])) if how == "delete" else t.write(rows, how)
+        return t.position
 
-    def _rows(self, keys: Any, epoch: int) -> Any:
-        return tables.padded({"id": list(keys), "epoch": [epoch] * len(keys)}, self._rng)
+    def _rows(self, keys: Any, tag: str) -> Any:
+        return tables.padded(self._rng, keys, tag=tag, n=0)
 
 
 class Upkeep:
-    """Compactions and vacuums; what a vacuum may remove is noted before, straight from the store."""
+    """Compactions and vacuums."""
 
     def __init__(self, given: dict[str, Any], notes: Notes) -> None:
         self._notes = notes
         self._rng = random.Random(given["seed"])
         self._table = _managed(given)
-        self._archive = Archive(given["store"], notes)
-        self._digests = Digests(given, notes)
+        self._digests = Digests(given["endpoint"], given["cache"], notes)
 
     def run(self) -> None:
         while True:
             _pause(self._rng, 6.0, 15.0)
             how = self._rng.choice(["compact", "vacuum"])
             try:
-                self._archive.note_new()
-                self._digests.note_new()
+                self._digests.note_new()  # what a vacuum may remove
                 done = self._table.compact() if how == "compact" else self._table.vacuum(f"{VACUUMED_AFTER_S} s", True)
             except PysparkLookupError as problem:
-                self._notes.add("failed", how=how, error=f"{type(problem).__name__} {problem}")
+                self._notes.add("error", how=how, error=f"{type(problem).__name__} {problem}")
             else:
                 self._notes.add(how, done=done)
-
-
-class Archive:
-    """Which epochs the data files of the managed table have."""
-
-    def __init__(self, store: str, notes: Notes) -> None:
-        self._s3 = tables.client(store)
-        self._notes = notes
-        self._known: set[str] = set()
-
-    def note_new(self) -> None:
-        """Note those that were not noted by this object."""
-        for name in tables.names_below(self._s3, "managed/"):
-            if name.endswith(".parquet") and name not in self._known:
-                with contextlib.suppress(self._s3.exceptions.NoSuchKey):  # of a write that was given up
-                    data = self._s3.get_object(Bucket=tables.BUCKET, Key=name)["Body"].read()
-                    columns = pq.read_table(io.BytesIO(data))
-                    if "epoch" in columns.column_names:
-                        epochs = sorted(columns.column("epoch").unique().to_pylist())
-                        self._notes.add("file", path=name.removeprefix("managed/"), epochs=epochs)
-                self._known.add(name)
 
 
 class Digests:
     """Which digest readers are told of each version of the managed table."""
 
-    def __init__(self, given: dict[str, Any], notes: Notes) -> None:
-        options = {"path": tables.MANAGED, "lookup.cache.dir": given["cache"], "lookup.max-retries": "8"}
-        self._options = LookupOptions.parse({**options, **tables.storage(given["endpoint"])})
+    def __init__(self, endpoint: str, cache: str, notes: Notes) -> None:
+        options = {"path": tables.MANAGED, "lookup.cache.dir": cache, "lookup.max-retries": "8"}
+        self._options = LookupOptions.parse({**options, **tables.storage(endpoint)})
         self._notes = notes
         self._known = 0
 

@@ -1,7 +1,8 @@
-"""What stands before the S3 server: one request is carried out or not, and its answer is lost, or another one.
+"""What stands before the S3 server: a request is carried out or not, and its answer is lost, or another one.
 
-A case is a number of a request and a `Fault`. The same write makes the same requests in the same order, but for those that
-go out at once.
+Of one write the request of a number (`Fault`), of one kind all, or of all some at random. `python -m tests.proxy` is a server with
+two doors, whose addresses are its first line: the second one is behind a proxy. Each line that it is given says how often that does
+what (`Proxy.begin_at_random`), and is answered with how often it has done so.
 """
 
 from __future__ import annotations
@@ -10,11 +11,18 @@ import collections
 import dataclasses
 import enum
 import itertools
+import json
+import logging
 import random
 import socket
+import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 
 from tests.s3server import Application, S3Server
 
@@ -41,6 +49,16 @@ the headers that say of which version it is, and its checksum, are missing. cut:
 half of the body, as if that were all. empty: no body. page: a page that a gateway gives, with status 200. blank: status 200
 and nothing else.
 """
+AT_RANDOM = {
+    "refused": (False, "503"),
+    "lost": (False, "lost"),
+    "unanswered": (True, "lost"),
+    "truncated": (True, "cut"),
+}
+"""What may happen at random, by name: whether the request is carried out, and its answer."""
+GRAVES = "graves"
+"""The bucket that keeps data files which were removed, under their names."""
+_DELAY_S = 0.5
 _PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please sign in to go on.</body></html>"
 _TELLING = ("etag", "last-modified", "x-amz-")
 
@@ -109,16 +127,29 @@ def _is_whole(answer: str) -> bool:
     return answer in _REFUSALS or answer in ("lost", "page", "blank")
 
 
+def backend() -> Any:
+    """What all servers of this process hold."""
+    return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+
+
+def objects_in(bucket: str, prefix: str = "") -> dict[str, bytes]:
+    """What lies in a bucket, by its name, read without a request."""
+    return {
+        key.name: key.value for key in list(backend().get_bucket(bucket).keys.values()) if key.name.startswith(prefix)
+    }
+
+
 class Proxy:
     """Counts the requests of a write, and changes the answers of an `S3Server` to those that the fault is about.
 
-    `requests`: those of the write so far.
+    `requests`: those of the write so far. `counts`: how many requests had which fault at random; `whole` are the others.
     """
 
     def __init__(self, server: S3Server) -> None:
         self._server = server
         self._lock = threading.Lock()
         self.requests: list[Sent] = []
+        self.counts = collections.Counter[str]()
         self._fault: Fault | None = None
         self._at_work = False
         self._lost: Sent | None = None
@@ -141,6 +172,27 @@ class Proxy:
             number = next(counts) if kind_of(environ) == kind else -1
             acts = number >= first and (times is None or number < first + times)
             return self._answer(environ, start, app, not acts or not _is_whole(answer), answer if acts else None)
+
+        self._server.between = answered
+
+    def begin_at_random(self, shares: Mapping[str, float], seed: int) -> None:
+        """Let these shares of all requests be `delayed` or as `AT_RANDOM` says, and keep data files that are removed."""
+        self._rng.seed(seed)
+        if GRAVES not in backend().buckets:
+            backend().create_bucket(GRAVES, "us-east-1")
+
+        def answered(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+            with self._lock:
+                drawn, delay_s = self._rng.random(), self._rng.uniform(0, _DELAY_S)
+                ends = itertools.accumulate(shares.values())
+                name = next((name for name, end in zip(shares, ends, strict=True) if drawn < end), "whole")
+                self.counts[name] += 1
+            if name == "delayed":
+                time.sleep(delay_s)
+            carried_out, answer = AT_RANDOM.get(name, (True, None))
+            if carried_out:
+                _bury(environ)
+            return self._answer(environ, start, app, carried_out, answer)
 
         self._server.between = answered
 
@@ -223,6 +275,15 @@ def _unasked(environ: WSGIEnvironment) -> Answer:
     return Answer("200 OK", [("Content-Length", "0")], b"")
 
 
+def _bury(environ: WSGIEnvironment) -> None:
+    """Keep a data file that is about to be removed."""
+    bucket, _, name = environ["PATH_INFO"].lstrip("/").partition("/")
+    if environ["REQUEST_METHOD"] == "DELETE" and name.endswith(".parquet"):
+        found = backend().get_bucket(bucket).keys.get(name)
+        if found is not None:
+            backend().put_object(GRAVES, name, found.value)
+
+
 def _hang_up(environ: WSGIEnvironment) -> None:
     connection: socket.socket = environ["werkzeug.socket"]
     connection.shutdown(socket.SHUT_RDWR)
@@ -266,6 +327,15 @@ def _damaged(body: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def counted(requests: Iterable[Sent]) -> dict[str, int]:
-    """How many requests there were of each kind."""
-    return dict(collections.Counter(sent.kind for sent in requests))
+def main() -> None:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    plain, failing = S3Server(), S3Server()
+    proxy = Proxy(failing)
+    print(json.dumps([plain.endpoint, failing.endpoint]), flush=True)
+    for number, line in enumerate(sys.stdin):
+        proxy.begin_at_random(json.loads(line), number)
+        print(json.dumps(proxy.counts), flush=True)
+
+
+if __name__ == "__main__":
+    main()
