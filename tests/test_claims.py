@@ -6,6 +6,7 @@ import fcntl
 import gc
 import itertools
 import os
+import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
