@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.managed.change_feed import (
     CHANGE_TYPE,
     LOG_POSITION,
@@ -22,7 +24,7 @@ from pyspark_lookup.managed.change_feed import (
     snapshot_of,
 )
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import TableState, WriteMode
+from pyspark_lookup.table.log import WriteMode
 from pyspark_lookup.table.model import Kind
 from tests.fuzzing import MORE
 from tests.test_by_key import SCHEMA, Model, steps
@@ -34,35 +36,58 @@ __all__ = ["site"]
 Row = tuple[Any, ...]
 
 
-def state_of(site: Site, more: dict[str, str] | None = None) -> tuple[Any, Any, TableState]:
-    options = LookupOptions.parse(site.options("stream", more or {}))
-    engine = site.runtime.engine(options)
-    state = engine.reader.resolver.log_of(options)
-    assert state is not None
-    return engine.reader, engine.reader.resolver.table_of(options, Kind.MANAGED), state
+class Feed:
+    """The changes of a table, as a reader with its options reads them."""
+
+    def __init__(self, engine: Engine, options: LookupOptions) -> None:
+        self._files = engine.reader.versions.files
+        self._table = engine.reader.resolver.table_of(options, Kind.MANAGED)
+        state = engine.reader.resolver.log_of(options)
+        assert state is not None
+        self.state = state
+
+    def _rows(self, tasks: Iterable[Any], where: str | None = None) -> list[dict[str, Any]]:
+        columns = change_columns(self.state.definition.schema)
+        wanted = None if where is None else parse_where(where, columns)
+        batches = changed_rows(self._files, list(tasks), columns, wanted)
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    def between(self, after: int, until: int, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
+        """The changes after a position, up to another. `only`: they are to be rows that are added."""
+        return self._rows(changes_between(self._table, self.state, after, until, only), where)
+
+    def snapshot(self, position: int) -> list[dict[str, Any]]:
+        return self._rows(snapshot_of(self._table, self.state, position))
 
 
-def changes_of(
-    site: Site, after: int = 1, appends_only: bool = False, where: str | None = None
-) -> list[dict[str, Any]]:
-    reader, table, state = state_of(site)
-    columns = change_columns(state.definition.schema)
-    wanted = None if where is None else parse_where(where, columns)
-    tasks = changes_between(table, state, after, state.position, appends_only)
-    batches = changed_rows(reader.versions.files, list(tasks), columns, wanted)
-    return [row for batch in batches for row in batch.to_pylist()]
+def feed_of(site: Site) -> Feed:
+    options = LookupOptions.parse(site.options("stream", {}))
+    return Feed(site.runtime.engine(options), options)
 
 
-def played(rows_before: collections.Counter[Row], found: list[Row]) -> collections.Counter[Row]:
-    """The rows after some changes; what is taken away must be there."""
-    now = collections.Counter(rows_before)
-    for row in found:
-        if row[-1] in ("delete", "update_preimage"):
-            now[row[:-1]] -= 1
-    for row in found:
-        if row[-1] in ("insert", "update_postimage"):
-            now[row[:-1]] += 1
-    assert all(count >= 0 for count in now.values())
+def changes_of(site: Site, after: int = 1, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
+    feed = feed_of(site)
+    return feed.between(after, feed.state.position, only, where)
+
+
+def told(found: list[dict[str, Any]]) -> str:
+    """What became of each row: inserted (+), deleted (-), updated from (<) or to (>)."""
+    marks = {"insert": "+", "delete": "-", "update_preimage": "<", "update_postimage": ">"}
+    return " ".join(sorted(f"{row['id']}{row['name']}{marks[row[CHANGE_TYPE]]}" for row in found))
+
+
+def values(row: dict[str, Any]) -> Row:
+    return tuple(row[name] for name in SCHEMA.names)
+
+
+def played(
+    before: collections.Counter[Row], found: list[dict[str, Any]], at_once: bool = False
+) -> collections.Counter[Row]:
+    """The rows after some changes; what is taken away must be there, or is added by one of them (`at_once`)."""
+    now = collections.Counter(before)
+    now.subtract(values(row) for row in found if row[CHANGE_TYPE] in ("delete", "update_preimage"))
+    assert at_once or all(count >= 0 for count in now.values())
+    now.update(values(row) for row in found if row[CHANGE_TYPE] in ("insert", "update_postimage"))
     return +now
 
 
@@ -73,47 +98,28 @@ def test_changes_played_back_are_the_versions(
 ) -> None:
     """Random histories without vacuums: from any version on the changes lead to every later one; both images of an update have its key."""
     model = Model(tmp_path_factory.mktemp("changes"), {}, small)
-    model.note()
-    for step, write, beside, _ in history:
-        if step != "vacuum":
-            model.take(step, write, beside)
-    options = LookupOptions.parse({**model.own, "path": model.path})
-    reader = model.engine.reader
-    table = reader.resolver.table_of(options, Kind.MANAGED)
-    state = reader.resolver.log_of(options)
-    assert state is not None
-    columns = change_columns(SCHEMA)
-    begin = min(model.versions)
-    now = collections.Counter(model.versions[begin])
-    whole = changed_rows(reader.versions.files, snapshot_of(table, state, begin), columns, None)
-    snapshot = [row for batch in whole for row in batch.to_pylist()]
-    assert collections.Counter(tuple(row[name] for name in SCHEMA.names) for row in snapshot) == now
-    for change in state.changes:
+    for step in history:
+        model.take(*step)
+    feed = Feed(model.engine, LookupOptions.parse({**model.own, "path": model.path}))
+    versions = {position: collections.Counter(map(values, rows)) for position, (_, rows) in model.versions.items()}
+    begin = min(versions)
+    before = now = versions[begin]
+    assert collections.Counter(map(values, feed.snapshot(begin))) == before
+    for change in feed.state.changes:
         if change.position <= begin:
             continue
-        tasks = changes_between(table, state, change.position - 1, change.position, False)
-        found = [
-            row
-            for batch in changed_rows(reader.versions.files, list(tasks), columns, None)
-            for row in batch.to_pylist()
-        ]
+        found = feed.between(change.position - 1, change.position)
         assert {row[LOG_POSITION] for row in found} <= {change.position}
-        assert len(found) <= cost(state, change)[0]
-        now = played(now, [tuple(row[name] for name in [*SCHEMA.names, CHANGE_TYPE]) for row in found])
-        if change.position in model.versions:
-            assert now == collections.Counter(model.versions[change.position])
-        images = [{(row["id"], row["part"]) for row in found if row[CHANGE_TYPE] == kind} for kind in ("update_preimage", "update_postimage")]  # fmt: skip
-        assert images[0] == images[1]
-    every = changes_between(table, state, begin, state.position, False)
-    found = [
-        row for batch in changed_rows(reader.versions.files, list(every), columns, None) for row in batch.to_pylist()
-    ]
-    begun = collections.Counter(model.versions[begin])
-    for row in found:  # those of all commits together: what is left is what is there
-        begun[tuple(row[name] for name in SCHEMA.names)] += (
-            1 if row[CHANGE_TYPE] in ("insert", "update_postimage") else -1
+        assert len(found) <= cost(feed.state, change)[0]
+        now = played(now, found)
+        if change.position in versions:
+            assert now == versions[change.position]
+        old, new = (
+            {(row["id"], row["part"]) for row in found if row[CHANGE_TYPE] == f"update_{image}image"}
+            for image in ("pre", "post")
         )
-    assert +begun == now
+        assert old == new
+    assert played(before, feed.between(begin, feed.state.position), at_once=True) == now
     model.close()
 
 
@@ -124,10 +130,8 @@ def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> N
     table.alter(properties={"a": "b"})
 
     def seen() -> dict[int, int]:
-        reader, managed, state = state_of(site)
-        columns = change_columns(state.definition.schema)
-        batches = changed_rows(reader.versions.files, snapshot_of(managed, state, state.position), columns, None)
-        found = [row for batch in batches for row in batch.to_pylist()]
+        feed = feed_of(site)
+        found = feed.snapshot(feed.state.position)
         assert {row[CHANGE_TYPE] for row in found} == {"insert"}
         return {row["id"]: row[LOG_POSITION] for row in found}
 
@@ -138,81 +142,48 @@ def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> N
 
 
 def test_kinds_of_changes(site: Site) -> None:
-    """Appends insert; upserts insert or update; deletes delete; an overwrite deletes and inserts; a compaction changes nothing."""
+    """Each kind of write, by the keys of its time; a compaction changes nothing; a transaction is one change, without what it took back."""
     table = site.created(OFF)
-    at = [table.write(rows(1, 2)), table.upsert(rows(2, 3, name="b")), table.delete(pa.table({"id": [1]}))]
-    table.compact()
-    at.append(table.write(rows(7), "overwrite"))
-    found = [(row[LOG_POSITION], row[CHANGE_TYPE], row["id"], row["name"]) for row in changes_of(site)]
-    assert sorted(found) == sorted(
-        [
-            (at[0], "insert", 1, "a"),
-            (at[0], "insert", 2, "a"),
-            (at[1], "update_preimage", 2, "a"),
-            (at[1], "update_postimage", 2, "b"),
-            (at[1], "insert", 3, "b"),
-            (at[2], "delete", 1, "a"),
-            (at[3], "delete", 2, "b"),
-            (at[3], "delete", 3, "b"),
-            (at[3], "insert", 7, "a"),
-        ]
-    )
-    assert changes_of(site, after=at[2], where="id = 3 AND _change_type = 'delete'") == [
-        {"id": 3, "name": "b", CHANGE_TYPE: "delete", LOG_POSITION: at[3]}
-    ]
 
+    def transaction() -> int | None:
+        with table.transaction() as t:
+            t.write(rows(1, 4))
+            t.upsert(rows(1, 7, name="b"))
+            t.upsert(rows(7, name="c"))
+            t.delete(pa.table({"id": [4, 8]}))
+        return t.position
 
-def test_a_transaction_is_one_change(site: Site) -> None:
-    """Rows that it wrote and took back itself are no change; what it did to others' rows is, once."""
-    table = site.created(OFF)
-    table.write(rows(1, 2))
-    with table.transaction() as t:
-        t.write(rows(3, 4))
-        t.upsert(rows(1, 3, name="b"))
-        t.upsert(rows(1, name="c"))
-        t.delete(pa.table({"id": [2, 4]}))
-    found = [(row[CHANGE_TYPE], row["id"], row["name"]) for row in changes_of(site) if row[LOG_POSITION] == t.position]
-    assert sorted(found) == [
-        ("delete", 2, "a"),
-        ("insert", 3, "b"),
-        ("update_postimage", 1, "c"),
-        ("update_preimage", 1, "a"),
-    ]
+    for write, changes in (
+        (lambda: table.write(rows(1, 2)), "1a+ 2a+"),
+        (lambda: table.upsert(rows(2, 3, name="b")), "2a< 2b> 3b+"),
+        (lambda: table.delete(pa.table({"id": [1]})), "1a-"),
+        (table.compact, ""),
+        (lambda: table.write(rows(7, 8), "overwrite"), "2b- 3b- 7a+ 8a+"),
+        (transaction, "1b+ 7a< 7c> 8a-"),
+        (lambda: table.alter(keys=["name"]), ""),
+        (lambda: table.upsert(pa.table({"id": [9], "name": ["b"]})), "1b< 9b>"),
+    ):
+        before = site.state().position
+        position = write()
+        found = changes_of(site, before)
+        assert told(found) == changes
+        assert {row[LOG_POSITION] for row in found} <= {position}
+    assert told(changes_of(site, where="id = 3 AND _change_type = 'delete'")) == "3b-"
 
 
 def test_two_deletes_of_one_row(site: Site) -> None:
     """A row that two writers delete at once is deleted by the first of them."""
-    table = site.created(OFF)
+    table, writer = site.created(OFF), site.writer(host="b")
     table.write(rows(1))
-    writer = site.writer(host="b")
-    keys = pa.table({"id": [1]})
     late = writer.begin(rows().schema, WriteMode.UPSERT)
     files = writer.write(late, rows(1, name="late").to_batches(), "part")
     effect = writer.effect(late, files)
     state = site.state()
     effect.look(state, state.definition)
-    first = table.delete(keys)
+    first = table.delete(pa.table({"id": [1]}))
     writer.commit(late, files, effect=effect)
-    found = [(row[LOG_POSITION], row[CHANGE_TYPE], row["name"]) for row in changes_of(site, after=first - 1)]
-    assert found == [(first, "delete", "a"), (site.state().position, "insert", "late")]
-
-
-def test_keys_that_were_changed(site: Site) -> None:
-    """Each commit's updates are told by the keys of its time."""
-    table = site.created(OFF)
-    table.write(rows(1, 2))
-    table.upsert(rows(1, name="b"))
-    table.alter(keys=["name"])
-    table.upsert(pa.table({"id": [9], "name": ["b"]}))
-    found = [(row[CHANGE_TYPE], row["id"], row["name"]) for row in changes_of(site)]
-    assert sorted(found) == [
-        ("insert", 1, "a"),
-        ("insert", 2, "a"),
-        ("update_postimage", 1, "b"),
-        ("update_postimage", 9, "b"),
-        ("update_preimage", 1, "a"),
-        ("update_preimage", 1, "b"),
-    ]
+    found = changes_of(site, first - 1)
+    assert (told(found), {row[LOG_POSITION] for row in found}) == ("1a- 1late+", {first, site.state().position})
 
 
 def test_what_is_no_stream_of_rows(site: Site) -> None:
@@ -221,13 +192,16 @@ def test_what_is_no_stream_of_rows(site: Site) -> None:
     table.write(rows(1))
     table.write(rows(2))
     table.compact()
-    assert [row["id"] for row in changes_of(site, appends_only=True)] == [1, 2]
-    for change in (lambda: table.upsert(rows(1)), lambda: table.delete(pa.table({"id": [1]})), lambda: table.write(rows(5), "overwrite")):  # fmt: skip
+    assert [row["id"] for row in changes_of(site, only=True)] == [1, 2]
+    for change in (
+        lambda: table.upsert(rows(1)),
+        lambda: table.delete(pa.table({"id": [1]})),
+        lambda: table.write(rows(5), "overwrite"),
+    ):
         position = site.state().position
         change()
         with pytest.raises(NotSupportedError, match=r"takes rows away.*lookup.view = changes"):
-            changes_of(site, after=position, appends_only=True)
-    assert changes_of(site, after=position - 1, appends_only=False) != []
+            changes_of(site, position, only=True)
 
 
 def test_what_was_vacuumed(site: Site) -> None:

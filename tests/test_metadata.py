@@ -34,367 +34,276 @@ def options(path: Path) -> LookupOptions:
 
 
 def cached(path: Path, interval: str) -> LookupOptions:
-    return LookupOptions.parse(
-        {"path": str(path), "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": interval}
-    )
+    source = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": interval}
+    return LookupOptions.parse({"path": str(path), **source})
 
 
-def resolve(host: Host, table: Table, opts: LookupOptions, execution: Execution | None = None) -> TableVersion:
-    return host.resolver.resolve(table, opts, execution).version
+class Dim:
+    """A table of three files, and hosts that ask for its version. They share a cache directory, and the time."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "dim"
+        self.cache_dir = tmp_path / "cache"
+        self.clock = FakeClock()
+        for name in "abc":
+            write(self.path / f"{name}.parquet")
+        self.options = options(self.path)
+        self.host = self.process()
+        self.table: Table | None = None
+
+    def process(self, clock: FakeClock | None = None, boot: str = "boot-1") -> Host:
+        return make_host(str(self.path), self.cache_dir, clock or self.clock, boot=boot)
+
+    def discover(self, opts: LookupOptions | None = None) -> TableVersion:
+        self.table, version = self.host.resolver.discover(opts or self.options)
+        return version
+
+    def resolve(
+        self, opts: LookupOptions | None = None, host: Host | None = None, execution: Execution | None = None
+    ) -> TableVersion:
+        assert self.table is not None
+        return (host or self.host).resolver.resolve(self.table, opts or self.options, execution).version
+
+    def change(self, name: str = "a") -> None:
+        write(self.path / f"{name}.parquet")
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """A table of three files."""
-    for name in "abc":
-        write(tmp_path / "dim" / f"{name}.parquet")
-    return tmp_path / "dim"
+def dim(tmp_path: Path) -> Dim:
+    return Dim(tmp_path)
 
 
-def test_a_file_costs_one_head_and_a_directory_one_list(tmp_path: Path, cache_dir: Path) -> None:
-    """Planning makes one metadata call, each execution one more: a HEAD of a file, a LIST of a directory."""
-    single = write(tmp_path / "one.parquet")
-    write(tmp_path / "dim" / "a.parquet")
-    write(tmp_path / "dim" / "b.parquet")
-    for path, kind, counter in ((single, "head", "ufsHeadCount"), (tmp_path / "dim", "list", "ufsListCount")):
-        host = make_host(str(path), cache_dir)
-        opts = options(path)
-        table, planned = host.resolver.discover(opts)
-        assert host.store.kinds() == ["status"]
-        assert host.metrics.snapshot()[counter] == 1
-        assert resolve(host, table, opts) == planned
-        assert host.store.kinds() == ["status", kind]
-        assert host.metrics.snapshot()[counter] == 2
-        assert host.metrics.snapshot()["ufsGetCount"] == 0
+def names(version: TableVersion) -> list[str]:
+    return [Path(file.url).name for file in version.files]
 
 
-def test_one_execution_sees_one_version_and_asks_once(directory: Path, cache_dir: Path) -> None:
+def test_one_execution_sees_one_version_and_asks_once(dim: Dim) -> None:
     """The first resolver of an execution records its version; later ones take it, whatever changed since."""
-    first, second = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
-    opts = options(directory)
-    table, _ = first.resolver.discover(opts)
-    execution = Execution("app", "execution 1")
-    one = first.resolver.resolve(table, opts, execution)
-    write(directory / "a.parquet")
-    again = second.resolver.resolve(table, opts, execution)
-    assert again.version == one.version
-    assert one.decided_here
-    assert not again.decided_here
+    second, execution = dim.process(), Execution("app", "execution 1")
+    dim.discover()
+    assert dim.table is not None
+    one = dim.host.resolver.resolve(dim.table, dim.options, execution)
+    dim.change()
+    again = second.resolver.resolve(dim.table, dim.options, execution)
+    assert (again.version, one.decided_here, again.decided_here) == (one.version, True, False)
     assert second.store.calls == []
     assert second.metrics.snapshot()["resolutionReuseCount"] == 1
-    assert resolve(second, table, opts, Execution("app", "execution 2")) != one.version
-    assert resolve(second, table, opts, Execution("other app", "execution 1")) != one.version
+    for other in (Execution("app", "execution 2"), Execution("other app", "execution 1")):
+        assert dim.resolve(host=second, execution=other) != one.version
 
 
-def test_cache_mode_makes_no_call_within_its_interval(directory: Path, cache_dir: Path) -> None:
-    """`>0`: at most that old, counted from when it was learned, never from its last use."""
-    clock = FakeClock()
-    host = make_host(str(directory), cache_dir, clock)
-    opts = cached(directory, "10 s")
-    table, first = host.resolver.discover(opts)
-    write(directory / "a.parquet")
-    for _ in range(4):
-        clock.tick(2.5)
-        assert resolve(host, table, opts) == first
-        assert host.resolver.discover(opts)[1] == first
-    assert host.store.kinds() == ["status"]
-    clock.tick(0.1)
-    second = resolve(host, table, opts)
-    assert second != first
-    assert host.store.kinds() == ["status", "list"]
-    assert host.metrics.snapshot()["metadataCacheCount"] == 8
+def test_cache_mode_makes_no_call_within_its_interval(dim: Dim) -> None:
+    """`>0`: at most that old, counted from when it was learned, never from its last use; by a clock that is not stepped."""
+    opts = cached(dim.path, "10 s")
+    first = dim.discover(opts)
+    dim.change()
+    for step_s in (-3600.0, 7200.0, 0.0, -3600.0):
+        dim.clock.wall_s += step_s
+        dim.clock.tick(2.5)
+        assert dim.resolve(opts) == first
+        assert dim.discover(opts) == first
+    assert dim.host.store.kinds() == ["status"]
+    dim.clock.tick(0.1)
+    assert dim.resolve(opts) != first
+    assert dim.host.store.kinds() == ["status", "list"]
+    assert dim.host.metrics.snapshot()["metadataCacheCount"] == 8
 
 
-def test_sync_interval_minus_one_never_asks_and_zero_always_does(directory: Path, cache_dir: Path) -> None:
+def test_sync_interval_minus_one_never_asks_and_zero_always_does(dim: Dim) -> None:
     """`-1` keeps the first version for ever, `0` asks at every query."""
-    host = make_host(str(directory), cache_dir)
-    never, always = cached(directory, "-1"), cached(directory, "0")
-    table, first = host.resolver.discover(never)
-    write(directory / "a.parquet")
-    host.clock.tick(1e9)
-    assert resolve(host, table, never) == first
-    assert host.store.kinds() == ["status"]
-    assert resolve(host, table, always) != first
-    resolve(host, table, always)
-    assert host.store.kinds() == ["status", "list", "list"]
+    never, always = cached(dim.path, "-1"), cached(dim.path, "0")
+    first = dim.discover(never)
+    dim.change()
+    dim.clock.tick(1e9)
+    assert dim.resolve(never) == first
+    assert dim.host.store.kinds() == ["status"]
+    assert dim.resolve(always) == dim.resolve(always) != first
+    assert dim.host.store.kinds() == ["status", "list", "list"]
 
 
-def test_a_stepped_wall_clock_does_not_extend_the_interval(directory: Path, cache_dir: Path) -> None:
-    """Wall clock stepped by an hour either way: neither stale beyond the bound nor asked too early."""
-    clock = FakeClock()
-    host = make_host(str(directory), cache_dir, clock)
-    opts = cached(directory, "10 s")
-    table, first = host.resolver.discover(opts)
-    for step in (-3600.0, 7200.0):
-        clock.wall_s += step
-        assert resolve(host, table, opts) == first
-    assert len(host.store.calls) == 1
-    write(directory / "a.parquet")
-    clock.wall_s -= 3600.0
-    clock.steady_s += 10.1
-    assert resolve(host, table, opts) != first
-
-
-def test_another_boot_is_not_trusted_for_an_age(directory: Path, cache_dir: Path) -> None:
+def test_another_boot_is_not_trusted_for_an_age(dim: Dim) -> None:
     """After a reboot the steady clock starts anew, so a known version's age is unknown: the store is asked."""
-    opts = cached(directory, "1 h")
-    table, first = make_host(str(directory), cache_dir).resolver.discover(opts)
-    write(directory / "a.parquet")
-    rebooted = make_host(str(directory), cache_dir, boot="boot-2")
-    assert resolve(rebooted, table, opts) != first
+    opts = cached(dim.path, "1 h")
+    first = dim.discover(opts)
+    dim.change()
+    assert dim.resolve(opts, dim.process(boot="boot-2")) != first
 
 
-def test_what_was_learned_before_a_reboot_is_not_newer(directory: Path, cache_dir: Path) -> None:
+def test_what_was_learned_before_a_reboot_is_not_newer(dim: Dim) -> None:
     """The steady clock starts anew and shows less than before: what the store says now counts all the same."""
-    opts = options(directory)
-    table, first = make_host(str(directory), cache_dir).resolver.discover(opts)
-    write(directory / "a.parquet")
-    clock = FakeClock()
+    first, clock = dim.discover(), FakeClock()
+    dim.change()
     clock.steady_s = 1.0
-    rebooted = make_host(str(directory), cache_dir, clock, boot="boot-2")
-    assert resolve(rebooted, table, opts) != first
+    assert dim.resolve(host=dim.process(clock, "boot-2")) != first
 
 
-def test_who_knows_a_version_knows_its_files(directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_knows_a_version_knows_its_files(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are on record before its digest is: in the moment it is, another process answers from it without a call."""
-    first, second = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
-    opts = options(directory)
-    table, _ = first.resolver.discover(opts)
-    write(directory / "a.parquet")
-    assert first.disk is not None
-    put = first.disk.succeed_record
+    second = dim.process()
+    dim.discover()
+    dim.change()
+    assert dim.host.disk is not None
+    put = dim.host.disk.succeed_record
     seen: list[TableVersion] = []
 
     def put_and_look(*args: object) -> bool:
         done = put(*args)  # type: ignore[arg-type]
-        seen.append(resolve(second, table, cached(directory, "-1")))
+        seen.append(dim.resolve(cached(dim.path, "-1"), second))
         return done
 
-    monkeypatch.setattr(first.disk, "succeed_record", put_and_look)
-    assert [resolve(first, table, opts)] == seen
+    monkeypatch.setattr(dim.host.disk, "succeed_record", put_and_look)
+    assert [dim.resolve()] == seen
     assert second.store.calls == []
 
 
-def test_the_version_of_another_table_is_none_of_this_one(tmp_path: Path, cache_dir: Path) -> None:
+def test_the_version_of_another_table_is_none_of_this_one(dim: Dim) -> None:
     """A digest, as a version token brings it, of a table that this host knows as well."""
-    one, other = (write(tmp_path / name / "a.parquet").parent for name in ("one", "other"))
-    host = make_host(str(tmp_path), cache_dir)
-    table, version = host.resolver.discover(options(one))
-    _, foreign = host.resolver.discover(options(other))
-    assert host.resolver.version_of(table, version.digest) == version
-    assert host.resolver.version_of(table, foreign.digest) is None
+    other = write(dim.path.with_name("other") / "a.parquet").parent
+    version = dim.discover()
+    _, foreign = dim.host.resolver.discover(options(other))
+    assert dim.table is not None
+    assert dim.host.resolver.version_of(dim.table, version.digest) == version
+    assert dim.host.resolver.version_of(dim.table, foreign.digest) is None
 
 
-def test_who_does_not_get_the_lock_takes_what_was_decided_first(
-    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_get_the_lock_takes_what_was_decided_first(dim: Dim, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that resolves an execution beside another, as the lock was held for too long, reads the version of the first on record."""
-    slow, fast = make_host(str(directory), cache_dir), make_host(str(directory), cache_dir)
-    opts = options(directory)
-    table, _ = slow.resolver.discover(opts)
-    execution = Execution("app", "execution 1")
-    monkeypatch.setattr(slow.disk, "acquire", lambda kind, name, timeout_s: None)
+    fast, execution = dim.process(), Execution("app", "execution 1")
+    dim.discover()
+    monkeypatch.setattr(dim.host.disk, "acquire", lambda kind, name, timeout_s: None)
     first: list[TableVersion] = []
 
     def meanwhile(kind: str, subject: object) -> None:
         if not first:
-            first.append(resolve(fast, table, opts, execution))
-            write(directory / "a.parquet")
+            first.append(dim.resolve(host=fast, execution=execution))
+            dim.change()
 
-    slow.store.before = meanwhile
-    resolution = slow.resolver.resolve(table, opts, execution)
-    assert [resolution.version] == first
-    assert not resolution.decided_here
+    dim.host.store.before = meanwhile
+    assert dim.table is not None
+    resolution = dim.host.resolver.resolve(dim.table, dim.options, execution)
+    assert ([resolution.version], resolution.decided_here) == (first, False)
 
 
-def test_cache_mode_keeps_the_last_version_through_states_that_are_none(directory: Path, cache_dir: Path) -> None:
-    """A directory that is moved away or emptied: UFS mode raises, CACHE mode keeps the last version and counts it."""
-    host = make_host(str(directory), cache_dir)
-    kept, current = cached(directory, "0"), options(directory)
-    table, first = host.resolver.discover(kept)
-    moved = directory.with_name("moved")
-    shutil.move(directory, moved)
+def test_cache_mode_keeps_the_last_version_through_states_that_are_none(dim: Dim) -> None:
+    """Moved away or emptied: UFS mode raises, CACHE mode keeps the last version and counts it; a store that fails is an error."""
+    kept = cached(dim.path, "0")
+    first = dim.discover(kept)
+    shutil.move(dim.path, dim.path.with_name("moved"))
     with pytest.raises(UfsNotFoundError):
-        resolve(host, table, current)
-    assert resolve(host, table, kept) == first
-    directory.mkdir()
+        dim.resolve()
+    assert dim.resolve(kept) == first
+    dim.path.mkdir()
     with pytest.raises(TableEmptyError):
-        resolve(host, table, current)
-    assert resolve(host, table, kept) == first
-    assert host.resolver.discover(kept)[1] == first
-    assert host.metrics.snapshot()["keptVersionCount"] == 3
-
-
-def test_cache_mode_does_not_hide_a_failing_store(directory: Path, cache_dir: Path) -> None:
-    """An expired version whose refresh fails at the store is an error, not an older answer."""
-    host = make_host(str(directory), cache_dir)
-    opts = cached(directory, "10 s")
-    table, _ = host.resolver.discover(opts)
-    host.clock.tick(11)
+        dim.resolve()
+    assert dim.resolve(kept) == dim.discover(kept) == first
+    assert dim.host.metrics.snapshot()["keptVersionCount"] == 3
 
     def fail(kind: str, subject: object) -> None:
         raise UfsUnavailableError("down")
 
-    host.store.before = fail
+    dim.host.store.before = fail
     with pytest.raises(UfsUnavailableError):
-        resolve(host, table, opts)
+        dim.resolve(kept)
 
 
-def test_a_slow_listing_cannot_take_the_host_back(directory: Path, cache_dir: Path) -> None:
+def test_a_slow_listing_cannot_take_the_host_back(dim: Dim) -> None:
     """Monotonic reads: of two overlapping resolutions the one that started later wins, whatever finishes last."""
-    clock = FakeClock()
-    slow, fast = make_host(str(directory), cache_dir, clock), make_host(str(directory), cache_dir, clock)
-    opts = options(directory)
-    table, _ = slow.resolver.discover(opts)
+    fast = dim.process()
+    dim.discover()
     answers: list[TableVersion] = []
-    listed = slow.store._inner.list_status
+    listed = dim.host.store._inner.list_status
 
     def interleave(path: str, count: Callable[[str], None]) -> object:
         listing = listed(path, count)  # the old state …
-        write(directory / "a.parquet")
-        clock.tick(1)
-        answers.append(resolve(fast, table, opts))  # … and meanwhile another query saw the new one
+        dim.change()
+        dim.clock.tick(1)
+        answers.append(dim.resolve(host=fast))  # … and meanwhile another query saw the new one
         return listing
 
-    slow.store._inner.list_status = interleave  # type: ignore[method-assign,assignment]
-    assert resolve(slow, table, opts) == answers[0]
-    assert resolve(fast, table, cached(directory, "-1")) == answers[0]
+    dim.host.store._inner.list_status = interleave  # type: ignore[method-assign,assignment]
+    assert dim.resolve() == answers[0]
+    assert dim.resolve(cached(dim.path, "-1"), fast) == answers[0]
 
 
-def test_settle_waits_for_quiet_without_sleeping_too_long(directory: Path, cache_dir: Path) -> None:
+def test_settle_waits_for_quiet_without_sleeping_too_long(dim: Dim) -> None:
     """`lookup.settle`: a version whose newest file is younger waits until it is not; busy for long is an error."""
-    newest = max(file.stat().st_mtime for file in directory.iterdir())
-    clock = FakeClock(wall_s=newest + 4)
-    host = make_host(str(directory), cache_dir, clock)
-    opts = LookupOptions.parse({"path": str(directory), "lookup.settle": "10 s", "lookup.on-busy": "FAIL"})
-    table, _ = host.resolver.discover(opts)
-    assert clock.slept == pytest.approx([6.0], abs=0.01)
-    clock.wall_s = newest + 100
-    resolve(host, table, opts)
-    assert len(clock.slept) == 1
+    newest = max(file.stat().st_mtime for file in dim.path.iterdir())
+    dim.clock.wall_s = newest + 4
+    opts = LookupOptions.parse({"path": str(dim.path), "lookup.settle": "10 s", "lookup.on-busy": "FAIL"})
+    dim.discover(opts)
+    assert dim.clock.slept == pytest.approx([6.0], abs=0.01)
+    dim.clock.wall_s = newest + 100
+    dim.resolve(opts)
+    assert len(dim.clock.slept) == 1
 
     def write_on(kind: str, subject: object) -> None:
-        os.utime(directory / "a.parquet", (clock.wall_s, clock.wall_s))
+        os.utime(dim.path / "a.parquet", (dim.clock.wall_s, dim.clock.wall_s))
 
-    host.store.before = write_on
+    dim.host.store.before = write_on
     with pytest.raises(TableBusyError, match=r"lookup\.settle"):
-        resolve(host, table, opts)
+        dim.resolve(opts)
 
 
-def test_a_listing_that_lost_files_is_confirmed(directory: Path, cache_dir: Path) -> None:
+def test_a_listing_that_lost_files_is_confirmed(dim: Dim) -> None:
     """Files gone and none new may be a job that has begun to overwrite: the version is one after which no more went."""
-    host = make_host(str(directory), cache_dir)
-    opts = options(directory)
-    table, _ = host.resolver.discover(opts)
-    (directory / "a.parquet").unlink()
-    host.store.calls.clear()
+    dim.discover()
+    (dim.path / "a.parquet").unlink()
+    store = dim.host.store
+    store.calls.clear()
 
     def go_on(kind: str, subject: object) -> None:
-        if len(host.store.calls) == 2:
-            (directory / "b.parquet").unlink()
+        if len(store.calls) == 2:
+            (dim.path / "b.parquet").unlink()
 
-    host.store.before = go_on
-    version = resolve(host, table, opts)
-    assert [Path(file.url).name for file in version.files] == ["c.parquet"]
-    assert host.store.kinds() == ["list", "list", "list"]
-    assert host.clock.slept == [1.0, 1.0]
-    assert resolve(host, table, opts) == version
-    assert host.store.kinds() == ["list"] * 4
-    (directory / "c.parquet").unlink()
+    store.before = go_on
+    version = dim.resolve()
+    assert (names(version), store.kinds(), dim.clock.slept) == (["c.parquet"], ["list"] * 3, [1.0, 1.0])
+    assert dim.resolve() == version
+    assert store.kinds() == ["list"] * 4
+    (dim.path / "c.parquet").unlink()
     with pytest.raises(TableEmptyError):
-        resolve(host, table, opts)
+        dim.resolve()
 
 
-def test_success_file_is_required_when_asked_for(directory: Path, cache_dir: Path) -> None:
-    """`lookup.success-file=true` refuses a directory without `_SUCCESS`."""
-    host = make_host(str(directory), cache_dir)
-    opts = LookupOptions.parse({"path": str(directory), "lookup.success-file": "true"})
-    with pytest.raises(TableBusyError, match="_SUCCESS"):
-        host.resolver.discover(opts)
-    (directory / "_SUCCESS").touch()
-    assert len(host.resolver.discover(opts)[1].files) == 3
-
-
-def test_a_streaming_sinks_log_decides_which_files_count(directory: Path, cache_dir: Path) -> None:
+def test_a_streaming_sinks_log_decides_which_files_count(dim: Dim) -> None:
     """`_spark_metadata` is honoured: uncommitted files are not read, a compact log stands for all before it."""
-    log = directory / "_spark_metadata"
-    log.mkdir()
+    (dim.path / "_spark_metadata").mkdir()
 
-    def entries(*names: str) -> str:
-        lines = [json.dumps({"path": f"file://{directory}/{name}", "size": 1, "action": "add"}) for name in names]
-        return "\n".join(["v1", *lines])
+    def commit(entry: str, *names: str) -> None:
+        lines = [json.dumps({"path": f"file://{dim.path}/{name}", "size": 1, "action": "add"}) for name in names]
+        (dim.path / "_spark_metadata" / entry).write_text("\n".join(["v1", *lines]))
 
-    (log / "0").write_text(entries("a.parquet"))
-    host = make_host(str(directory), cache_dir)
-    opts = options(directory)
-    table, version = host.resolver.discover(opts)
-    assert [Path(file.url).name for file in version.files] == ["a.parquet"]
-    (log / "1.compact").write_text(entries("a.parquet", "b.parquet"))
-    (log / "2").write_text(entries("c.parquet"))
-    assert [Path(file.url).name for file in resolve(host, table, opts).files] == [f"{n}.parquet" for n in "abc"]
-    host.store.calls.clear()
-    resolve(host, table, opts)
-    assert host.store.kinds() == ["list"]
+    commit("0", "a.parquet")
+    assert names(dim.discover()) == ["a.parquet"]
+    commit("1.compact", "a.parquet", "b.parquet")
+    commit("2", "c.parquet")
+    assert names(dim.resolve()) == ["a.parquet", "b.parquet", "c.parquet"]
+    dim.host.store.calls.clear()
+    dim.resolve()
+    assert dim.host.store.kinds() == ["list"]
 
 
-def test_a_broken_cache_directory_costs_calls_not_answers(directory: Path, cache_dir: Path) -> None:
-    """With the cache directory removed, or none at all, every resolution asks the store and is right."""
-    host = make_host(str(directory), cache_dir)
-    opts = options(directory)
-    table, _ = host.resolver.discover(opts)
-    shutil.rmtree(cache_dir)
-    write(directory / "a.parquet")
-    version = resolve(host, table, opts, Execution("app", "e"))
-    assert version == make_host(str(directory), None).resolver.discover(opts)[1]
-    assert host.metrics.snapshot()["cacheFailureCount"] > 0
-    uncached = make_host(str(directory), None)
-    assert resolve(uncached, table, cached(directory, "-1")) == version
-
-
-def test_known_versions_are_those_this_host_resolved(directory: Path, cache_dir: Path) -> None:
+def test_known_versions_are_those_this_host_resolved(dim: Dim) -> None:
     """`known_versions`: one row per version in the order of resolution, with its files and bytes."""
-    host = make_host(str(directory), cache_dir)
-    opts = options(directory)
-    first = host.resolver.discover(opts)[1]
-    host.clock.tick(5)
-    write(directory / "d.parquet")
-    second = host.resolver.discover(opts)[1]
-    rows = host.resolver.host.known_versions(opts)
+    first = dim.discover()
+    dim.clock.tick(5)
+    dim.change("d")
+    second = dim.discover()
+    rows = dim.host.resolver.host.known_versions(dim.options)
     assert [row["digest"] for row in rows] == [first.digest, second.digest]
-    assert rows[1]["files"] == 4
-    assert rows[1]["bytes"] == second.bytes
+    assert (rows[1]["files"], rows[1]["bytes"]) == (4, second.bytes)
 
 
-def test_proposals_three_cases_in_calls(directory: Path, cache_dir: Path) -> None:
-    """Alluxio's table: an action that asks the status n times costs n get_meta and 1 get_blocks_and_locations;
-    a listing costs 1 call to the store and none to the cache; our own query costs 1 + 1."""
-    file = str(directory / "a.parquet")
-    for asked in (2, 3):  # `fs head`, and `head` through fuse
-        host = make_host(file, cache_dir)
-        for _ in range(asked):
-            version = host.ufs.get_meta(file)
-        location = host.blocks.get_blocks_and_locations(version.url, version)
-        host.blocks.read([(location, [(0, 16)])])
-        counts = host.metrics.snapshot()
-        assert (counts["ufsHeadCount"], counts["getBlocksAndLocationsCount"]) == (asked, 1)
-    host = make_host(file, cache_dir)
-    host.ufs.list_status(str(directory))
-    counts = host.metrics.snapshot()
-    assert (counts["ufsListCount"], counts["ufsHeadCount"], counts["getBlocksAndLocationsCount"]) == (1, 0, 0)
-
-
-def test_a_version_too_new_to_keep_settles(directory: Path, cache_dir: Path) -> None:
+def test_a_version_too_new_to_keep_settles(dim: Dim) -> None:
     """Files as new as the clock's granule are not kept; the same version, remembered for 2 s, is."""
-    newest = max(file.stat().st_ctime for file in directory.iterdir())
-    clock = FakeClock(wall_s=newest)
-    host = make_host(str(directory), cache_dir, clock)
-    opts = cached(directory, "-1")
-    table, version = host.resolver.discover(opts)
-    assert not all(file.cacheable for file in version.files)
-    assert not all(file.cacheable for file in resolve(host, table, opts).files)
-    clock.tick(2.1)
-    assert resolve(host, table, opts) == version
-    assert all(file.cacheable for file in resolve(host, table, opts).files)
-    assert len(host.store.calls) == 1
-    rebooted = make_host(str(directory), cache_dir, clock, boot="boot-2")
-    assert not all(file.cacheable for file in resolve(rebooted, table, opts).files)
+    dim.clock.wall_s = max(file.stat().st_ctime for file in dim.path.iterdir())
+    opts = cached(dim.path, "-1")
+    version = dim.discover(opts)
+    for found in (version, dim.resolve(opts)):
+        assert not all(file.cacheable for file in found.files)
+    dim.clock.tick(2.1)
+    assert dim.resolve(opts) == version
+    assert all(file.cacheable for file in dim.resolve(opts).files)
+    assert len(dim.host.store.calls) == 1
+    rebooted = dim.process(boot="boot-2")
+    assert not all(file.cacheable for file in dim.resolve(opts, rebooted).files)

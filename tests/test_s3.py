@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
-import socket
-import socketserver
-import subprocess
-import sys
 import threading
 import urllib.parse
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +24,11 @@ from pyspark_lookup.base.errors import (
     UfsTimeoutError,
     UfsUnavailableError,
 )
+from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.stores import FileVersion, Listing
+from pyspark_lookup.io.ufs import Ufs
 from tests.fakes import Host, make_host
+from tests.test_stores import serving, unserved
 
 if TYPE_CHECKING:
     from tests.s3server import S3Server
@@ -48,102 +48,63 @@ def bucket(s3: S3Server) -> str:
 PARTIAL = b'HTTP/1.1 206 Partial Content\r\nETag: "x"\r\nContent-Range: bytes 0-299/300\r\nContent-Length: 300\r\n\r\n'
 
 
-class RawServer:
-    """An endpoint that answers every request with given bytes and hangs up (with none: waits), and keeps what it heard."""
+@contextlib.contextmanager
+def raw(
+    answer: bytes | None, **options: Any
+) -> Iterator[tuple[Ufs, CacheMetricGroup, list[http.server.BaseHTTPRequestHandler]]]:
+    """An endpoint that answers every request with given bytes and hangs up (None: waits); what it was asked."""
+    done, asked = threading.Event(), list[http.server.BaseHTTPRequestHandler]()
 
-    def __init__(self, answer: bytes) -> None:
-        received: list[str] = []
-        self.received = received
-        self._done = done = threading.Event()
+    def send(request: http.server.BaseHTTPRequestHandler) -> None:
+        asked.append(request)
+        if answer is None:
+            done.wait(60)
+        else:
+            request.wfile.write(answer)
+        request.close_connection = True
 
-        class Handler(socketserver.BaseRequestHandler):
-            def handle(self) -> None:
-                received.append(self.request.recv(65536).decode())
-                self.request.sendall(answer)
-                if not answer:
-                    done.wait(60)
-
-        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._done.set()
-        self._server.shutdown()
-        self._server.server_close()
+    with serving(send) as endpoint:
+        storage: dict[str, object] = {"endpoint_url": endpoint}
+        if answer is None:
+            storage["config_kwargs"] = {"read_timeout": 0.2}
+        host = make_host("s3://b/a", None, storage=storage, **options)
+        yield host.ufs, host.metrics, asked
+        done.set()
 
 
-@pytest.fixture
-def raw_server() -> Iterator[Callable[[bytes], RawServer]]:
-    """Makes raw servers, and closes them."""
-    servers: list[RawServer] = []
-
-    def make(answer: bytes) -> RawServer:
-        servers.append(RawServer(answer))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.close()
-
-
-class KeyServer:
-    """An endpoint that answers LIST for a bucket of given keys, a thousand to a page as S3 does, and keeps the prefixes.
+@contextlib.contextmanager
+def keys_of(keys: Iterable[str]) -> Iterator[tuple[Ufs, list[str]]]:
+    """A bucket of given keys that answers LIST, a thousand to a page as S3 does; and the prefixes that were asked for.
 
     An object that is called `mark` is empty."""
+    asked: list[str] = []
 
-    def __init__(self, keys: list[str]) -> None:
-        self.asked: list[str] = []
-        outer = self
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        query = dict(urllib.parse.parse_qsl(request.path.partition("?")[2]))
+        asked.append(query["prefix"])
+        after = query.get("continuation-token", "")
+        found = [key for key in sorted(keys) if key.startswith(query["prefix"]) and key > after]
+        body = "".join(
+            f"<Contents><Key>{key}</Key><Size>{0 if key.endswith('mark') else 1}</Size><ETag>&quot;{key}&quot;</ETag></Contents>"
+            for key in found[:1000]
+        )
+        if len(found) > 1000:
+            body += f"<NextContinuationToken>{found[999]}</NextContinuationToken>"
+        truncated = str(len(found) > 1000).lower()
+        data = f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{body}</ListBucketResult>".encode()
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: object) -> None: ...
-
-            def do_GET(self) -> None:
-                query = dict(urllib.parse.parse_qsl(self.path.partition("?")[2]))
-                outer.asked.append(query["prefix"])
-                after = query.get("continuation-token", "")
-                found = [key for key in sorted(keys) if key.startswith(query["prefix"]) and key > after]
-                body = "".join(
-                    f"<Contents><Key>{key}</Key><Size>{0 if key.endswith('mark') else 1}</Size><ETag>&quot;{key}&quot;</ETag></Contents>"
-                    for key in found[:1000]
-                )
-                if len(found) > 1000:
-                    body += f"<NextContinuationToken>{found[999]}</NextContinuationToken>"
-                truncated = str(len(found) > 1000).lower()
-                answer = f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{body}</ListBucketResult>".encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        self.ufs = make_host(
-            "s3://b/t", None, storage={"endpoint_url": f"http://127.0.0.1:{self._server.server_port}"}
-        ).ufs
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    with serving(answer) as endpoint:
+        yield make_host("s3://b/t", None, storage={"endpoint_url": endpoint}).ufs, asked
 
 
-@pytest.fixture
-def key_server() -> Iterator[Callable[[list[str]], KeyServer]]:
-    """Makes key servers, and closes them."""
-    servers: list[KeyServer] = []
-
-    def make(keys: list[str]) -> KeyServer:
-        servers.append(KeyServer(keys))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.close()
+def below(ufs: Ufs, path: str) -> list[str] | None:
+    """The names of what lies below a path; None of a file."""
+    found = ufs.get_status(path)
+    return [file.url for file in found.files] if isinstance(found, Listing) else None
 
 
 def host_of(s3: S3Server, path: str, cache_dir: Path | None = None, **options: Any) -> Host:
@@ -166,37 +127,28 @@ def whole(file: FileVersion) -> list[tuple[FileVersion, list[tuple[int, int]]]]:
     return [(file, [(0, file.size)])]
 
 
-def read_cached(host: Host, file: FileVersion) -> bytes:
-    """The file through the block cache."""
-    location = host.blocks.get_blocks_and_locations(file.url, file)
-    return bytes(host.blocks.read([(location, [(0, file.size)])])[0][0])
-
-
 # --- directories -------------------------------------------------------------------------------------
 
 
 def test_an_empty_object_of_a_directorys_name(s3: S3Server, bucket: str) -> None:
     """An empty object `mark` beside `mark/…`, as many tools put it, is no file: neither alone nor in its parent's listing."""
+    root = f"s3://{bucket}/t"
     put(s3, bucket, "t/mark", data=b"")
-    ufs = host_of(s3, f"s3://{bucket}/t/mark").ufs
-    alone = ufs.get_status(f"s3://{bucket}/t/mark")
-    assert isinstance(alone, FileVersion)
+    ufs = host_of(s3, root).ufs
+    assert below(ufs, f"{root}/mark") is None
     put(s3, bucket, "t/mark-1", "t/mark.x", "t/mark/a", "t/mark/d/b")
     put(s3, bucket, "t/mark/d", data=b"")
-    for found in (ufs.get_status(f"s3://{bucket}/t/mark"), ufs.list_status(f"s3://{bucket}/t/mark")):
-        assert isinstance(found, Listing)
-        assert [file.url.removeprefix(f"s3://{bucket}/") for file in found.files] == ["t/mark/a", "t/mark/d/b"]
-    names = [file.url.rpartition(f"{bucket}/")[2] for file in ufs.list_status(f"s3://{bucket}/t").files]
-    assert names == ["t/mark-1", "t/mark.x", "t/mark/a", "t/mark/d/b"]
+    inner = [f"{root}/mark/a", f"{root}/mark/d/b"]
+    assert below(ufs, f"{root}/mark") == [file.url for file in ufs.list_status(f"{root}/mark").files] == inner
+    assert below(ufs, root) == [f"{root}/mark-1", f"{root}/mark.x", *inner]
 
 
-def test_an_empty_object_among_a_crowd(key_server: Callable[[list[str]], KeyServer]) -> None:
+def test_an_empty_object_among_a_crowd() -> None:
     """The directory is found also where more than a page of names lie between; without one the empty object is the file."""
     crowd = ["t/mark", *(f"t/mark-{number:04d}" for number in range(1001))]
-    assert isinstance(key_server(crowd).ufs.get_status("s3://b/t/mark"), FileVersion)
-    found = key_server([*crowd, "t/mark/a"]).ufs.get_status("s3://b/t/mark")
-    assert isinstance(found, Listing)
-    assert [file.url for file in found.files] == ["s3://b/t/mark/a"]
+    for more, found in (([], None), (["t/mark/a"], ["s3://b/t/mark/a"])):
+        with keys_of([*crowd, *more]) as (ufs, _):
+            assert below(ufs, "s3://b/t/mark") == found
 
 
 def test_a_slash_names_the_directory(s3: S3Server, bucket: str, cache_dir: Path) -> None:
@@ -216,101 +168,42 @@ def test_a_slash_names_the_directory(s3: S3Server, bucket: str, cache_dir: Path)
 # --- identity ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("versioned", [False, True], ids=["plain", "versioned"])
+@pytest.mark.parametrize("kind", ["plain", "versioned", "multipart"])
 @pytest.mark.parametrize("key", ["dim/a.parquet", "dim/größe 1/a+b&c=d%20.csv"])
-def test_head_and_list_give_one_token(s3: S3Server, bucket: str, versioned: bool, key: str) -> None:
-    """An object's version is equal by HEAD, by LIST and by a question of unknown kind, also in a versioned bucket."""
-    if versioned:
+def test_head_and_list_give_one_token(s3: S3Server, bucket: str, kind: str, key: str) -> None:
+    """An object's version is equal by HEAD, LIST and status, also in a versioned bucket and uploaded in parts, and can be pinned."""
+    if kind == "versioned":
         s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     put(s3, bucket, key, data=NEW)
     put(s3, bucket, key)
+    if kind == "multipart":
+        upload = {"UploadId": s3.client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]}
+        upload |= {"Bucket": bucket, "Key": key}
+        etag = s3.client.upload_part(**upload, PartNumber=1, Body=OLD)["ETag"]
+        s3.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": 1}]})
+        s3.log.clear()
     path = f"s3://{bucket}/{key}"
     ufs = host_of(s3, path).ufs
     by_head = ufs.get_meta(path)
-    assert requests(s3) == ["head"]
     (by_list,) = ufs.list_status(path.rpartition("/")[0]).files
     assert by_head == by_list == ufs.get_status(path)
     assert requests(s3) == ["head", "list", "list"]
     assert (by_head.url, by_head.size, by_head.cacheable) == (path, len(OLD), True)
+    assert by_head.identity.endswith("-1") is (kind == "multipart")
     assert by_head.modified_at_s is not None
     assert ufs.read_many(whole(by_list)) == [[OLD]]
-
-
-def test_a_multipart_object_has_one_token(s3: S3Server, bucket: str) -> None:
-    """An object uploaded in parts (its ETag is no hash of its bytes) is equal by HEAD and LIST, and can be pinned."""
-    upload = s3.client.create_multipart_upload(Bucket=bucket, Key="d/big")["UploadId"]
-    part = {"Bucket": bucket, "Key": "d/big", "UploadId": upload, "PartNumber": 1}
-    etag = s3.client.upload_part(**part, Body=OLD)["ETag"]
-    s3.client.complete_multipart_upload(
-        Bucket=bucket, Key="d/big", UploadId=upload, MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": 1}]}
-    )
-    ufs = host_of(s3, f"s3://{bucket}/d").ufs
-    (file,) = ufs.list_status(f"s3://{bucket}/d").files
-    assert file.identity.endswith("-1")
-    assert file == ufs.get_meta(f"s3://{bucket}/d/big")
-    assert ufs.read_many(whole(file)) == [[OLD]]
-
-
-def test_a_rollback_to_an_older_version_is_seen(s3: S3Server, bucket: str, cache_dir: Path) -> None:
-    """After the newest version of an object is deleted, its predecessor's rows are served again, and no byte of the other."""
-    s3.client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    path = f"s3://{bucket}/a"
-    put(s3, bucket, "a")
-    host = host_of(s3, path, cache_dir)
-    first = host.ufs.get_meta(path)
-    assert read_cached(host, first) == OLD
-    newest = s3.client.put_object(Bucket=bucket, Key="a", Body=NEW)["VersionId"]
-    second = host.ufs.get_meta(path)
-    assert read_cached(host, second) == NEW
-    s3.client.delete_object(Bucket=bucket, Key="a", VersionId=newest)
-    third = host.ufs.get_meta(path)
-    assert (third == first, third == second) == (True, False)
-    s3.log.clear()
-    assert read_cached(host, third) == OLD
-    assert requests(s3) == []
-    with pytest.raises(SourceChangedError):
-        host.ufs.read_many(whole(second))
-
-
-def test_equal_paths_in_two_buckets_or_servers_are_two_entries(s3: S3Server, bucket: str, cache_dir: Path) -> None:
-    """One key in two buckets, and one URL at two endpoints, never answer for each other; `s3a://` is the same entry."""
-    other = f"{bucket}-2"
-    s3.client.create_bucket(Bucket=other)
-    put(s3, bucket, "dim/a")
-    put(s3, other, "dim/a", data=NEW)
-    host = host_of(s3, f"s3://{bucket}/dim", cache_dir)
-    answers = [read_cached(host, host.ufs.get_meta(f"s3://{name}/dim/a")) for name in (bucket, other, bucket)]
-    assert answers == [OLD, NEW, OLD]
-    assert requests(s3) == ["head", "get", "head", "get", "head"]
-    assert host.ufs.url_of(f"s3a://{bucket}/dim/a") == f"s3://{bucket}/dim/a"
-    elsewhere = make_host(
-        f"s3://{bucket}/dim", cache_dir, storage={"endpoint_url": s3.endpoint.replace("127.0.0.1", "localhost")}
-    )
-    read_cached(elsewhere, elsewhere.ufs.get_meta(f"s3://{bucket}/dim/a"))
-    assert requests(s3)[-2:] == ["head", "get"]
 
 
 # --- pinned reads ------------------------------------------------------------------------------------
 
 
-def test_every_read_is_pinned_by_if_match(raw_server: Callable[[bytes], RawServer]) -> None:
+def test_every_read_is_pinned_by_if_match() -> None:
     """Each range is asked for with the version's ETag; no request is made to open the file or to check it."""
-    server = raw_server(PARTIAL + OLD)
-    host = make_host("s3://b/d/a", None, storage={"endpoint_url": server.endpoint})
-    assert host.ufs.read_ranges(FileVersion("s3://b/d/a", 1000, "etag:x"), [(0, 300), (700, 300)]) == [OLD, OLD]
-    asked = sorted(server.received)
-    assert [text.split(" HTTP")[0] for text in asked] == ["GET /b/d/a"] * 2
-    assert all('\r\nIf-Match: "x"\r\n' in text for text in asked)
-    assert {text.partition("Range: ")[2].partition("\r")[0] for text in asked} == {"bytes=0-299", "bytes=700-999"}
-
-
-def test_the_bytes_asked_for_are_the_bytes_sent(s3: S3Server, bucket: str) -> None:
-    """Ranges are single requests of exactly their length; nothing is read ahead."""
-    put(s3, bucket, "a")
-    ufs = host_of(s3, f"s3://{bucket}/a").ufs
-    file = ufs.get_meta(f"s3://{bucket}/a")
-    assert ufs.read_ranges(file, [(0, 10), (290, 10)]) == [OLD[:10], OLD[290:]]
-    assert [(request.kind, request.sent) for request in s3.log] == [("head", 0), ("get", 10), ("get", 10)]
+    with raw(PARTIAL + OLD) as (ufs, _, asked):
+        assert ufs.read_ranges(FileVersion("s3://b/d/a", 1000, "etag:x"), [(0, 300), (700, 300)]) == [OLD, OLD]
+    assert [(request.command, request.path) for request in asked] == [("GET", "/b/d/a")] * 2
+    assert [request.headers["If-Match"] for request in asked] == ['"x"'] * 2
+    assert {request.headers["Range"] for request in asked} == {"bytes=0-299", "bytes=700-999"}
 
 
 # --- how many requests -------------------------------------------------------------------------------
@@ -318,26 +211,25 @@ def test_the_bytes_asked_for_are_the_bytes_sent(s3: S3Server, bucket: str) -> No
 
 def test_one_list_for_a_tree_of_directories(s3: S3Server, bucket: str) -> None:
     """A directory tree is one request, hidden directories and all; only what may be data is named."""
-    put(s3, bucket, "t/a", "t/d=1/b", "t/d=1/deep/c", "t/_temporary/0/x", "t/.git/y", "t/_SUCCESS", "t/_d=2/z", "t/_spark_metadata/0", "t/marker/", "t-2/a")  # fmt: skip
+    data = ["t/_SUCCESS", "t/_d=2/z", "t/_spark_metadata/0", "t/a", "t/d=1/b", "t/d=1/deep/c"]
+    put(s3, bucket, *data, "t/_temporary/0/x", "t/.git/y", "t/marker/", "t-2/a")
     listing = host_of(s3, f"s3a://{bucket}/t").ufs.list_status(f"s3a://{bucket}/t")
     assert requests(s3) == ["list"]
-    names = [file.url.removeprefix(f"s3://{bucket}/t/") for file in listing.files]
-    assert names == ["_SUCCESS", "_d=2/z", "_spark_metadata/0", "a", "d=1/b", "d=1/deep/c"]
     assert listing.url == f"s3://{bucket}/t"
+    assert [file.url for file in listing.files] == [f"s3://{bucket}/{key}" for key in data]
     assert listing.directories == {
         "d=1", "d=1/deep", "_temporary", "_temporary/0", ".git", "_d=2", "_spark_metadata", "marker",
     }  # fmt: skip
 
 
-def test_one_list_per_thousand_objects(key_server: Callable[[list[str]], KeyServer]) -> None:
+def test_one_list_per_thousand_objects() -> None:
     """A listing is one request per 1000 keys, complete and in order; what a name is takes as many."""
     keys = [f"t/{n:04}" for n in range(2001)]
-    server = key_server(keys)
-    listing = server.ufs.list_status("s3://b/t")
-    assert [file.url for file in listing.files] == [f"s3://b/{key}" for key in keys]
-    assert server.asked == ["t/"] * 3
-    assert server.ufs.get_status("s3://b/t") == listing
-    assert server.asked[3:] == ["t"] * 3
+    with keys_of(keys) as (ufs, asked):
+        assert [file.url for file in ufs.list_status("s3://b/t").files] == [f"s3://b/{key}" for key in keys]
+        assert asked == ["t/"] * 3
+        assert below(ufs, "s3://b/t") == [f"s3://b/{key}" for key in keys]
+        assert asked[3:] == ["t"] * 3
 
 
 @pytest.mark.parametrize(
@@ -348,7 +240,10 @@ def test_one_list_per_thousand_objects(key_server: Callable[[list[str]], KeyServ
         ("dim.parquet", "dim.parquet"),
         ("dim-old", ["dim-old/a"]),
         ("dim0", "dim0"),
-        ("only", ["only/x"]),
+        (
+            "",
+            ["dim-old/a", "dim.parquet", "dim/a", "dim/b=1/c", "dim0", "dim0x/y", "dimension/z"],
+        ),  # a bucket is a directory
         ("di", None),
         ("dim/a/b", None),
         ("nothing", None),
@@ -356,55 +251,35 @@ def test_one_list_per_thousand_objects(key_server: Callable[[list[str]], KeyServ
 )
 def test_what_a_name_is_costs_one_request(s3: S3Server, bucket: str, path: str, found: list[str] | str | None) -> None:
     """A file, a directory among siblings that share its name's beginning, or nothing: told by exactly one LIST."""
-    put(s3, bucket, "dim-old/a", "dim.parquet", "dim/a", "dim/b=1/c", "dim0", "dim0x/y", "dimension/z", "only/x")
-    ufs = host_of(s3, f"s3://{bucket}/{path}").ufs
+    put(s3, bucket, "dim-old/a", "dim.parquet", "dim/a", "dim/b=1/c", "dim0", "dim0x/y", "dimension/z")
+    url = f"s3://{bucket}/{path}"
+    ufs = host_of(s3, url).ufs
     if found is None:
         with pytest.raises(UfsNotFoundError, match=f"{path} does not exist"):
-            ufs.get_status(f"s3://{bucket}/{path}")
+            ufs.get_status(url)
     else:
-        status = ufs.get_status(f"s3://{bucket}/{path}")
+        status = ufs.get_status(url)
         if isinstance(status, Listing):
             assert [file.url.removeprefix(f"s3://{bucket}/") for file in status.files] == found
-            assert status == ufs.list_status(f"s3://{bucket}/{path}")
+            assert status == ufs.list_status(url)
         else:
             assert status.url == f"s3://{bucket}/{found}"
-            assert status == ufs.get_meta(f"s3://{bucket}/{path}")
+            assert status == ufs.get_meta(url)
         s3.log.pop()
     assert requests(s3) == ["list"]
+    if not path:
+        with pytest.raises(UfsNotFoundError, match="is a bucket"):
+            ufs.get_meta(url)
 
 
-@pytest.mark.parametrize("crowd", ["dim-{:04}", "dim.{:04}"])
-def test_a_crowd_that_sorts_before_costs_one_request_more(key_server: Callable[[list[str]], KeyServer], crowd: str) -> None:  # fmt: skip
-    """However many keys sort between a name and what lies below it, a directory costs two requests, a file one."""
-    server = key_server([*(crowd.format(n) for n in range(5000)), "dim/a"])
-    status = server.ufs.get_status("s3://b/dim")
-    assert isinstance(status, Listing)
-    assert [file.url for file in status.files] == ["s3://b/dim/a"]
-    assert server.asked == ["dim", "dim/"]
-    assert isinstance(server.ufs.get_status(f"s3://b/{crowd.format(4000)}"), FileVersion)
-    assert len(server.asked) == 3
-
-
-def test_a_crowd_that_sorts_after_costs_nothing(key_server: Callable[[list[str]], KeyServer]) -> None:
-    """However many keys sort after a directory, they are not asked for."""
-    server = key_server(["dim/a", *(f"dim{n:04}" for n in range(5000))])
-    status = server.ufs.get_status("s3://b/dim")
-    assert isinstance(status, Listing)
-    assert [file.url for file in status.files] == ["s3://b/dim/a"]
-    assert server.asked == ["dim"]
-
-
-def test_a_bucket_is_a_directory(s3: S3Server, bucket: str) -> None:
-    """A bucket's root is listed like any directory, and is no file."""
-    put(s3, bucket, "a", "d/b")
-    ufs = host_of(s3, f"s3://{bucket}").ufs
-    listing = ufs.get_status(f"s3://{bucket}")
-    assert isinstance(listing, Listing)
-    assert [file.url for file in listing.files] == [f"s3://{bucket}/a", f"s3://{bucket}/d/b"]
-    assert requests(s3) == ["list"]
-    with pytest.raises(UfsNotFoundError, match="is a bucket"):
-        ufs.get_meta(f"s3://{bucket}")
-    assert requests(s3) == ["list"]
+@pytest.mark.parametrize(("crowd", "asked_for"), [("dim-{:04}", 2), ("dim.{:04}", 2), ("dim{:04}", 1)])
+def test_a_crowd_costs_one_request_more(crowd: str, asked_for: int) -> None:
+    """However many keys sort before what lies below a name, a directory costs two requests, a file one; keys after it cost nothing."""
+    with keys_of([*(crowd.format(n) for n in range(5000)), "dim/a"]) as (ufs, asked):
+        assert below(ufs, "s3://b/dim") == ["s3://b/dim/a"]
+        assert asked == ["dim", "dim/"][:asked_for]
+        assert below(ufs, f"s3://b/{crowd.format(4000)}") is None
+        assert len(asked) == asked_for + 1
 
 
 # --- failures ----------------------------------------------------------------------------------------
@@ -417,110 +292,61 @@ CALLS: dict[str, Callable[[Host, str], object]] = {
 }
 
 
-@pytest.mark.parametrize("status", [503, 500, 429])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_a_busy_server_is_asked_again(s3: S3Server, bucket: str, call: Callable[[Host, str], object], status: int) -> None:  # fmt: skip
-    """503 (slow down), 500 and 429 are tried again by us alone: each request at the server is one counted attempt."""
+def test_a_busy_server_is_asked_again(s3: S3Server, bucket: str, call: Callable[[Host, str], object]) -> None:
+    """503, 500 and 429 are tried again by us alone: each request at the server is a counted attempt. A refusal is raised at once."""
     path = f"s3://{bucket}/d/a"
     put(s3, bucket, "d/a")
-    host = host_of(s3, path, max_retries=2)
-    left = [2]
-
-    def fail(method: str, path: str) -> int | None:
-        left[0] -= 1
-        return status if left[0] >= 0 else None
-
-    s3.before = fail
+    host = host_of(s3, path, max_retries=3)
+    answers = iter([503, 500, 429])
+    s3.before = lambda method, path: next(answers, None)
     call(host, path)
     counts = host.metrics.snapshot()
-    assert len(s3.log) == 3 == counts["ufsHeadCount"] + counts["ufsListCount"] + counts["ufsGetCount"]
-    assert counts["ufsRetryCount"] == 2 == len(host.clock.slept)
-    s3.log.clear()
-    s3.before = lambda method, path: status
-    with pytest.raises(UfsUnavailableError):
-        call(host, path)
-    assert len(s3.log) == 3
-
-
-@pytest.mark.parametrize("status", [401, 403])
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_a_refusal_is_raised_at_once(s3: S3Server, bucket: str, call: Callable[[Host, str], object], status: int) -> None:  # fmt: skip
-    """A refused request is one request, and its error says to check the credentials."""
-    put(s3, bucket, "d/a")
-    s3.before = lambda method, path: status
-    with pytest.raises(UfsPermissionError, match="check the credentials"):
-        call(host_of(s3, f"s3://{bucket}/d/a", max_retries=3), f"s3://{bucket}/d/a")
-    assert len(s3.log) == 1
+    assert len(s3.log) == 4 == counts["ufsHeadCount"] + counts["ufsListCount"] + counts["ufsGetCount"]
+    assert counts["ufsRetryCount"] == 3 == len(host.clock.slept)
+    for status, error, says, attempts in (
+        (503, UfsUnavailableError, None, 4),
+        (401, UfsPermissionError, "check the credentials", 1),
+        (403, UfsPermissionError, "check the credentials", 1),
+    ):
+        s3.log.clear()
+        s3.before = lambda method, path, status=status: status
+        with pytest.raises(error, match=says):
+            call(host, path)
+        assert len(s3.log) == attempts
 
 
 def test_no_such_bucket(s3: S3Server) -> None:
-    """A bucket that does not exist is not found, by every call."""
+    """A bucket that does not exist is not found, by every call; an endpoint that refuses connections is tried again, and unavailable."""
     path = f"s3://nobody-{uuid.uuid4().hex}/d/a"
-    host = host_of(s3, path)
+    away = make_host("s3://b/d/a", None, max_retries=2, storage={"endpoint_url": unserved()})
     for kind, call in CALLS.items():
         with pytest.raises(SourceChangedError if kind == "get" else UfsNotFoundError):
-            call(host, path)
-
-
-def test_nobody_listens() -> None:
-    """An endpoint that refuses connections is unavailable, after as many attempts as were asked for."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    host = make_host("s3://b/d/a", None, max_retries=2, storage={"endpoint_url": f"http://127.0.0.1:{port}"})
-    for call in CALLS.values():
+            call(host_of(s3, path), path)
         with pytest.raises(UfsUnavailableError):
-            call(host, "s3://b/d/a")
-    counts = host.metrics.snapshot()
+            call(away, "s3://b/d/a")
+    counts = away.metrics.snapshot()
     assert (counts["ufsHeadCount"], counts["ufsListCount"], counts["ufsGetCount"]) == (3, 6, 3)
 
 
-def test_a_body_cut_short(raw_server: Callable[[bytes], RawServer]) -> None:
-    """A connection that ends before the body does is transient: tried again, never handed out."""
-    server = raw_server(PARTIAL + OLD[:120])
-    host = make_host("s3://b/a", None, max_retries=1, storage={"endpoint_url": server.endpoint})
-    with pytest.raises(UfsUnavailableError):
-        host.ufs.read_ranges(FileVersion("s3://b/a", 300, "etag:x"), [(0, 300)])
-    assert host.metrics.snapshot()["ufsGetCount"] == 2 == len(server.received)
-
-
-def test_a_server_that_says_nothing(raw_server: Callable[[bytes], RawServer]) -> None:
+def test_a_server_that_says_nothing() -> None:
     """A server that accepts and never answers ends in a timeout error, after the timeout and attempts the options set."""
-    server = raw_server(b"")
-    storage = {"endpoint_url": server.endpoint, "config_kwargs": {"read_timeout": 0.2}}
-    host = make_host("s3://b/a", None, storage=storage, max_retries=1)
-    with pytest.raises(UfsTimeoutError):
-        host.ufs.get_meta("s3://b/a")
-    assert host.metrics.snapshot()["ufsHeadCount"] == 2 == len(server.received)
+    with raw(None, max_retries=1) as (ufs, metrics, asked):
+        with pytest.raises(UfsTimeoutError):
+            ufs.get_meta("s3://b/a")
+        assert metrics.snapshot()["ufsHeadCount"] == 2 == len(asked)
 
 
-def test_slow_down_is_tried_again_by_us_alone(raw_server: Callable[[bytes], RawServer]) -> None:
-    """S3's SlowDown, which the client libraries like to try again by themselves, is one request per counted attempt."""
-    body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-    answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    server = raw_server(answer)
-    host = make_host("s3://b/a", None, storage={"endpoint_url": server.endpoint}, max_retries=2)
-    with pytest.raises(UfsUnavailableError, match="reduce your request rate"):
-        host.ufs.list_status("s3://b/a")
-    assert host.metrics.snapshot()["ufsListCount"] == 3 == len(server.received)
-
-
-def test_no_credentials(s3: S3Server) -> None:
+def test_no_credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any credentials the error says where they come from."""
-    script = (
-        "from tests.fakes import make_host\n"
-        "import sys\n"
-        "try:\n"
-        "    make_host('s3://b/a', None, storage={'endpoint_url': sys.argv[1]}).ufs.get_meta('s3://b/a')\n"
-        "except Exception as error:\n"
-        "    print(type(error).__name__, error)\n"
-    )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    environ |= {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent", "AWS_DEFAULT_REGION": "us-east-1"}
-    root = Path(__file__).parent.parent
-    answer = subprocess.run(
-        [sys.executable, "-c", script, s3.endpoint], cwd=root, env=environ, capture_output=True, text=True, check=True
-    ).stdout
-    assert answer.startswith("UfsPermissionError")
-    assert "check the credentials in the environment or the conf file" in answer
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in (
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+        ("HOME", "/nonexistent"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UfsPermissionError, match="check the credentials in the environment or the conf file"):
+        host_of(s3, "s3://b/a").ufs.get_meta("s3://b/a")
     assert s3.log == []

@@ -94,7 +94,7 @@ FAULTS = [
         "io/disk/directory.py",
         "return data if zlib.crc32(data, zlib.crc32(bound)) == crc else None",
         "return data",
-        ("tests/test_disk.py::test_any_flipped_bit_is_noticed",),
+        ("tests/test_fuzz.py::test_a_damaged_block_is_a_miss",),
     ),
     Fault(
         "a-block-of-another-name-is-taken",
@@ -254,7 +254,7 @@ FAULTS = [
         "io/ufs.py",
         "tenacity.retry_if_exception_type(_UNANSWERED)",
         "tenacity.retry_if_exception_type(UfsError)",
-        ("tests/test_ufs.py::test_other_errors_are_raised_at_once",),
+        ("tests/test_ufs.py::test_attempts_end",),
     ),
     Fault(
         "an-unknown-put-is-called-failed",
@@ -428,7 +428,7 @@ FAULTS = [
         "table/resolver.py",
         'age_s = self._context.clock.steady_s() - record["started_s"]',
         'age_s = self._context.clock.wall_s() - record["wall_s"]',
-        ("tests/test_metadata.py::test_a_stepped_wall_clock_does_not_extend_the_interval",),
+        ("tests/test_metadata.py::test_cache_mode_makes_no_call_within_its_interval",),
     ),
     Fault(
         "the-age-is-by-another-boots-clock",
@@ -845,7 +845,7 @@ FAULTS = [
         "table/log/state.py",
         "return self.batches.get(batch.query, -1) >= batch.id",
         "return self.batches.get(batch.query, -1) > batch.id",
-        ("tests/test_writing.py::test_a_batch_is_committed_once",),
+        ("tests/test_writing.py::test_a_batch_of_a_name_is_written_once",),
     ),
     Fault(
         "vacuum-removes-what-is-needed",
