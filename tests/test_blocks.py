@@ -17,7 +17,7 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations, Known
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.stores import FileVersion
-from tests.fakes import FakeClock, Host, make_host, wait_until_settled
+from tests.fakes import Host, make_host
 from tests.test_disk import data_of, holding
 
 MIB = 2**20
@@ -126,50 +126,47 @@ def test_the_three_cases(source: Source) -> None:
     assert source.locate(version=old).held == {(0, 10), (50_000, 10)}
     assert counts(source.host, *names) == (7, 2, 2, 3)
     assert source.gets() == [(0, 10)]
-
-
-def test_without_a_disk_every_path_is_unknown(tmp_path: Path) -> None:
-    """Without a cache directory each block is fetched each time, and counted as a miss."""
-    source = Source(tmp_path / "file", None)
-    for _ in range(2):
-        assert source.locate().known is Known.UNKNOWN
-        assert source.read((0, 10), (50_000, 10)) == source.right((0, 10), (50_000, 10))
-        assert source.gets() == [(0, 50_010)]
-    assert hits_and_misses(source.host) == (0, 4)
+    for other in (dataclasses.replace(new, size=1), dataclasses.replace(new, identity="x")):
+        assert source.locate(version=other).known is Known.OTHER_VERSION
+    # Another path of this version, and this path in another store, are entries of their own.
+    other_path = source.host.blocks.get_blocks_and_locations("file:///elsewhere/file", new)
+    assert (other_path.known, other_path.held) == (Known.UNKNOWN, frozenset())
+    assert other_path.path_key != source.locate(version=new).path_key
+    away = source.another()
+    away.store.scope = "s3://elsewhere"
+    assert source.locate(away, new).known is Known.UNKNOWN
 
 
 # --- hits, misses and requests -----------------------------------------------------------------------
 
 
-def test_a_block_is_fetched_once(source: Source) -> None:
-    """What was read is answered from disk, to this process and the next, and the store is not asked."""
-    blocks = [(0, 1000), (5000, 1), (99_999, 1)]
-    assert source.read(*blocks) == source.right(*blocks)
-    assert hits_and_misses(source.host) == (0, 3)
-    for host in (source.host, source.another()):
-        location = source.locate(host)
-        assert [bytes(data) for data in host.blocks.read([(location, blocks)])[0]] == source.right(*blocks)
-        assert source.gets(host) == []
-    assert hits_and_misses(source.host) == (3, 3)
+THOUSAND = [(n * 100, 100) for n in range(1000)]
 
 
-def test_only_the_missing_blocks_are_fetched(source: Source) -> None:
-    """Of the blocks asked for, in any order and repeated, the missing ones are fetched once and all returned."""
-    source.read((1000, 10))
-    asked = [(2000, 10), (1000, 10), (0, 10), (2000, 10), (1000, 10)]
-    assert source.read(*asked) == source.right(*asked)
-    assert source.gets() == [(0, 2010)]
-    assert hits_and_misses(source.host) == (1, 3)
-    assert source.read() == []
-    assert source.gets() == []
-
-
-def test_overlapping_blocks_are_blocks_of_their_own(source: Source) -> None:
-    """A block is found by its very range; one inside another is no hit."""
-    source.read((0, 1000))
-    assert source.read((0, 500), (0, 1000), (500, 600)) == source.right((0, 500), (0, 1000), (500, 600))
-    assert hits_and_misses(source.host) == (1, 3)
-    assert source.gets() == [(0, 1100)]
+@pytest.mark.parametrize(
+    ("before", "asked", "gets", "hits", "misses"),
+    [
+        ([(0, 1000), (5000, 1), (99_999, 1)], [(0, 1000), (5000, 1), (99_999, 1)], [], 3, 0),
+        # In any order and repeated; those inside or across others are blocks of their own.
+        ([(1000, 10)], [(2000, 10), (1000, 10), (0, 10), (2000, 10), (1000, 10)], [(0, 2010)], 1, 2),
+        ([(0, 1000)], [(0, 500), (0, 1000), (500, 600)], [(0, 1100)], 1, 2),
+        ([], [], [], 0, 0),
+        ([], THOUSAND, [(0, 25_600), (25_600, 25_600), (51_200, 25_600), (76_800, 23_200)], 0, 1000),
+    ],
+    ids=["all held", "some held", "overlapping", "none", "a thousand"],
+)
+def test_a_block_is_fetched_once(
+    source: Source, before: list[Range], asked: list[Range], gets: list[Range], hits: int, misses: int
+) -> None:
+    """What was read is answered from disk, to this process and the next; the missing blocks are fetched, in few requests."""
+    source.read(*before)
+    host = source.another()
+    assert source.read(*asked, host=host) == source.right(*asked)
+    assert source.gets(host) == gets
+    assert hits_and_misses(host) == (hits, misses)
+    for other in (host, source.another()):
+        assert source.read(*asked, host=other) == source.right(*asked)
+        assert source.gets(other) == []
 
 
 def test_neighbours_share_a_request(tmp_path: Path, cache_dir: Path) -> None:
@@ -177,12 +174,16 @@ def test_neighbours_share_a_request(tmp_path: Path, cache_dir: Path) -> None:
     source = Source(tmp_path / "file", cache_dir, size=40 * MIB)
     gap = 64 * 1024
     blocks = [(0, 100), (100 + gap, 100), (200 + 2 * gap + 1, 100)]
+    location = source.locate()
     assert source.read(*blocks) == source.right(*blocks)
     assert source.gets() == [(0, 200 + gap), (200 + 2 * gap + 1, 100)]
+    source.file(blocks[0]).unlink()  # after it was located
+    assert [bytes(data) for data in source.host.blocks.read([(location, blocks[:1])])[0]] == source.right(blocks[0])
+    assert source.gets() == [(0, 100)]
     long = [(n * 7 * MIB, 7 * MIB) for n in range(5)]
     assert source.read(*long) == source.right(*long)
     assert source.gets() == [(0, 14 * MIB), (14 * MIB, 14 * MIB), (28 * MIB, 7 * MIB)]
-    assert hits_and_misses(source.host) == (0, 8)
+    assert hits_and_misses(source.host) == (0, 9)
 
 
 def test_several_files_in_one_read(tmp_path: Path, cache_dir: Path) -> None:
@@ -203,48 +204,12 @@ def test_several_files_in_one_read(tmp_path: Path, cache_dir: Path) -> None:
     assert sorted(subject[0] for _, subject in host.store.calls) == sorted(s.version(host).url for s in sources)  # type: ignore[index]
 
 
-def test_many_blocks_at_once(source: Source) -> None:
-    """A thousand blocks of one file are fetched in few requests, kept each by itself, and found again."""
-    blocks = [(n * 100, 100) for n in range(1000)]
-    assert source.read(*blocks) == source.right(*blocks)
-    assert source.gets() == [(0, 25_600), (25_600, 25_600), (51_200, 25_600), (76_800, 23_200)]
-    assert source.read(*blocks) == source.right(*blocks)
-    assert source.gets() == []
-    assert hits_and_misses(source.host) == (1000, 1000)
-
-
-def test_stores_and_paths_do_not_share_blocks(source: Source) -> None:
-    """One path in two stores, and two paths of one version, are entries of their own."""
-    host, version = source.host, source.version()
-    source.read((0, 10), version=version)
-    other = host.blocks.get_blocks_and_locations("file:///elsewhere/file", version)
-    assert (other.known, other.held) == (Known.UNKNOWN, frozenset())
-    assert other.path_key != source.locate(version=version).path_key
-    away = source.another()
-    away.store.scope = "s3://elsewhere"
-    assert source.locate(away, version).known is Known.UNKNOWN
-    assert source.locate(version=dataclasses.replace(version, size=1)).known is Known.OTHER_VERSION
-    assert source.locate(version=dataclasses.replace(version, identity="x")).known is Known.OTHER_VERSION
-
-
-# --- damage and loss ---------------------------------------------------------------------------------
-
-
-def test_a_deleted_block_is_fetched_again(source: Source) -> None:
-    """A block that vanished after it was located is a miss."""
-    source.read((0, 1000))
-    location = source.locate()
-    source.file((0, 1000)).unlink()
-    assert bytes(source.host.blocks.read([(location, [(0, 1000)])])[0][0]) == source.right((0, 1000))[0]
-    assert hits_and_misses(source.host) == (0, 2)
-
-
 # --- the budget --------------------------------------------------------------------------------------
 
 
-def test_a_block_larger_than_the_cache_is_served(tmp_path: Path, cache_dir: Path) -> None:
-    """A block too large to keep is read right every time and counted; the others stay."""
-    source = Source(tmp_path / "file", cache_dir, size=2 * MIB, max_bytes=MIB)
+def test_more_than_the_cache_holds(tmp_path: Path, cache_dir: Path) -> None:
+    """Blocks too large to keep, and more of them than the budget, are read right every time; the directory keeps within it."""
+    source = Source(tmp_path / "file", cache_dir, size=5 * MIB, max_bytes=MIB)
     small = [(n * 1000, 1000) for n in range(10)]
     source.read(*small)
     for _ in range(2):
@@ -253,15 +218,10 @@ def test_a_block_larger_than_the_cache_is_served(tmp_path: Path, cache_dir: Path
     assert source.read(*small) == source.right(*small)
     assert source.gets() == []
     assert counts(source.host, "blockRefusedCount", "blockEvictedCount", "cacheFailureCount") == (2, 0, 0)
-
-
-def test_a_file_larger_than_the_cache_is_read(tmp_path: Path, cache_dir: Path) -> None:
-    """Reading more than the budget at once is right, and the directory never holds more than the budget."""
-    source = Source(tmp_path / "file", cache_dir, size=5 * MIB, max_bytes=MIB)
     blocks = [(n * 64 * 1024, 64 * 1024) for n in range(80)]
+    assert source.host.disk is not None
     for _ in range(2):
         assert source.read(*blocks) == source.right(*blocks)
-        assert source.host.disk is not None
         assert 0.5 * MIB < source.host.disk.used_bytes() <= MIB
     evicted, failures = counts(source.host, "blockEvictedCount", "cacheFailureCount")
     assert (evicted > 80, failures) == (True, 0)
@@ -286,17 +246,6 @@ def test_a_version_not_settled_is_read_and_not_kept(source: Source) -> None:
     assert hits_and_misses(host) == (0, 5)
     assert source.locate(version=settled).held == {(0, 10)}
     assert source.locate(version=nameless).held == frozenset()
-
-
-def test_a_racy_file_becomes_cacheable(tmp_path: Path, cache_dir: Path) -> None:
-    """A file read within a tick of its change is not kept; the same file a moment later is."""
-    clock = FakeClock(0)
-    source = Source(tmp_path / "file", cache_dir, clock=clock)
-    wait_until_settled(source.path)
-    for age_s, expected in ((0.0, [(0, 10)]), (1.0, [(0, 10)]), (2.0, [])):
-        clock.wall_s = source.path.stat().st_ctime + age_s
-        assert source.read((0, 10)) == source.right((0, 10))
-        assert source.gets() == expected
 
 
 def test_a_changed_file_is_no_bytes(source: Source) -> None:
@@ -355,10 +304,10 @@ def test_a_late_loader_does_not_bring_back_the_old(source: Source) -> None:
 
 
 class Pause:
-    """Stops a host's first data request until told to go on."""
+    """Stops a host's first data request until told to go on, and to fail."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, error: Exception | None = None) -> None:
+        self._error = error
         self.reached, self.go_on = threading.Event(), threading.Event()
         host.store.before = self._before
 
@@ -366,6 +315,8 @@ class Pause:
         if kind == "get" and not self.reached.is_set():
             self.reached.set()
             assert self.go_on.wait(60)
+            if self._error is not None:
+                raise self._error
 
 
 def in_background(call: Callable[[], list[bytes]]) -> tuple[threading.Thread, list[Any]]:
@@ -408,14 +359,7 @@ def test_a_failed_loader_is_replaced(source: Source) -> None:
     """If the loader others wait for fails, the next one fetches, and only the first sees the error."""
     first, second = source.another(), source.another(wait_s=60)
     version = source.version()
-    pause = Pause(first)
-    stop = pause._before
-
-    def fail(kind: str, subject: object) -> None:
-        stop(kind, subject)
-        raise UfsUnavailableError("503")
-
-    first.store.before = fail
+    pause = Pause(first, UfsUnavailableError("503"))
     loader, loaded = in_background(lambda: source.read((0, 1000), host=first, version=version))
     assert pause.reached.wait(60)
     waiter, waited = in_background(lambda: source.read((0, 1000), host=second, version=version))
@@ -463,18 +407,3 @@ def test_a_lock_held_for_long_holds_up_one_wait(source: Source) -> None:
         host.store.calls.clear()
         assert source.read(*blocks, host=host, version=version) == source.right(*blocks)
         assert source.gets(host) == []
-
-
-@pytest.mark.parametrize("name", ["usage.lock", "evict.lock", "repair.lock"])
-def test_the_directorys_own_locks_hold_up_no_read(tmp_path: Path, cache_dir: Path, name: str) -> None:
-    """While another process sits on the counter or an eviction, reads answer from the store within a bound."""
-    source = Source(tmp_path / "file", cache_dir, size=2 * MIB, max_bytes=MIB)
-    blocks = [(n * 32 * 1024, 32 * 1024) for n in range(31)]
-    source.read(*blocks)
-    with holding(cache_dir / "v1" / name):
-        started = time.perf_counter()
-        more = [(MIB + n * 32 * 1024, 32 * 1024) for n in range(3)]
-        assert source.read(*more) == source.right(*more)
-        assert time.perf_counter() - started < 5.0
-    assert source.host.disk is not None
-    assert 0 < source.host.disk.used_bytes() <= MIB

@@ -207,15 +207,14 @@ def test_a_spec_comes_back_as_it_went(
     assert LookupSpec.of_text(spec.to_text()).to_text() == other.to_text() == spec.to_text()
 
 
-@pytest.mark.parametrize("marked", [False, True], ids=["", "marked"])
-def test_answers_in_the_order_of_the_keys(marked: bool, host: Host, source: Source) -> None:
+def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
     """Each key's rows, in the order of the files, or its row; none where it is null or nobody's; keys may repeat."""
-    marks = {FOUND_COLUMN: True} if marked else {}
-    one, four = {"name": "b", "size": 2, **marks}, {"name": "d", "size": 5, **marks}
-    twos = [{**row, **marks} for row in TWOS]
     for many in (True, False):  # nobody is asked for nothing
-        assert host.get(host.spec(*source, marked=marked, many=many), ids(), b"") == host.calls == []
-    for _ in range(2):  # from where it is, then from what is kept of it
+        assert host.get(host.spec(*source, many=many), ids(), b"") == host.calls == []
+    for marked in (False, True, False, True):  # from where it is, then from what is kept of it
+        marks = {FOUND_COLUMN: True} if marked else {}
+        one, four = {"name": "b", "size": 2, **marks}, {"name": "d", "size": 5, **marks}
+        twos = [{**row, **marks} for row in TWOS]
         spec = host.spec(*source, marked=marked)
         assert host.get(spec, ids(2, None, 9, 4, 2)) == [twos, [], [], [four], twos]
         assert host.get(spec, ids(None, None)) == [[], []]
@@ -225,21 +224,23 @@ def test_answers_in_the_order_of_the_keys(marked: bool, host: Host, source: Sour
         assert host.get(spec, ids(1)) == [one]
 
 
-def test_without_columns_only_marks_are_told(host: Host, source: Source) -> None:
-    """A lookup that asks for no column still says how many rows there are."""
+def test_what_a_lookup_asks_for(host: Host, source: Source) -> None:
+    """Columns come under the names, in the order and in the types that the query planned; without any there are marks.
+
+    A second row where there may be one is an error that names the key and what to do. lookup.on-error is not about this.
+    """
     found = {ERROR_COLUMN: None, FOUND_COLUMN: True}
-    options = {**source[1], **NULL}
-    many, one = (host.spec(source[0], options, columns=pa.schema([]), marked=True, many=n) for n in (True, False))
-    assert host.get(many, ids(9, 2, None, 1)) == [[], [found] * 3, [], [found]]
-    assert host.get(one, ids(9, None, 1)) == [None, None, found]
-
-
-def test_columns_are_called_as_the_spec_says(host: Host, source: Source) -> None:
-    """Under other names, in another order, with the key among them and a wider type: what the query planned."""
     wide = pa.int64() if isinstance(source[0], Path) else pa.int32()
     columns = pa.schema([("size", wide), KEY, COLUMNS.field(0)])
     spec = host.spec(*source, columns=columns, names=("name", "k.1", "é"))
     assert host.get(spec, ids(4, 9)) == [[{"name": 5, "k.1": 4, "é": "d"}], []]
+    null = {**source[1], **NULL}
+    many, one = (host.spec(source[0], null, columns=pa.schema([]), marked=True, many=n) for n in (True, False))
+    assert host.get(many, ids(9, 2, None, 1)) == [[], [found] * 3, [], [found]]
+    assert host.get(one, ids(9, None, 1)) == [None, None, found]
+    for options in (source[1], null):
+        with pytest.raises(errors.NonUniqueKeyError, match=r"\(up to 3\).* here id = 2: .*multi=True"):
+            host.get(host.spec(source[0], options, many=False), ids(1, None, 2, 4))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -249,13 +250,6 @@ def test_keys_of_several_columns(mode: str, host: Host, dim: Path) -> None:
     spec = host.spec(dim, options, keys=("id", "name"), columns=pa.schema([COLUMNS.field(1)]))
     keys = [pa.array([2, 2, 1, None, 2], pa.int32()), pa.array(["c", "a", "a", "b", None])]
     assert host.get(spec, keys) == [[{"size": None}], [{"size": 1}], [], [], []]
-
-
-def test_a_second_row_is_an_error_that_names_the_key(host: Host, source: Source) -> None:
-    """Where there may be one row: the key, and what to do about it. lookup.on-error is not about this."""
-    for more in (NOTHING, NULL):
-        with pytest.raises(errors.NonUniqueKeyError, match=r"\(up to 3\).* here id = 2: .*multi=True"):
-            host.get(host.spec(source[0], {**source[1], **more}, many=False), ids(1, None, 2, 4))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -290,11 +284,20 @@ def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, 
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_newer_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
-    """NEWER: where bytes are lacking that are no longer in the store, the current version answers, for the whole execution."""
-    spec = host.spec(table, many=False)
+def test_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
+    """Where bytes are lacking that are no longer in the store: FAIL is an error that names the table, or each row's reason.
+
+    NEWER: the current version answers, for the whole execution.
+    """
+    spec = host.spec(table, FAIL, many=False)
     told = host.told(spec, seen)
     named(table, "v2")
+    with pytest.raises(errors.VersionGoneError, match="/dim"):
+        host.get(spec, ids(1), told)
+    row, nothing = host.get(host.spec(table, {**FAIL, **NULL}, many=False), ids(1, None), told)
+    assert row["name"] is nothing is None
+    assert row[ERROR_COLUMN].startswith("VersionGoneError: ")
+    spec = host.spec(table, many=False)
     assert host.get(spec, ids(1, None), told) == [V2, None]
     named(table, "v3")
     assert host.get(spec, ids(2), told) == [V2]
@@ -315,19 +318,6 @@ def test_a_table_that_went_back(host: Host, tmp_path: Path) -> None:
     (aside / "one").rename(dim / "one")
     assert host.get(spec, ids(1), told) == [V2]
     assert host.get(spec, ids(1), told, TWO) == [V1]
-
-
-@pytest.mark.parametrize("seen", [True, False])
-def test_no_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
-    """FAIL: then it is an error that names the table, or the reason in each row's place."""
-    spec = host.spec(table, FAIL, many=False)
-    told = host.told(spec, seen)
-    named(table, "v2")
-    with pytest.raises(errors.VersionGoneError, match="/dim"):
-        host.get(spec, ids(1), told)
-    row, nothing = host.get(host.spec(table, {**FAIL, **NULL}, many=False), ids(1, None), told)
-    assert row["name"] is nothing is None
-    assert row[ERROR_COLUMN].startswith("VersionGoneError: ")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -363,18 +353,24 @@ def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: p
     assert [hits(), hits()] == [(1, 2), (2, 2)]
 
 
-def test_a_store_that_fails(host: Host, table: Path) -> None:
+def test_a_store_that_fails(host: Host, table: Path, cache_dir: Path) -> None:
     """NULL: keys that were asked for say what failed, null ones have none; the next batch is answered when the store is back."""
     spec = host.spec(table, NULL, marked=True)
     told = host.told(spec)
-    host.down = ["get"]
-    assert host.get(spec, ids(1, None, 2), told) == [[{**LOST, FOUND_COLUMN: None}], [], [{**LOST, FOUND_COLUMN: None}]]
+    host.down, failed = ["get"], [{**LOST, FOUND_COLUMN: None}]
+    assert host.get(spec, ids(1, None, 2), told) == [failed, [], failed]
     assert host.get(spec, ids(None), told) == [[]]
     with pytest.raises(errors.UfsUnavailableError, match="the store is down"):
         host.get(host.spec(table), ids(1), told)
     host.down = []
     found = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}]
     assert host.get(spec, ids(1, None, 2), told) == [found, [], found]
+    # PARTIAL, for the bounds of files: so it is when a version's first batch is answered.
+    partial = host.spec(table, {**NULL, **PARTIAL}, many=False)
+    for block in filter(Path.is_file, (cache_dir / "v1" / "blocks").rglob("*")):
+        block.unlink()  # given up for space
+    host.down = ALL
+    assert host.get(partial, ids(1, None), told) == [LOST, None]
 
 
 @pytest.mark.parametrize("process", ["the same", "another", "without a directory"])
@@ -394,16 +390,6 @@ def test_cached_keys_are_answered_without_the_store(process: str, host: Host, ta
         assert host.get(spec, ids(1002, 1, None, 999, 1, 1002), told) == [failed, found, [], [], found, failed]
     host.down = []
     assert host.get(spec, ids(1002), told) == [found]
-
-
-def test_a_store_that_fails_for_the_bounds_of_files(host: Host, dim: Path, cache_dir: Path) -> None:
-    """NULL with PARTIAL: a store that fails while a version's first batch is answered fails its keys, not the query."""
-    spec = host.spec(dim, {**NULL, **PARTIAL}, many=False)
-    told = host.told(spec)
-    for block in filter(Path.is_file, (cache_dir / "v1" / "blocks").rglob("*")):
-        block.unlink()  # given up for space
-    host.down = ALL
-    assert host.get(spec, ids(1, None), told) == [LOST, None]
 
 
 @pytest.mark.parametrize("options", [NOTHING, PARTIAL], ids=["NONE", "PARTIAL"])

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import SchemaError, UfsUnavailableError, VersionGoneError
-from pyspark_lookup.engine import planner
+from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.executions import Execution
 from tests.fakes import FakeClock, Host, make_host
+from tests.test_scan import planned
 
 ROWS = 20_000
 
@@ -39,14 +37,7 @@ def rewrite_in_place(path: Path, version: int) -> None:
     other.unlink()
 
 
-SMALL = {"lookup.scan.split-size": "1 MiB"}
-
-
-def plan(host: Host, path: Path, more: Mapping[str, str] = MappingProxyType({})) -> tuple[ReadPlan, list[ReadTask]]:
-    opts = LookupOptions.parse({"path": str(path), **more})
-    found = planner.find(host.reader, opts)
-    made = planner.plan_read(found, opts, planner.table_columns(found, opts), host.clock.host())
-    return made, planner.plan_tasks(host.reader, found, made)
+SMALL = {"scan.split-size": "1 MiB"}
 
 
 def versions(host: Host, made: ReadPlan, task: ReadTask, execution: Execution | None = None) -> tuple[set[int], int]:
@@ -60,48 +51,41 @@ def versions(host: Host, made: ReadPlan, task: ReadTask, execution: Execution | 
 
 
 @pytest.mark.parametrize("change", [publish, rewrite_in_place])
-def test_one_task_scan_starts_over_at_every_point(
-    tmp_path: Path, cache_dir: Path, change: Callable[[Path, int], None]
-) -> None:
-    """A file replaced after resolving, between footer and row groups or between two ranges: all rows are new, and whole."""
+def test_one_task_scan_starts_over_at_every_point(tmp_path: Path, change: Callable[[Path, int], None]) -> None:
+    """A file replaced after resolving, between footer and row groups or between two ranges: all rows are new, and whole.
+
+    All bytes are secured before the first batch: a change after it does not matter, and no call follows.
+    """
     path = tmp_path / "dim.parquet"
-    publish(path, 0)
-    counting = make_host(str(path), None)
-    made, (task,) = plan(counting, path)
-    counting.store.calls.clear()
-    assert versions(counting, made, task) == ({0}, ROWS)
-    points = len(counting.store.calls)
-    assert points > 2
-    for point in range(points):
+    point = calls = 0
+    while point <= calls:
         host = make_host(str(path), None)
         publish(path, 0)
-        made, (task,) = plan(host, path)
+        made, (task,) = planned(host, path)
         host.store.calls.clear()
 
         def replace(kind: str, subject: object, host: Host = host, point: int = point) -> None:
-            if len(host.store.calls) == point + 1:
-                change(path, point + 1)
+            if len(host.store.calls) == point:
+                change(path, point)
 
         host.store.before = replace
-        seen, rows = versions(host, made, task)
-        assert (seen, rows) == ({point + 1}, ROWS), f"changed before call {point}"
-
-
-def test_later_batches_need_no_store(tmp_path: Path) -> None:
-    """All bytes are secured before the first batch: a change after it does not matter, and no call follows."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0)
-    host = make_host(str(path), None)
-    made, (task,) = plan(host, path)
-    batches = host.reader.read(made, task, None)
-    calls = len(host.store.calls)
-    publish(path, 1)
-    assert {v for batch in batches for v in batch.column("version").unique().to_pylist()} == {0}
-    assert len(host.store.calls) == calls
+        if point == 0:
+            batches = host.reader.read(made, task, None)
+            calls = len(host.store.calls)
+            assert calls > 2
+            change(path, 1)
+            assert {v for batch in batches for v in batch.column("version").unique().to_pylist()} == {0}
+            assert len(host.store.calls) == calls
+        else:
+            assert versions(host, made, task) == ({point}, ROWS), f"changed before call {point}"
+        point += 1
 
 
 def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
-    """A file replaced between planning's metadata call and its footer read: the plan is the new version's."""
+    """A file replaced between planning's metadata call and its footer read: the plan is the new version's.
+
+    Where that happens under every attempt, of planning or of reading, the end is VersionGoneError, not a hang.
+    """
     path = tmp_path / "dim.parquet"
     publish(path, 0)
     host = make_host(str(path), None)
@@ -111,21 +95,12 @@ def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
             pq.write_table(pa.table({"other": [1]}), path)
 
     host.store.before = replace
-    made, _ = plan(host, path)
+    made, (task,) = planned(host, path)
     assert made.projection.columns.names == ["other"]
     publish(path, 1)  # a version whose columns are not known yet
     host.store.before = lambda kind, subject: publish(path, 1) if kind == "get" else None
     with pytest.raises(VersionGoneError, match="in a row"):
-        plan(host, path)
-
-
-def test_a_table_that_never_rests_is_an_error(tmp_path: Path) -> None:
-    """A file replaced under every attempt ends in VersionGoneError, not in a hang."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0)
-    host = make_host(str(path), None)
-    made, (task,) = plan(host, path)
-    host.store.before = lambda kind, subject: publish(path, 1) if kind == "get" else None
+        planned(host, path)
     with pytest.raises(VersionGoneError, match="in a row"):
         versions(host, made, task)
 
@@ -136,7 +111,7 @@ def test_changed_files_only_are_fetched(tmp_path: Path, cache_dir: Path) -> None
     for number in range(100):
         publish(table / f"{number:03}.parquet", 0, rows=20, group=20)
     host = make_host(str(table), cache_dir)
-    made, (task,) = plan(host, table)
+    made, (task,) = planned(host, table)
     assert versions(host, made, task, Execution("app", "1")) == ({0}, 2000)
     host.store.calls.clear()
     before = host.metrics.snapshot()
@@ -161,7 +136,7 @@ def test_larger_scans_are_pinned_to_planning(tmp_path: Path, cache_dir: Path) ->
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
     host = make_host(str(path), cache_dir)
-    made, tasks = plan(host, path, SMALL)  # one file over several tasks
+    made, tasks = planned(host, path, SMALL)  # one file over several tasks
     assert len(tasks) > 1
     assert sum(versions(host, made, task)[1] for task in tasks) == 60_000
     publish(path, 1, rows=60_000)
@@ -171,44 +146,54 @@ def test_larger_scans_are_pinned_to_planning(tmp_path: Path, cache_dir: Path) ->
 
 
 @pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
-def test_a_file_split_over_tasks_is_never_mixed(tmp_path: Path, choice: str) -> None:
-    """A split file replaced between two tasks: the second fails, whatever lookup.on-version-gone says."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0, rows=60_000)
-    host = make_host(str(path), None)
-    made, tasks = plan(host, path, SMALL | {"lookup.on-version-gone": choice})
-    assert versions(host, made, tasks[0])[0] == {0}
-    publish(path, 1, rows=60_000)
-    with pytest.raises(VersionGoneError, match="new file names"):
-        versions(host, made, tasks[1])
-    assert host.metrics.snapshot()["versionGoneCount"] >= 1
+def test_files_replaced_between_tasks(tmp_path: Path, choice: str) -> None:
+    """NEWER reads a file that was replaced in place whole and new; FAIL names the way out; a removed file fails.
 
-
-def test_whole_files_replaced_between_tasks_follow_the_option(tmp_path: Path) -> None:
-    """NEWER reads a file that was replaced in place whole and new; FAIL names the way out; a removed file fails."""
-    table = tmp_path / "dim"
+    Of a file that several tasks split a later one fails, whatever lookup.on-version-gone says.
+    """
+    whole, split = tmp_path / "dim", tmp_path / "dim.parquet"
     for number in range(4):
-        publish(table / f"{number}.parquet", 0, rows=24_000)
-    for choice in ("NEWER", "FAIL"):
-        host = make_host(str(table), None)
-        publish(table / "3.parquet", 0, rows=24_000)
-        made, tasks = plan(host, table, SMALL | {"lookup.on-version-gone": choice})
-        # Shares are equal in bytes, and so are the files: each task has one whole file.
-        assert len(tasks) == 4
-        assert all(task.pieces and all(piece.whole for piece in task.pieces) for task in tasks)
-        publish(table / "3.parquet", 9, rows=24_000)
-        if choice == "NEWER":
-            assert versions(host, made, tasks[3]) == ({9}, 24_000)
-        else:
-            with pytest.raises(VersionGoneError):
-                versions(host, made, tasks[3])
-    (table / "3.parquet").unlink()
-    host = make_host(str(table), None)
-    publish(table / "3.parquet", 0, rows=24_000)
-    made, tasks = plan(host, table, SMALL)
-    (table / "3.parquet").unlink()
+        publish(whole / f"{number}.parquet", 0, rows=24_000)
+    publish(split, 0, rows=60_000)
+    more = SMALL | {"on-version-gone": choice}
+    host, other = make_host(str(whole), None), make_host(str(split), None)
+    made, tasks = planned(host, whole, more)
+    # Shares are equal in bytes, and so are the files: each task has one whole file.
+    assert len(tasks) == 4
+    assert all(task.pieces and all(piece.whole for piece in task.pieces) for task in tasks)
+    publish(whole / "3.parquet", 9, rows=24_000)
+    if choice == "NEWER":
+        assert versions(host, made, tasks[3]) == ({9}, 24_000)
+    else:
+        with pytest.raises(VersionGoneError):
+            versions(host, made, tasks[3])
+    (whole / "2.parquet").unlink()
     with pytest.raises(VersionGoneError):
-        versions(host, made, tasks[3])
+        versions(host, made, tasks[2])
+    made, tasks = planned(other, split, more)
+    assert versions(other, made, tasks[0])[0] == {0}
+    publish(split, 1, rows=60_000)
+    with pytest.raises(VersionGoneError, match="new file names"):
+        versions(other, made, tasks[1])
+    assert other.metrics.snapshot()["versionGoneCount"] >= 1
+
+
+@pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
+def test_an_execution_that_shared_its_version_follows_the_option(tmp_path: Path, cache_dir: Path, choice: str) -> None:
+    """A one-task scan whose version another part of the query took first: NEWER starts over, FAIL fails."""
+    path = tmp_path / "dim.parquet"
+    publish(path, 0)
+    first, second = make_host(str(path), cache_dir), make_host(str(path), cache_dir)
+    made, (task,) = planned(first, path, {"on-version-gone": choice})
+    execution = Execution("app", "1")
+    first.resolver.resolve(made.table, made.options, execution)
+    publish(path, 1)
+    if choice == "FAIL":
+        with pytest.raises(VersionGoneError):
+            versions(second, made, task, execution)
+        return
+    for host in (second, first):  # the record moved on
+        assert versions(host, made, task, execution) == ({1}, ROWS)
 
 
 def test_version_at_chooses_who_resolves(tmp_path: Path, cache_dir: Path) -> None:
@@ -217,9 +202,9 @@ def test_version_at_chooses_who_resolves(tmp_path: Path, cache_dir: Path) -> Non
     publish(path, 0, rows=60_000)
     host = make_host(str(path), cache_dir)
     auto, plan_at, read_at = (
-        plan(host, path),
-        plan(host, path, {"lookup.version-at": "PLAN"}),
-        plan(host, path, SMALL | {"lookup.version-at": "READ"}),
+        planned(host, path),
+        planned(host, path, {"version-at": "PLAN"}),
+        planned(host, path, SMALL | {"version-at": "READ"}),
     )
     for made, tasks in (auto, plan_at, read_at):  # the version of planning is on this host's disk now
         assert {v for task in tasks for v in versions(host, made, task)[0]} == {0}
@@ -236,78 +221,12 @@ def test_version_at_chooses_who_resolves(tmp_path: Path, cache_dir: Path) -> Non
     assert sum(kind == "head" for kind, _ in host.store.calls[calls:]) == 1  # once per execution and host
 
 
-def test_an_execution_that_shared_its_version_follows_the_option(tmp_path: Path) -> None:
-    """A one-task scan whose version another part of the query took first: NEWER starts over, FAIL fails."""
-    path = tmp_path / "dim.parquet"
-    for choice in ("NEWER", "FAIL"):
-        publish(path, 0)
-        cache = tmp_path / f"cache-{choice}"
-        first, second = make_host(str(path), cache), make_host(str(path), cache)
-        made, (task,) = plan(first, path, {"lookup.on-version-gone": choice})
-        execution = Execution("app", "1")
-        first.resolver.resolve(made.table, made.options, execution)
-        publish(path, 1)
-        if choice == "NEWER":
-            assert versions(second, made, task, execution) == ({1}, ROWS)
-            assert versions(first, made, task, execution) == ({1}, ROWS)  # the record moved on
-        else:
-            with pytest.raises(VersionGoneError):
-                versions(second, made, task, execution)
-
-
-def test_schema_changes_between_planning_and_reading(tmp_path: Path, cache_dir: Path) -> None:
-    """A lost column or changed type is an error that names it; a new column waits for the next plan."""
-    path = tmp_path / "dim.parquet"
-
-    def put(**columns: pa.Array) -> None:
-        pq.write_table(pa.table(columns), path)
-
-    put(id=pa.array([1], pa.int32()), name=pa.array(["a"]))
-    host = make_host(str(path), cache_dir)
-    made, (task,) = plan(host, path)
-
-    def read() -> list[dict[str, object]]:
-        return [row for batch in host.reader.read(made, task, None) for row in batch.to_pylist()]
-
-    put(id=pa.array([2], pa.int32()), name=pa.array(["b"]), more=pa.array([1.5]))
-    assert read() == [{"id": 2, "name": "b"}]
-    put(id=pa.array([3], pa.int16()), name=pa.array(["c"]))
-    assert read() == [{"id": 3, "name": "c"}]  # widens without loss
-    put(id=pa.array(["4"]), name=pa.array(["d"]))
-    with pytest.raises(SchemaError, match=r"'id' was planned as int32 but is string"):
-        read()
-    put(id=pa.array([5], pa.int32()))
-    with pytest.raises(SchemaError, match="'name' is in no file"):
-        read()
-    made, (task,) = plan(host, path)
-    assert read() == [{"id": 5}]
-
-
-def test_retries_end_in_the_stores_error(tmp_path: Path) -> None:
-    """A store that fails for good fails the read with its own error, after the retries."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0)
-    host = make_host(str(path), None, max_retries=2)
-    made, (task,) = plan(host, path)
-
-    def reset(kind: str, subject: object) -> None:
-        if kind == "get":
-            raise UfsUnavailableError("reset")
-
-    host.store.before = reset
-    before = len(host.store.calls)
-    with pytest.raises(UfsUnavailableError, match="reset"):
-        versions(host, made, task)
-    assert host.store.kinds()[before:] == ["head", "get", "get", "get"]
-    assert host.metrics.snapshot()["ufsRetryCount"] == 2
-
-
 def test_an_older_plans_age_is_told_once(tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A second execution of a frozen plan logs the plan's age, from one task only."""
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
     host = make_host(str(path), cache_dir)
-    made, tasks = plan(host, path, SMALL)
+    made, tasks = planned(host, path, SMALL)
     for execution in ("1", "2", "3"):
         for task in tasks:
             versions(host, made, task, Execution("app", execution))
@@ -320,7 +239,7 @@ def test_a_plan_made_too_early_caches_later(tmp_path: Path, cache_dir: Path) -> 
     publish(path, 0, rows=60_000)
     clock = FakeClock(wall_s=path.stat().st_ctime)
     host = make_host(str(path), cache_dir, clock)
-    made, tasks = plan(host, path, SMALL)
+    made, tasks = planned(host, path, SMALL)
 
     def gets() -> int:
         before = host.store.kinds().count("get")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,19 +18,20 @@ import pyarrow.feather
 import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.columnar.predicate import evaluate
+from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.io.ufs import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import share_of, slices_of
-from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Slice
 from tests.fakes import Host, make_host
-from tests.fuzzing import MORE
+from tests.fuzzing import fuzzed
 
 NONE: Mapping[str, str] = MappingProxyType({})
 TAIL = 64 * 1024  # what opening a large parquet file asks for
@@ -76,16 +78,23 @@ def moved(host: Host, before: Mapping[str, int]) -> dict[str, int]:
 
 # --- shares ---------------------------------------------------------------------------------------
 
-SIZES = st.lists(st.one_of(st.integers(1, 20), st.integers(1, 2**40)), min_size=1, max_size=12)
+SIZES = st.one_of(
+    st.lists(st.one_of(st.integers(1, 20), st.integers(1, 2**40)), min_size=1, max_size=12),
+    st.lists(st.integers(1000, 10**9), min_size=1, max_size=12),
+)
 
 
 def versions_of(sizes: Sequence[int]) -> tuple[FileVersion, ...]:
     return tuple(FileVersion(f"s3://b/{number:03}", size, "v") for number, size in enumerate(sizes))
 
 
+@fuzzed(150)
 @given(SIZES, st.integers(1, 40), st.booleans())
 def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: bool) -> None:
-    """Over all tasks each file's bytes come once, in order; asked again the answer is the same."""
+    """Over all tasks each file's bytes come once, in order, in shares that are about equal; asked again the answer is the same.
+
+    A file below 1.5 shares stays whole, one above is cut, one that cannot be split never is.
+    """
     files = versions_of(sizes)
     shares = [share_of(files, number, count, splittable) for number in range(count)]
     assert shares == [share_of(list(files), number, count, splittable) for number in range(count)]
@@ -95,28 +104,14 @@ def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: b
         assert [piece.start for piece in own] == [0, *(piece.end for piece in own[:-1])]
         assert own[-1].end == file.size
     assert [piece.file.url for piece in pieces] == sorted(piece.file.url for piece in pieces)
-
-
-@given(SIZES, st.integers(1, 40), st.booleans())
-def test_only_large_files_are_cut(sizes: list[int], count: int, splittable: bool) -> None:
-    """A file below 1.5 shares stays whole, one above is cut, one that cannot be split never is."""
-    files = versions_of(sizes)
-    share = sum(sizes) / count
-    for number in range(count):
-        for piece in share_of(files, number, count, splittable):
-            if not splittable or piece.file.size < 1.49 * share:
-                assert piece.whole
-            elif piece.file.size > max(1.51 * share, 1):  # a byte cannot be cut
-                assert not piece.whole
-
-
-@given(st.lists(st.integers(1000, 10**9), min_size=1, max_size=12), st.integers(1, 20))
-def test_shares_are_about_equal(sizes: list[int], count: int) -> None:
-    """No share of files that can be split is above 2.5 times the mean."""
-    files = versions_of(sizes)
-    for number in range(count):
-        size = sum(piece.end - piece.start for piece in share_of(files, number, count, True))
-        assert size <= 2.5 * sum(sizes) / count + count
+    mean = sum(sizes) / count
+    for piece in pieces:
+        if not splittable or piece.file.size < 1.49 * mean:
+            assert piece.whole
+        elif piece.file.size > max(1.51 * mean, 1):  # a byte cannot be cut
+            assert not piece.whole
+    if splittable and min(sizes) >= 1000:
+        assert max(sum(piece.end - piece.start for piece in share) for share in shares) <= 2.5 * mean + count
 
 
 def test_an_empty_file_is_opened_by_the_first_task() -> None:
@@ -126,38 +121,26 @@ def test_an_empty_file_is_opened_by_the_first_task() -> None:
     assert share_of(files, 1, 3, True) == share_of(files, 2, 3, True) == ()
 
 
-def write_parquet(path: Path, table: pa.Table) -> None:
-    pq.write_table(table, path, row_group_size=97)
+FORMS = ("parquet", "arrow", "csv", "json", "orc")
 
 
-def write_arrow(path: Path, table: pa.Table) -> None:
-    with pa.ipc.new_file(path, table.schema) as file:
-        file.write_table(table, max_chunksize=97)
-
-
-def write_csv(path: Path, table: pa.Table) -> None:
-    pa.csv.write_csv(table, path)
-
-
-def write_json(path: Path, table: pa.Table) -> None:
-    path.write_text("".join(f'{{"id": {row["id"]}, "text": "{row["text"]}"}}\n' for row in table.to_pylist()))
-
-
-def write_orc(path: Path, table: pa.Table) -> None:
-    pa.orc.write_table(table, path)
-
-
-WRITERS: Mapping[str, Callable[[Path, pa.Table], None]] = {
-    "parquet": write_parquet,
-    "arrow": write_arrow,
-    "csv": write_csv,
-    "json": write_json,
-    "orc": write_orc,
-}
+def write(path: Path, table: pa.Table, rows: int = 97) -> None:
+    """A file of the format that its name says, with so many rows in each unit of it."""
+    match path.suffix:
+        case ".parquet":
+            pq.write_table(table, path, row_group_size=rows)
+        case ".arrow":
+            pyarrow.feather.write_feather(table, path, chunksize=rows, compression="uncompressed")
+        case ".csv":
+            pa.csv.write_csv(table, path)
+        case ".json":
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+        case ".orc":
+            pa.orc.write_table(table, path)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", FORMS)
 def test_several_tasks_lose_and_double_no_row(tmp_path: Path, form: str, count: int) -> None:
     """The tasks' rows one after another are the whole read's: row groups go where their middle lies."""
     start = 0
@@ -165,7 +148,7 @@ def test_several_tasks_lose_and_double_no_row(tmp_path: Path, form: str, count: 
         ids = pa.array(range(start, start + rows), pa.int64())
         table = pa.table({"id": ids, "text": pa.array([f"t{i}" for i in range(start, start + rows)], pa.string())})
         if rows or form in ("parquet", "arrow"):
-            WRITERS[form](tmp_path / f"{number}.{form}", table)
+            write(tmp_path / f"{number}.{form}", table)
         start += rows
     host = make_host(str(tmp_path), None)
     made, _ = planned(host, tmp_path)
@@ -188,24 +171,6 @@ def test_many_small_files_become_few_batches_in_order(tmp_path: Path) -> None:
     assert pa.concat_arrays([batch.column("id") for batch in batches]).to_pylist() == list(range(150_000))
 
 
-@pytest.mark.parametrize("form", ["parquet", "arrow", "csv"])
-def test_large_files_become_bounded_batches(tmp_path: Path, form: str) -> None:
-    """One row group, record batch or file of 200k rows is handed out in pieces of at most 64k rows."""
-    table = pa.table({"id": range(200_000)})
-    path = tmp_path / f"big.{form}"
-    if form == "parquet":
-        pq.write_table(table, path, row_group_size=200_000)
-    elif form == "arrow":
-        pa.feather.write_feather(table, path, chunksize=200_000, compression="uncompressed")
-    else:
-        pa.csv.write_csv(table, path)
-    host = make_host(str(path), None)
-    batches = batches_of(host, planned(host, path)[0])
-    assert max(batch.num_rows for batch in batches) <= BATCH_ROWS
-    assert len(batches) <= 5
-    assert [i for batch in batches for i in batch.column("id").to_pylist()] == list(range(200_000))
-
-
 def test_a_sparse_filter_still_gives_few_batches(tmp_path: Path) -> None:
     """What a predicate leaves of many batches is put together again, and counted as rows read."""
     path = put(tmp_path / "a.parquet", group=5000, id=pa.array(range(100_000)), m=pa.array([i % 50 for i in range(100_000)]))  # fmt: skip
@@ -220,43 +185,20 @@ def test_a_sparse_filter_still_gives_few_batches(tmp_path: Path) -> None:
 
 def test_every_batch_has_exactly_the_projections_schema(tmp_path: Path) -> None:
     """Names, order, types, nullability and metadata, also of batches from files that lack columns or spell types otherwise."""
-    put(
-        tmp_path / "p=1" / "a.parquet",
-        10,
-        id=pa.array([1, 2], pa.int16()),
-        name=pa.array(["x", None]).dictionary_encode(),
-    )
+    words = pa.array(["x", None]).dictionary_encode()
+    put(tmp_path / "p=1" / "a.parquet", 10, id=pa.array([1, 2], pa.int16()), name=words)
     put(tmp_path / "p=2" / "b.parquet", 10, id=pa.array([3], pa.int64()), when=pa.array([5], pa.timestamp("ms")))
     put(tmp_path / "p=3" / "c.parquet", 10, name=pa.array(["y"], pa.large_string()), id=pa.array([4], pa.uint16()))
     host = make_host(str(tmp_path), None)
-    for more, given_columns in (
-        (NONE, None),
-        ({"columns": "when,p,id"}, None),
-        ({"where": "p >= 2 AND id > 0"}, None),
-        (NONE, pa.schema([pa.field("p", pa.int64(), metadata={"a": "b"}), pa.field("id", pa.int64(), nullable=False)])),
-    ):
-        made, _ = planned(host, tmp_path, more, given_columns)
-        for count in (1, 3):
-            for number in range(count):
-                for batch in batches_of(host, made, ReadTask(number, count)):
-                    assert batch.schema.equals(made.projection.columns, check_metadata=True)
-                    batch.validate(full=True)
-        if given_columns is not None:
-            assert made.projection.columns is given_columns
-    assert read(tmp_path, {"columns": "p,id,name"}) == [
-        {"p": 1, "id": 1, "name": "x"},
-        {"p": 1, "id": 2, "name": None},
-        {"p": 2, "id": 3, "name": None},
-        {"p": 3, "id": 4, "name": "y"},
-    ]
-
-
-def test_no_row_is_no_batch(tmp_path: Path) -> None:
-    """A predicate that nothing fulfils, pruned or not, gives no batch at all."""
-    path = put(tmp_path / "a.parquet", id=[1, 3])
-    host = make_host(str(path), None)
-    for where in ("id = 2", "id = 9", "id IS NULL", "NULL"):
-        assert batches_of(host, planned(host, path, {"where": where})[0]) == []
+    marked = [pa.field("p", pa.int64(), metadata={"a": "b"}), pa.field("id", pa.int64(), nullable=False)]
+    for more, columns in ((NONE, None), ({"columns": "when,p,id"}, None), (NONE, pa.schema(marked))):
+        made, _ = planned(host, tmp_path, more, columns)
+        assert columns is None or made.projection.columns is columns
+        for batch in batches_of(host, made):
+            assert batch.schema.equals(made.projection.columns, check_metadata=True)
+            batch.validate(full=True)
+    found = [(row["p"], row["id"], row["name"]) for row in read(tmp_path)]
+    assert found == [(1, 1, "x"), (1, 2, None), (2, 3, None), (3, 4, "y")]
 
 
 # --- pruning --------------------------------------------------------------------------------------
@@ -267,14 +209,10 @@ def test_no_row_is_no_batch(tmp_path: Path) -> None:
     [
         ("dt = 2", "2", [2]),
         ("dt > 1 AND n >= 0", "23", [2, 3]),
-        ("dt IN (1, 3, 7)", "13", [1, 3]),
         ("dt IS NULL", "_", [None]),
-        ("dt <=> NULL", "_", [None]),
-        ("NOT (dt < 3)", "3", [3]),
         ("dt <> 2", "123", [1, 3]),  # bounds do not exclude a value within them
         ("dt = 1 OR n >= 30", "123_", [1, 3, None]),
         ("dt = 1 AND dt = 2", "", []),
-        ("dt = 8", "", []),
         ("n >= 0", "123_", [1, 2, 3, None]),
     ],
 )
@@ -296,14 +234,11 @@ def test_files_are_pruned_by_partition_value(tmp_path: Path, where: str, opened:
     ("where", "groups", "ids"),
     [
         ("id = 35", 1, [35]),
-        ("id >= 80", 2, list(range(80, 100))),
         ("id < 10 OR id > 95", 2, [*range(10), *range(96, 100)]),
-        ("id IN (5, 55)", 2, [5, 55]),
         ("id = 1000", 0, []),
         ("few IS NOT NULL", 1, list(range(20, 30))),
         ("few IS NULL AND id < 25", 2, list(range(20))),
         ("text LIKE 't4%'", 1, list(range(40, 50))),
-        ("id IS NULL", 0, []),
         ("id >= 0", 10, list(range(100))),
     ],
 )
@@ -321,85 +256,25 @@ def test_row_groups_are_pruned_by_statistics(tmp_path: Path, where: str, groups:
     assert counts.get("rowGroupsReadCount", 0) == groups
 
 
-# A row in plain Python, three-valued: None is "unknown".
-Truth = bool | None
-Condition = tuple[str, Callable[[Mapping[str, Any]], Truth]]
-
-
-def comparison(column: str, op: str, value: Any) -> Condition:
-    def holds(row: Mapping[str, Any]) -> Truth:
-        found = row[column]
-        if found is None:
-            return None
-        return {
-            "=": found == value, "<>": found != value, "<": found < value, "<=": found <= value, ">": found > value,
-            ">=": found >= value,
-        }[op]  # fmt: skip
-
-    return f"{column} {op} {value!r}", holds
-
-
-def membership(column: str, values: list[Any], with_null: bool) -> Condition:
-    shown = ", ".join([*map(repr, values), *(["NULL"] if with_null else [])])
-
-    def holds(row: Mapping[str, Any]) -> Truth:
-        found = row[column]
-        return None if found is None else True if found in values else None if with_null else False
-
-    return f"{column} IN ({shown})", holds
-
-
-def nullness(column: str) -> Condition:
-    return f"{column} IS NULL", lambda row: row[column] is None
-
-
-def null_safe(column: str, value: Any) -> Condition:
-    return f"{column} <=> {'NULL' if value is None else repr(value)}", lambda row: row[column] == value
-
-
-def prefix(column: str, text: str) -> Condition:
-    return f"{column} LIKE '{text}%'", lambda row: None if row[column] is None else row[column].startswith(text)
-
-
-def negation(inner: Condition) -> Condition:
-    def holds(row: Mapping[str, Any]) -> Truth:
-        truth = inner[1](row)
-        return None if truth is None else not truth
-
-    return f"NOT ({inner[0]})", holds
-
-
-def conjunction(one: Condition, other: Condition) -> Condition:
-    def holds(row: Mapping[str, Any]) -> Truth:
-        truths = (one[1](row), other[1](row))
-        return False if False in truths else None if None in truths else True
-
-    return f"({one[0]}) AND ({other[0]})", holds
-
-
-def disjunction(one: Condition, other: Condition) -> Condition:
-    def holds(row: Mapping[str, Any]) -> Truth:
-        truths = (one[1](row), other[1](row))
-        return True if True in truths else None if None in truths else False
-
-    return f"({one[0]}) OR ({other[0]})", holds
-
-
 NUMBERS, TEXTS = st.integers(-3, 6), st.text("ab", max_size=2)
-OPS = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
-LEAVES = st.one_of(
-    st.builds(comparison, st.sampled_from(["n", "p"]), OPS, NUMBERS),
-    st.builds(comparison, st.just("s"), OPS, TEXTS),
-    st.builds(membership, st.sampled_from(["n", "p"]), st.lists(NUMBERS, min_size=1, max_size=3), st.booleans()),
-    st.builds(membership, st.just("s"), st.lists(TEXTS, min_size=1, max_size=3), st.booleans()),
-    st.builds(nullness, st.sampled_from(["n", "p", "s"])),
-    st.builds(null_safe, st.sampled_from(["n", "p"]), st.none() | NUMBERS),
-    st.builds(prefix, st.just("s"), st.text("ab", min_size=1, max_size=2)),
-)
+# Columns are of the files, `p` of the directories.
 TESTS = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.builds(negation, inner), st.builds(conjunction, inner, inner), st.builds(disjunction, inner, inner)
+    st.one_of(
+        st.builds(
+            "{0} {1} {2}".format,
+            st.sampled_from("np"),
+            st.sampled_from(["=", "<>", "<", "<=", ">", ">=", "<=>"]),
+            NUMBERS,
+        ),
+        st.builds("s {0} '{1}'".format, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), TEXTS),
+        st.builds("{0} IN ({1}, {2})".format, st.sampled_from("np"), NUMBERS, NUMBERS | st.just("NULL")),
+        st.builds("s IN ('{0}', '{1}')".format, TEXTS, TEXTS),
+        st.builds("s LIKE '{0}%'".format, TEXTS),
+        st.builds("{0} IS NULL".format, st.sampled_from("nps")),
+    ),
+    lambda inner: (
+        st.builds("NOT ({0})".format, inner)
+        | st.builds("({0}) {1} ({2})".format, inner, st.sampled_from(["AND", "OR"]), inner)
     ),
     max_leaves=5,
 )
@@ -422,43 +297,57 @@ SMALL_FILES = st.builds(
     has_n=st.booleans(),
     has_s=st.booleans(),
     # Runs of one value make row groups that statistics tell apart.
-    rows=st.lists(st.tuples(st.none() | NUMBERS, st.none() | TEXTS), max_size=12).map(
+    rows=st.lists(st.tuples(st.none() | NUMBERS, st.none() | TEXTS), min_size=1, max_size=12).map(
         lambda rows: sorted(rows, key=lambda row: (row[0] is None, row[0] or 0))
     ),
     group=st.integers(1, 5),
 )
 
 
-@settings(max_examples=80 * MORE, deadline=None)
-@given(st.lists(SMALL_FILES, max_size=4), TESTS, st.integers(1, 4), st.sampled_from(["i", "i,p", "s,i,n", ""]))
-def test_filtered_rows_are_a_plain_models(files: list[SmallFile], test: Condition, count: int, columns: str) -> None:
-    """Over partitions, missing columns, nulls and pruned row groups the rows are those a loop in Python finds, in order."""
+@fuzzed(120)
+@given(
+    st.sampled_from([*FORMS, "parquet", "parquet"]),
+    st.lists(SMALL_FILES, max_size=4),
+    TESTS,
+    st.integers(1, 4),
+    st.sampled_from(["i", "i,p", "s,i,n", "p", ""]),
+)
+def test_filtered_rows_are_those_of_all(
+    form: str, files: list[SmallFile], where: str, count: int, columns: str
+) -> None:
+    """Over partitions, missing columns, nulls and pruned row groups the rows are those of all that the predicate is true of.
+
+    Batches are as planned, and none is empty. What a predicate means of one row is the subject of test_predicate and, beside
+    Spark, of test_same_rows.
+    """
     files = [SmallFile(1, True, True, [(1, "a"), (None, None)], 1), *files]
-    text, holds = test
-    model, serial = [], 0
+    everything: list[dict[str, Any]] = []
+    schema = pa.schema([("i", pa.int64()), ("n", pa.int32()), ("s", pa.string()), ("p", pa.int32())])
     with tempfile.TemporaryDirectory() as directory:
         numbered = sorted(
-            (f"p={'__HIVE_DEFAULT_PARTITION__' if file.p is None else file.p}/{number}.parquet", number, file)
+            (f"p={'__HIVE_DEFAULT_PARTITION__' if file.p is None else file.p}/{number}.{form}", number, file)
             for number, file in enumerate(files)
         )
         for name, _, file in numbered:
-            ids = list(range(serial, serial + len(file.rows)))
-            serial += len(ids)
-            data: dict[str, pa.Array] = {"i": pa.array(ids, pa.int64())}
-            if file.has_n:
-                data["n"] = pa.array([n for n, _ in file.rows], pa.int32())
-            if file.has_s:
-                data["s"] = pa.array([s for _, s in file.rows], pa.string())
-            put(Path(directory, name), file.group, **data)
-            for i, (n, s) in zip(ids, file.rows, strict=True):
-                row = {"i": i, "n": n if file.has_n else None, "s": s if file.has_s else None, "p": file.p}
-                if holds(row) is True:
-                    model.append(row)
+            first = len(everything)
+            everything += [
+                {"i": first + row, "n": n if file.has_n else None, "s": s if file.has_s else None, "p": file.p}
+                for row, (n, s) in enumerate(file.rows)
+            ]
+            held = ["i", *(["n"] if file.has_n else []), *(["s"] if file.has_s else [])]
+            Path(directory, name).parent.mkdir(exist_ok=True)
+            write(Path(directory, name), pa.Table.from_pylist(everything[first:], schema).select(held), file.group)
         host = make_host(directory, None)
-        made, _ = planned(host, Path(directory), {"where": text, **({"columns": columns} if columns else {})})
-        found = [row for number in range(count) for row in rows_of(host, made, ReadTask(number, count))]
-    names = columns.split(",") if columns else ["i", "n", "s", "p"]
-    assert found == [{name: row[name] for name in names} for row in model], text
+        made, _ = planned(host, Path(directory), {"where": where, **({"columns": columns} if columns else {})})
+        found = [batch for number in range(count) for batch in batches_of(host, made, ReadTask(number, count))]
+    (batch,) = pa.Table.from_pylist(everything, schema).combine_chunks().to_batches()
+    chunk = dict(zip(schema.names, batch.columns, strict=True))
+    expected = batch.filter(evaluate(parse_where(where, schema), chunk, batch.num_rows))
+    assert [row for part in found for row in part.to_pylist()] == expected.select(
+        made.projection.columns.names
+    ).to_pylist()
+    assert made.projection.columns.names == (columns.split(",") if columns else schema.names)
+    assert all(part.num_rows and part.schema.equals(made.projection.columns, check_metadata=True) for part in found)
 
 
 # --- which bytes ----------------------------------------------------------------------------------
@@ -510,41 +399,49 @@ def covered(gets: Sequence[tuple[int, int]]) -> set[int]:
     return {kib for offset, length in gets for kib in range(offset // 1024, (offset + length) // 1024 + 1)}
 
 
-def test_a_hit_fetches_the_tested_column_and_one_row_group(wide: Path) -> None:
-    """Of a selective read the predicate's column comes first, and the others only of the row group with the row."""
+@pytest.mark.parametrize(
+    ("more", "first", "then", "rows"),
+    [
+        # The others only of the row group with the row; the predicate's column need not be returned.
+        ({"where": "id = 4242", "columns": "id,one"}, ["id"], ["one"], 1),
+        ({"where": "id = 4242", "columns": "two"}, ["id"], ["two"], 1),
+        # A key within the bounds but in no row costs its column; outside of them the footer's statistics answer.
+        ({"where": "id = 4243"}, ["id"], [], 0),
+        ({"where": "id = -1"}, [], [], 0),
+        ({"columns": "two"}, ["two"], [], GROUPS * GROUP_ROWS),
+        ({"where": "id >= 0"}, ["id"], ["one", "two"], GROUPS * GROUP_ROWS),
+    ],
+    ids=str,
+)
+def test_only_what_is_needed_is_fetched(
+    wide: Path, more: dict[str, str], first: list[str], then: list[str], rows: int
+) -> None:
+    """The predicate's columns come first, whole; the others of the row groups where it is true; no byte twice."""
     host = make_host(str(wide), None)
-    made, _ = planned(host, wide, {"where": "id = 4242", "columns": "id,one"})
-    gets, rows = gets_of(host, made)
+    made, _ = planned(host, wide, more)
+    gets, found = gets_of(host, made)
+    assert len(found) == rows
+    if found:
+        assert list(found[0]) == more.get("columns", "id,one,two").split(",")
+    tested = flat(chunks(wide, *first))
+    assert sorted(gets[: len(tested)]) == tested
     (place,) = [i for i, value in enumerate(pq.read_table(wide)["id"].to_pylist()) if value == 4242]
-    assert [row["id"] for row in rows] == [4242]
-    assert sorted(gets[:GROUPS]) == flat(chunks(wide, "id"))
-    assert gets[GROUPS:] == chunks(wide, "one")[place // GROUP_ROWS]
+    groups = [place // GROUP_ROWS] if rows == 1 else range(GROUPS)
+    others = [part for group in groups for part in chunks(wide, *then)[group]]
+    assert covered(gets) == covered([*tested, *others])
 
 
-def test_an_absent_key_fetches_only_the_tested_column(wide: Path) -> None:
-    """A key within the bounds but in no row costs its column, not one byte of the others."""
-    host = make_host(str(wide), None)
-    made, _ = planned(host, wide, {"where": "id = 4243"})
-    gets, rows = gets_of(host, made)
-    assert rows == []
-    assert sorted(gets) == flat(chunks(wide, "id"))
-
-
-def test_a_key_outside_the_bounds_fetches_the_tail_only(wide: Path) -> None:
-    """Statistics in the footer answer for a key no row group can hold."""
-    host = make_host(str(wide), None)
-    made, _ = planned(host, wide, {"where": "id = -1"})
-    assert gets_of(host, made) == ([], [])
-
-
-def test_a_predicate_that_selects_everything_fetches_each_byte_once(wide: Path) -> None:
-    """Two phases of a predicate that every row group matches ask for no byte twice, and leave none out."""
-    host = make_host(str(wide), None)
-    made, _ = planned(host, wide, {"where": "id >= 0"})
-    gets, rows = gets_of(host, made)
-    assert len(rows) == GROUPS * GROUP_ROWS
-    assert sorted(gets[:GROUPS]) == flat(chunks(wide, "id"))
-    assert covered(gets) == covered(flat(chunks(wide, "id", "one", "two")))
+def test_a_second_read_of_one_version_fetches_nothing(wide: Path, cache_dir: Path) -> None:
+    """What a selective read brought stays: the same read again makes its metadata call only, another column adds itself."""
+    host = make_host(str(wide), cache_dir)
+    one, two = (planned(host, wide, {"where": "id = 4242", "columns": column})[0] for column in ("one", "two"))
+    first = rows_of(host, one)
+    host.store.calls.clear()
+    assert rows_of(host, one) == first
+    assert host.store.kinds() == ["head"]
+    rows_of(host, two)
+    (get,) = [subject[1:] for kind, subject in host.store.calls if kind == "get"]  # type: ignore[index]
+    assert get in flat(chunks(wide, "two"))
 
 
 def test_a_read_of_many_row_groups_is_one_phase(tmp_path: Path) -> None:
@@ -559,76 +456,7 @@ def test_a_read_of_many_row_groups_is_one_phase(tmp_path: Path) -> None:
     assert sum(length for _, length in gets) > 9 * 10_000 * 24
 
 
-def test_only_the_columns_asked_for_are_fetched(wide: Path) -> None:
-    """A projection without a predicate costs its columns' chunks and the tail."""
-    host = make_host(str(wide), None)
-    made, _ = planned(host, wide, {"columns": "two"})
-    gets, rows = gets_of(host, made)
-    assert sorted(gets) == flat(chunks(wide, "two"))
-    assert list(rows[0]) == ["two"]
-
-
-def test_a_tested_column_need_not_be_returned(wide: Path) -> None:
-    """The predicate's column is fetched and left out of the rows."""
-    host = make_host(str(wide), None)
-    made, _ = planned(host, wide, {"where": "id = 4242", "columns": "two"})
-    gets, rows = gets_of(host, made)
-    assert [list(row) for row in rows] == [["two"]]
-    assert sorted(gets[:GROUPS]) == flat(chunks(wide, "id"))
-    assert set(gets[GROUPS:]) <= set(flat(chunks(wide, "two")))
-
-
-def test_a_second_read_of_one_version_fetches_nothing(wide: Path, cache_dir: Path) -> None:
-    """What a selective read brought stays: the same read again makes its metadata call only, another column adds itself."""
-    host = make_host(str(wide), cache_dir)
-    made, _ = planned(host, wide, {"where": "id = 4242", "columns": "one"})
-    first = rows_of(host, made)
-    host.store.calls.clear()
-    assert rows_of(host, made) == first
-    assert host.store.kinds() == ["head"]
-    host.store.calls.clear()
-    rows_of(host, planned(host, wide, {"where": "id = 4242", "columns": "two"})[0])
-    gets = [subject[1:] for kind, subject in host.store.calls if kind == "get"]  # type: ignore[index]
-    assert len(gets) == 1
-    assert gets[0] in flat(chunks(wide, "two"))
-
-
 # --- columns --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_partition_columns_alone_can_be_read_and_filtered(tmp_path: Path, form: str) -> None:
-    """One value per row of the files, though no column of theirs is read, in every format."""
-    for dt, rows in ((1, 150), (2, 3)):
-        (tmp_path / f"dt={dt}").mkdir()
-        table = pa.table({"id": pa.array(range(rows)), "text": pa.array(["x"] * rows)})
-        WRITERS[form](tmp_path / f"dt={dt}" / f"a.{form}", table)
-    assert read(tmp_path, {"columns": "dt"}) == [{"dt": 1}] * 150 + [{"dt": 2}] * 3
-    assert read(tmp_path, {"columns": "dt", "where": "dt >= 2"}) == [{"dt": 2}] * 3
-    assert read(tmp_path, {"columns": "dt", "where": "dt = 1 OR id = 2"}) == [{"dt": 1}] * 150 + [{"dt": 2}]
-    assert read(tmp_path, {"columns": "id", "where": "dt = 2"}) == [{"id": 0}, {"id": 1}, {"id": 2}]
-
-
-@pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "orc"])
-def test_a_column_only_in_some_files_is_null_elsewhere(tmp_path: Path, form: str) -> None:
-    """The table has the columns of all its files, and predicates see null where a file lacks one."""
-    WRITERS[form](tmp_path / f"a.{form}", pa.table({"id": [1], "old": ["o"]}))
-    WRITERS[form](tmp_path / f"b.{form}", pa.table({"new": [2.5], "id": [2]}))
-    both = [{"id": 1, "old": "o", "new": None}, {"id": 2, "old": None, "new": 2.5}]
-    assert read(tmp_path) == both
-    assert read(tmp_path, {"where": "old IS NULL"}) == both[1:]
-    assert read(tmp_path, {"where": "new IS NULL"}) == both[:1]
-    assert read(tmp_path, {"where": "old <> 'x' OR new > 0"}) == both
-    assert read(tmp_path, {"where": "NOT (old = 'x')"}) == both[:1]
-    assert read(tmp_path, {"where": "NOT (new <=> 2.5D)"}) == both[:1]
-    assert read(tmp_path, {"columns": "new"}) == [{"new": None}, {"new": 2.5}]
-
-
-def test_a_column_in_no_pruned_file_is_null_not_lost(tmp_path: Path) -> None:
-    """Where pruning leaves only files without a column it is null: the others still have it."""
-    put(tmp_path / "dt=1" / "a.parquet", id=[1], old=["o"])
-    put(tmp_path / "dt=2" / "a.parquet", id=[2])
-    assert read(tmp_path, {"where": "dt = 2"}) == [{"id": 2, "old": None, "dt": 2}]
 
 
 class Changing:
@@ -672,30 +500,25 @@ def test_a_changed_type_names_the_column_both_types_and_the_file(tmp_path: Path)
 
 def test_a_vanished_partition_column_is_named(tmp_path: Path) -> None:
     """Files outside the planned directories, or below values of another type, are errors that name the column."""
-    put(tmp_path / "dt=1" / "a.parquet", id=[1])
+    put(tmp_path / "dt=1" / "k=9223372036854775808" / "a.parquet", id=[1])
     scan = Changing(tmp_path)
-    put(tmp_path / "b.parquet", id=[2])
+    assert scan.read() == [{"id": 1, "dt": 1, "k": 2**63}]
+    new = put(tmp_path / "b.parquet", id=[2])
     with pytest.raises(SchemaError, match=r"/b\.parquet lies in no dt=… directory.*plan again"):
         scan.read()
-    (tmp_path / "b.parquet").unlink()
-    for value in ("x", "1_0", "2147483648"):
-        new = put(tmp_path / f"dt={value}" / "c.parquet", id=[3])
-        with pytest.raises(SchemaError, match=rf"'dt' was planned as int32, which '{value}' of .* is not: plan again"):
+    new.unlink()
+    for dt, k, told in (
+        ("x", "1", "'dt' was planned as int32, which 'x' of .* is not"),
+        ("1_0", "1", "'dt' was planned as int32, which '1_0' of .* is not"),
+        ("2147483648", "1", "'dt' was planned as int32, which '2147483648' of .* is not"),
+        ("1", "92233720368547758080", "'k' was planned as decimal128"),
+    ):
+        new = put(tmp_path / f"dt={dt}" / f"k={k}" / "c.parquet", id=[3])
+        with pytest.raises(SchemaError, match=f"{told}.*: plan again"):
             scan.read()
         new.unlink()
-        new.parent.rmdir()
-    put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "d.parquet", id=[4])
-    assert scan.read() == [{"id": 1, "dt": 1}, {"id": 4, "dt": None}]
-
-
-def test_a_partition_beyond_the_planned_decimal_is_named(tmp_path: Path) -> None:
-    """A later value with more digits than the planned decimal is the same named error."""
-    put(tmp_path / "k=9223372036854775808" / "a.parquet", id=[1])
-    scan = Changing(tmp_path)
-    assert [int(row["k"]) for row in scan.read()] == [2**63]
-    put(tmp_path / "k=92233720368547758080" / "b.parquet", id=[2])
-    with pytest.raises(SchemaError, match="'k' was planned as decimal128"):
-        scan.read()
+    put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "k=5" / "d.parquet", id=[4])
+    assert scan.read() == [{"id": 1, "dt": 1, "k": 2**63}, {"id": 4, "dt": None, "k": 5}]
 
 
 def test_a_new_column_waits_for_the_next_plan(tmp_path: Path) -> None:
@@ -748,12 +571,12 @@ def test_a_column_of_files_and_directories_is_the_directorys(tmp_path: Path, spe
     assert read(tmp_path, {"columns": "dt", "where": "dt >= 5 AND id > 0"}) == [{"dt": 5}, {"dt": 6}]
 
 
-@pytest.mark.parametrize("partition", ["max_pt()", "dt=2"])
-def test_a_column_only_in_unselected_partitions_is_null(tmp_path: Path, partition: str) -> None:
-    """lookup.partition leaves the table's columns as they are: one that its files lack is null, not lost."""
+@pytest.mark.parametrize("more", [{"partition": "max_pt()"}, {"partition": "dt=2"}, {"where": "dt = 2"}], ids=str)
+def test_a_column_only_in_other_partitions_is_null(tmp_path: Path, more: dict[str, str]) -> None:
+    """What is selected or pruned leaves the table's columns as they are: one that its files lack is null, not lost."""
     put(tmp_path / "dt=1" / "a.parquet", id=[1], old=["o"])
     put(tmp_path / "dt=2" / "a.parquet", id=[2])
-    assert read(tmp_path, {"partition": partition}) == [{"id": 2, "old": None, "dt": 2}]
+    assert read(tmp_path, more) == [{"id": 2, "old": None, "dt": 2}]
 
 
 def test_a_column_lost_everywhere_is_noticed_from_a_part(tmp_path: Path) -> None:
@@ -761,13 +584,9 @@ def test_a_column_lost_everywhere_is_noticed_from_a_part(tmp_path: Path) -> None
     for dt in (1, 2):
         put(tmp_path / f"dt={dt}" / "a.parquet", id=[dt], old=["o"])
     host = make_host(str(tmp_path), None)
-    opts = LookupOptions.parse({"path": str(tmp_path), "lookup.where": "dt = 2"})
-    found = planner.find(host.reader, opts)
-    plan = planner.plan_read(found, opts, planner.table_columns(found, opts), host.clock.host())
-    (task,) = planner.plan_tasks(host.reader, found, plan)
+    plan, (task,) = planned(host, tmp_path, {"where": "dt = 2"})
     put(tmp_path / "dt=2" / "a.parquet", id=[2])
-    rows = [row for batch in host.reader.read(plan, task, None) for row in batch.to_pylist()]
-    assert rows == [{"id": 2, "old": None, "dt": 2}]
+    assert rows_of(host, plan, task) == [{"id": 2, "old": None, "dt": 2}]
     put(tmp_path / "dt=1" / "a.parquet", id=[1])
     with pytest.raises(SchemaError, match="'old' is in no file"):
-        list(host.reader.read(plan, task, None))
+        rows_of(host, plan, task)
