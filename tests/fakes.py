@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
@@ -16,7 +17,7 @@ from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext, Start, in_thread
 from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.stores import LOCAL_GRANULE_S, Count, FileVersion, Listing, Store, open_store
+from pyspark_lookup.io.stores import LOCAL_GRANULE_S, FileVersion, Store, open_store
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.table.resolver import Resolver
 
@@ -69,6 +70,16 @@ class Later:
         return count
 
 
+def _noted(kind: str, name: str) -> Any:
+    """The method of this name of a `FaultyStore`, listed as a call of this kind."""
+
+    def call(self: FaultyStore, path: str, *args: Any) -> Any:
+        self._note(kind, path)
+        return getattr(self._inner, name)(path, *args)
+
+    return call
+
+
 class FaultyStore:
     """A store that lists each call as (kind, subject) and runs `before(kind, subject)` ahead of it.
 
@@ -78,48 +89,22 @@ class FaultyStore:
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
-        self.scope, self.pins = inner.scope, inner.pins
+        self.scope, self.pins, self.url_of = inner.scope, inner.pins, inner.url_of
         self.calls: list[tuple[str, object]] = []
         self.before: Callable[[str, object], None] = lambda kind, subject: None
-
-    def url_of(self, path: str) -> str:
-        return self._inner.url_of(path)
 
     def _note(self, kind: str, subject: object) -> None:
         self.calls.append((kind, subject))
         self.before(kind, subject)
 
-    def get_meta(self, path: str, count: Count) -> FileVersion:
-        self._note("head", path)
-        return self._inner.get_meta(path, count)
-
-    def list_status(self, path: str, count: Count) -> Listing:
-        self._note("list", path)
-        return self._inner.list_status(path, count)
-
-    def get_status(self, path: str, count: Count) -> FileVersion | Listing:
-        self._note("status", path)
-        return self._inner.get_status(path, count)
-
-    def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
-        self._note("files", path)
-        return self._inner.list_files(path, after, at_most, count)
-
-    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
-        self._note("tree", path)
-        return self._inner.list_tree(path, count)
-
-    def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
-        self._note("change", path)
-        return self._inner.last_change_s(path, count)
-
-    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        self._note("put", path)
-        return self._inner.put_if_absent(path, data, count)
-
-    def delete(self, path: str, count: Count) -> None:
-        self._note("delete", path)
-        self._inner.delete(path, count)
+    get_meta = _noted("head", "get_meta")
+    list_status = _noted("list", "list_status")
+    get_status = _noted("status", "get_status")
+    list_files = _noted("files", "list_files")
+    list_tree = _noted("tree", "list_tree")
+    last_change_s = _noted("change", "last_change_s")
+    put_if_absent = _noted("put", "put_if_absent")
+    delete = _noted("delete", "delete")
 
     @contextlib.contextmanager
     def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:

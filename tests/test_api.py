@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import random
-import select
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,14 +22,11 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
 )
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
-from pyspark_lookup.engine import lookup_table as api
 from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.engine.runtime import Runtime
-from pyspark_lookup.io.stores import open_store
-from tests.fakes import FakeClock, FaultyStore
+from tests.test_writing import Site, site
 
-BOUND_S = 120  # far above what any of this takes; a process not done by then hangs
+__all__ = ["site"]
 
 
 def put(path: Path, **columns: Any) -> Path:
@@ -51,41 +44,16 @@ def path(tmp_path: Path) -> Path:
     return put(tmp_path / "dim.parquet", id=[1, 2, 3, 4], name=["a", "b", None, "b"], x=[0.5, 1.5, 2.5, 3.5])
 
 
-class Process:
-    """A process as `LookupTable` sees it: a runtime of its own, under a clock a minute past any file's time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock = FakeClock(time.time() + 60)  # further off, what it left would be swept as abandoned
-        self.stores: list[FaultyStore] = []
-        self._monkeypatch = monkeypatch
-
-        def opened(*args: Any) -> FaultyStore:
-            self.stores.append(FaultyStore(open_store(*args)))
-            return self.stores[-1]
-
-        monkeypatch.setattr(runtime_module, "open_store", opened)
-        self.restart()
-
-    def restart(self) -> None:
-        """Go on as another process would: nothing but the cache directory is left."""
-        fresh = Runtime(self.clock.host(), random.Random(7))
-        self._monkeypatch.setattr(api, "runtime", lambda: fresh)
-
-    def calls(self) -> list[str]:
-        """The kinds of store calls since the last question."""
-        kinds = [kind for store in self.stores for kind in store.kinds()]
-        for store in self.stores:
-            store.calls.clear()
-        return kinds
+def calls(site: Site) -> list[str]:
+    """The kinds of store calls since the last question."""
+    kinds = [kind for store in site.stores for kind in store.kinds()]
+    for store in site.stores:
+        store.calls.clear()
+    return kinds
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Process:
-    return Process(monkeypatch)
-
-
-@pytest.fixture
-def table(process: Process, path: Path, cache_dir: Path) -> Callable[..., LookupTable]:
+def table(site: Site, path: Path, cache_dir: Path) -> Callable[..., LookupTable]:
     """Opens the four rows' table with options."""
 
     def opened(more: dict[str, Any] | None = None, at: Path = path) -> LookupTable:
@@ -101,11 +69,16 @@ Opens = Callable[..., LookupTable]
 
 
 def test_a_scan_is_the_whole_table(table: Opens) -> None:
-    """Without arguments all columns and rows come as one Arrow table."""
+    """Without arguments all columns and rows come as one Arrow table; no row is a table of none, with the columns asked for."""
     found = table().scan()
     assert isinstance(found, pa.Table)
     assert found.schema == pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
     assert found.to_pydict() == {"id": [1, 2, 3, 4], "name": ["a", "b", None, "b"], "x": [0.5, 1.5, 2.5, 3.5]}
+    none = table().scan(["x", "id"], "id > 100")
+    assert (none.num_rows, none.schema) == (0, pa.schema([("x", pa.float64()), ("id", pa.int64())]))
+
+
+BAD_PREDICATES = ["", "nope = 1", "id = ", "length(name) = 1", "id = 1; id = 2", "WHERE id = 1", "id = 1) OR (id = 2", "true) OR (true"]  # fmt: skip
 
 
 def test_columns_come_in_the_order_asked_for(table: Opens) -> None:
@@ -161,27 +134,12 @@ def test_a_predicate_is_in_addition_to_lookup_where(
     assert opened.scan(["id"])["id"].to_pylist() == before
 
 
-@pytest.mark.parametrize("predicate", ["", "nope = 1", "id = ", "length(name) = 1", "id = 1; id = 2", "WHERE id = 1"])
+@pytest.mark.parametrize("predicate", BAD_PREDICATES)
 def test_a_predicate_that_is_none_is_an_error(table: Opens, predicate: str) -> None:
-    """What is not understood, not supported or not about this table is refused, with lookup.where or without."""
+    """What is not understood or not about this table is refused; so are parentheses that would see rows lookup.where hides."""
     for more in ({}, {"lookup.where": "id > 0"}):
         with pytest.raises(PredicateError if predicate else OptionError, match=r"lookup\.where"):
             table(more).scan(predicate=predicate)
-
-
-@pytest.mark.parametrize("predicate", ["id = 1) OR (id = 2", "true) OR (true"])
-def test_a_predicate_cannot_leave_lookup_where(table: Opens, predicate: str) -> None:
-    """Parentheses that only fit the text around them are refused, so no predicate sees rows lookup.where hides."""
-    for more in ({}, {"lookup.where": "id = 1"}):
-        with pytest.raises(PredicateError):
-            table(more).scan(predicate=predicate)
-
-
-def test_an_empty_result_has_the_columns(table: Opens) -> None:
-    """No row is a table of no rows with the schema of the columns asked for."""
-    found = table().scan(["x", "id"], "id > 100")
-    assert found.num_rows == 0
-    assert found.schema == pa.schema([("x", pa.float64()), ("id", pa.int64())])
 
 
 def test_a_scan_follows_the_table(table: Opens, path: Path) -> None:
@@ -204,30 +162,23 @@ def test_versions_are_equal_if_and_only_if_nothing_changed(table: Opens, tmp_pat
     root = tmp_path / "t"
     put(root / "a.parquet", id=[1])
     opened = table(at=root)
-
-    def version() -> str:
-        first = opened.version
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: put(root / "b.parquet", id=[2]),
+        lambda: put(root / "b.parquet", id=[2]),  # the same rows in a new file
+        lambda: os.utime(root / "b.parquet", (1, 1)),
+        lambda: os.replace(root / "b.parquet", root / "c.parquet"),
+        (root / "c.parquet").unlink,
+    ]
+    seen = []
+    for change in changes:
+        change()
+        seen.append(opened.version)
         opened.scan()
-        same = [
-            opened.version,
-            table(at=root).version,
-            table({"lookup.where": "id = 1"}, at=root / "." / "x" / "..").version,
-        ]
-        assert same == [first] * 3
-        assert len(first) == 32
-        return first
-
-    seen = [version()]
-    put(root / "b.parquet", id=[2])
-    seen.append(version())
-    put(root / "b.parquet", id=[2])  # the same rows in a new file
-    seen.append(version())
-    os.utime(root / "b.parquet", (1, 1))
-    seen.append(version())
-    os.replace(root / "b.parquet", root / "c.parquet")
-    seen.append(version())
-    (root / "c.parquet").unlink()
-    seen.append(version())
+        elsewhere = root / "." / "x" / ".."
+        same = (opened.version, table(at=root).version, table({"lookup.where": "id = 1"}, at=elsewhere).version)
+        assert same == (seen[-1],) * 3
+    assert [len(version) for version in seen] == [32] * len(changes)
     assert len(set(seen[:-1])) == len(seen) - 1
     assert seen[-1] == seen[0]  # a.parquet alone, untouched
 
@@ -272,7 +223,7 @@ def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> Non
     assert cached.scan().num_rows == 1
 
 
-def test_storage_options_keep_their_types(monkeypatch: pytest.MonkeyPatch, process: Process) -> None:
+def test_storage_options_keep_their_types(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
     """Python values in `lookup.storage.*` reach the store as the values they were."""
     seen: list[object] = []
 
@@ -293,6 +244,7 @@ def test_storage_options_keep_their_types(monkeypatch: pytest.MonkeyPatch, proce
         ({"lookup.success-file": 2}, r"lookup\.success-file = '2'"),
         ({"lookup.metadata.source": "CACHE"}, "sync-interval"),
         ({"lookup.storage.secret": "x"}, r"lookup\.storage\.secret"),
+        ({"lookup.view": "files"}, r"describe\(\) or metrics\(\)"),  # views are Spark's
     ],
 )
 def test_options_that_cannot_be_are_refused_at_once(path: Path, options: dict[str, Any], message: str) -> None:
@@ -301,26 +253,36 @@ def test_options_that_cannot_be_are_refused_at_once(path: Path, options: dict[st
         LookupTable(str(path.with_name("absent")), options)
 
 
-def test_a_closed_table_refuses_every_use(table: Opens, process: Process) -> None:
-    """After close(), or the end of a with block, nothing is answered or asked; closing again is fine."""
+def test_a_closed_table_refuses_every_use(table: Opens, site: Site) -> None:
+    """After close(), or a with block that ends or fails, nothing is answered or asked; closing again is fine."""
     with table() as opened:
         assert opened.scan().num_rows == 4
-    process.calls()
-    for use in (opened.scan, opened.metrics, opened.describe, lambda: opened.version):
+    failed = table()
+    with pytest.raises(SchemaError), failed:
+        failed.scan(["nope"])
+    calls(site)
+    for use in (opened.scan, opened.metrics, opened.describe, lambda: opened.version, failed.scan):
         with pytest.raises(ValueError, match="closed"):
             use()
     opened.close()
-    assert process.calls() == []
+    assert calls(site) == []
     assert table().scan().num_rows == 4  # the table is not closed for others
 
 
-def test_a_with_block_closes_on_an_error(table: Opens) -> None:
-    """The error leaves the block unchanged, and the table is closed."""
+def test_processes_publish_their_counters(table: Opens, site: Site) -> None:
+    """What a process counted is seen by others of the host when a scan returns or fails, and when the table is closed."""
+    table().scan()
+    site.restart()
+    assert table().metrics()["rowsReadCount"] == 4
+    with pytest.raises(SchemaError):
+        table().scan(["nope"])
+    site.restart()
     opened = table()
-    with pytest.raises(SchemaError), opened:
-        opened.scan(["nope"])
-    with pytest.raises(ValueError, match="closed"):
-        opened.scan()
+    assert opened.metrics()["ufsHeadCount"] == 2
+    assert opened.version
+    opened.close()
+    site.restart()
+    assert table().metrics()["ufsHeadCount"] == 3
 
 
 def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -> None:
@@ -350,24 +312,24 @@ def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -
 # --- what it costs --------------------------------------------------------------------------------
 
 
-def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, process: Process, path: Path) -> None:
+def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, site: Site, path: Path) -> None:
     """The first question learns what the path is; after it a scan of an unchanged file is one HEAD and no data."""
     opened = table()
     opened.scan()
-    assert process.calls() == ["status", "get"]
+    assert calls(site) == ["status", "get"]
     opened.scan()
-    assert process.calls() == ["head"]
+    assert calls(site) == ["head"]
     opened.scan(["id"], "id = 2")
-    assert process.calls() == ["head"]
+    assert calls(site) == ["head"]
     assert len(opened.version) == 32
-    assert process.calls() == ["head"]
+    assert calls(site) == ["head"]
     opened.describe()
-    assert process.calls() == ["head"]
+    assert calls(site) == ["head"]
     assert opened.metrics()["ufsHeadCount"] == 5
-    assert process.calls() == []
+    assert calls(site) == []
     put(path, id=[1])
     opened.scan()
-    assert process.calls() == ["head", "get"]
+    assert calls(site) == ["head", "get"]
 
 
 # --- counters of several processes ----------------------------------------------------------------
@@ -402,27 +364,6 @@ def test_references_to_one_table_count_together(table: Opens, tmp_path: Path) ->
     assert one.metrics()["rowsReadCount"] == 5
 
 
-def test_a_scan_publishes_the_counters(table: Opens, process: Process) -> None:
-    """What a scan counted is seen by other processes of the host when it returns, and when it fails."""
-    opened = table()
-    opened.scan()
-    process.restart()
-    assert table().metrics()["rowsReadCount"] == 4
-    with pytest.raises(SchemaError):
-        table().scan(["nope"])
-    process.restart()
-    assert table().metrics()["ufsHeadCount"] == 2
-
-
-def test_closing_publishes_the_counters(table: Opens, process: Process) -> None:
-    """What an instance counted after its last scan is seen by others of the host once it is closed."""
-    opened = table()
-    assert opened.version
-    opened.close()
-    process.restart()
-    assert table().metrics()["ufsHeadCount"] == 1
-
-
 _CACHED = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}
 _PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 10}
 
@@ -439,55 +380,3 @@ def test_each_question_counts_the_table_once(path: Path, cache_dir: Path, option
     for number, call in enumerate(calls * 2, start=1):
         call()
         assert opened.metrics()["resolvedBytes"] == number * path.stat().st_size
-
-
-# --- after a fork ---------------------------------------------------------------------------------
-
-
-def use_and_fork(path: Path, cache_dir: Path, answer: Path) -> None:
-    """Use a table, fork, and use the same instance in parent and child at once."""
-    opened = LookupTable(str(path), {"lookup.cache.dir": str(cache_dir)})
-    opened.scan()
-    report, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            rows = opened.scan(["id"], "id > 1")["id"].to_pylist()
-            put(path, id=[9])
-            told = [rows, opened.scan()["id"].to_pylist(), len(opened.version), opened.describe()["files"]]
-            opened.close()
-            os.write(tell, json.dumps(told).encode())
-        finally:
-            os._exit(0)
-    os.close(tell)
-    ready, _, _ = select.select([report], [], [], BOUND_S)
-    if not ready:
-        os.kill(child, 9)
-        raise TimeoutError("the forked child hangs")
-    told = json.loads(os.read(report, 10_000) or b"null")
-    os.waitpid(child, 0)
-    answer.write_text(json.dumps([told, opened.scan()["id"].to_pylist(), opened.metrics()["rowsReadCount"]]))
-
-
-def test_an_instance_works_in_a_forked_child(path: Path, cache_dir: Path, tmp_path: Path) -> None:
-    """Used before the fork, one instance answers in the child and goes on in the parent; counters are neither lost nor doubled."""
-    # In a spawned process: this one has threads and must not fork.
-    process = multiprocessing.get_context("spawn").Process(
-        target=use_and_fork, args=(path, cache_dir, tmp_path / "answer")
-    )
-    process.start()
-    process.join(BOUND_S + 30)
-    if process.is_alive():
-        process.kill()
-        pytest.fail("the process hangs")
-    assert process.exitcode == 0
-    told, after, rows_read = json.loads((tmp_path / "answer").read_text())
-    assert told == [[2, 3, 4], [9], 32, 1]
-    assert after == [9]
-    assert rows_read == 4 + (3 + 1) + 1
-
-
-def test_views_are_sparks(tmp_path: Path) -> None:
-    """`lookup.view` does not change what a LookupTable is: it is refused, with what to use."""
-    with pytest.raises(OptionError, match=r"describe\(\) or metrics\(\)"):
-        LookupTable(str(tmp_path), {"lookup.view": "files"})

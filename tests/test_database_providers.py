@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import abc
 import concurrent.futures
 import contextlib
-import dataclasses
 import datetime
 import itertools
 import json
@@ -19,22 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from adbc_driver_postgresql import dbapi
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import LookupFunctionError, OptionError
 from tests.postgres import PostgresServer
-from tests.providers.common import TEXTS
+from tests.providers.common import TEXTS, ids
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PARTIAL = {
-    "lookup.cache": "PARTIAL",
-    "lookup.partial-cache.max-rows": "10000",
-    "lookup.partial-cache.expire-after-write": "1 h",
-}
-ONCE = {"lookup.max-retries": "0"}
+PARTIAL = {"cache": "PARTIAL", "partial_cache.max_rows": 10_000, "partial_cache.expire_after_write": "1 h"}
+ONCE = {"max_retries": 0}
 MANY = 5000
 _BOUND_S = 30.0  # far above what any of this takes
 _numbers = itertools.count(1)
@@ -58,53 +51,29 @@ def logged(log: Path) -> Callable[..., sqlite3.Connection]:
     return connected
 
 
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """A table of a database as any process may read it. `log`: where its statements are noted, if not by a server."""
-
-    path: str | None
-    log: Path | None
-    options: dict[str, str]
-
-    def table(self, **more: str) -> LookupTable:
-        return LookupTable(self.path, {**self.options, **more})
-
-    def rows(self, keys: pa.Table) -> list[Row]:
-        """What a table of its own answers."""
-        with self.table() as table:
-            return by_key(table.get_many(keys))
-
-    def rows_elsewhere(self, keys: pa.Table) -> list[Row]:
-        """What a process of its own is answered."""
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
-            return pool.submit(_rows_here, self, keys).result(_BOUND_S)
+def by_key(rows: pa.Table) -> list[Row]:
+    """Rows in one order: a database promises none within a key."""
+    return sorted(rows.to_pylist(), key=lambda row: (row["key_index"], repr(row)))
 
 
-def _rows_here(reference: Reference, keys: pa.Table) -> list[Row]:
-    if reference.log is not None:
-        sqlite3.connect = logged(reference.log)  # type: ignore[assignment]
-    return reference.rows(keys)
+def rows_of(options: dict[str, str], keys: pa.Table, log: Path | None = None) -> list[Row]:
+    """What a table of its own answers. `log`: where the statements of SQLite in a new process are noted."""
+    if log is not None:
+        sqlite3.connect = logged(log)  # type: ignore[assignment]
+    with LookupTable(None, options) as table:
+        return by_key(table.get_many(keys))
 
 
-class Database(abc.ABC):
-    """A database with a log of what providers ask it."""
+class Database:
+    """A database with a log of what providers ask it. Statements that are executed here are not in it."""
 
     provider: str
-    path: str | None = None
     log: Path | None = None
-    options: dict[str, str]
+    execute: Callable[[str], None]
+    statements: Callable[[], list[str]]  # that providers sent so far: one entry for each execution
 
     def __init__(self, cache_dir: Path) -> None:
-        self._cache_dir = cache_dir
-
-    @abc.abstractmethod
-    def execute(self, statement: str) -> None:
-        """Run a statement that is not in the log."""
-
-    @abc.abstractmethod
-    def statements(self) -> list[str]:
-        """What providers sent so far: one entry for each execution."""
+        self.options = {"lookup.provider": self.provider, "lookup.cache.dir": str(cache_dir)}
 
     def made(self, columns: str, *rows: str, name: str = "") -> str:
         """A new table's name."""
@@ -115,17 +84,13 @@ class Database(abc.ABC):
             self.execute(f"INSERT INTO {quoted} VALUES {', '.join(rows)}")
         return name
 
-    def refer(self, table: str, keys: str, *more: dict[str, str]) -> Reference:
-        options = {
-            "lookup.provider": self.provider,
-            "lookup.provider.table": table,
-            "lookup.keys": keys,
-            **self.options,
-        }
-        options["lookup.cache.dir"] = str(self._cache_dir)
-        for added in more:
-            options |= added
-        return Reference(self.path, self.log, options)
+    def people(self) -> str:
+        return self.made("id INTEGER, name TEXT", "(1, 'one')", "(2, 'two')", "(2, 'zwei')", "(3, NULL)")
+
+    def refer(self, table: str, keys: str, **more: str | int) -> dict[str, str]:
+        """The options of a lookup in a table."""
+        named = {f"lookup.{key.replace('_', '-')}": str(value) for key, value in more.items()}
+        return {**self.options, "lookup.provider.table": table, "lookup.keys": keys, **named}
 
     @contextlib.contextmanager
     def sends(self, count: int) -> Iterator[None]:
@@ -142,10 +107,9 @@ class SqliteDatabase(Database):
     def __init__(self, directory: Path, cache_dir: Path) -> None:
         super().__init__(cache_dir)
         self.file = directory / "a b%41?#.db"
-        self.path = str(self.file)
         self.log = directory / "statements"
         self.log.touch()
-        self.options = {}
+        self.options["path"] = str(self.file)
 
     def execute(self, statement: str) -> None:
         with contextlib.closing(sqlite3.Connection(self.file)) as connection, connection:
@@ -162,13 +126,8 @@ class PostgresDatabase(Database):
     def __init__(self, server: PostgresServer, cache_dir: Path) -> None:
         super().__init__(cache_dir)
         self.server = server
-        self.options = {"lookup.provider.uri": server.uri}
-
-    def execute(self, statement: str) -> None:
-        self.server.execute(statement)
-
-    def statements(self) -> list[str]:
-        return self.server.statements()
+        self.execute, self.statements = server.execute, server.statements
+        self.options["lookup.provider.uri"] = server.uri
 
 
 @pytest.fixture(scope="session")
@@ -197,19 +156,6 @@ def database(request: pytest.FixtureRequest) -> Database:
     return found
 
 
-def ids(*numbers: int | None) -> pa.Table:
-    return pa.table({"id": pa.array(numbers, pa.int64())})
-
-
-def by_key(rows: pa.Table) -> list[Row]:
-    """Rows in one order: a database promises none within a key."""
-    return sorted(rows.to_pylist(), key=lambda row: (row["key_index"], repr(row)))
-
-
-def people(database: Database) -> str:
-    return database.made("id INTEGER, name TEXT", "(1, 'one')", "(2, 'two')", "(2, 'zwei')", "(3, NULL)")
-
-
 PEOPLE = [(0, 1, "one"), (1, 2, "two"), (1, 2, "zwei"), (3, 3, None), (4, 1, "one")]
 ASKED = ids(1, 2, 9, 3, 1, None)
 
@@ -223,9 +169,8 @@ def shown(rows: list[Row]) -> list[tuple[int, int, str | None]]:
 
 def test_rows_of_keys(database: Database) -> None:
     """Every row of a key comes, for each time that it was asked for; absent keys and null have none."""
-    reference = database.refer(people(database), "id")
-    assert shown(reference.rows(ASKED)) == PEOPLE
-    with reference.table() as table:
+    with LookupTable(None, database.refer(database.people(), "id")) as table:
+        assert shown(by_key(table.get_many(ASKED))) == PEOPLE
         assert table.get(3) == [{"id": 3, "name": None}]
         assert table.get(9) == table.get(None) == []
         assert table.get_many(ids()).num_rows == 0
@@ -240,7 +185,7 @@ def test_sqlite_values_of_every_type(sqlite: SqliteDatabase) -> None:
         f"('high', {high}, 5e-324, '{text}', x'00ff')",
         "('null', NULL, NULL, NULL, NULL)",
     )
-    rows = sqlite.refer(table, "k").table().get_many(pa.table({"k": ["low", "high", "null"]}))
+    rows = LookupTable(None, sqlite.refer(table, "k")).get_many(pa.table({"k": ["low", "high", "null"]}))
     assert rows.schema.types[:5] == [pa.string(), pa.int64(), pa.float64(), pa.string(), pa.binary()]
     assert [tuple(row.values())[:5] for row in by_key(rows)] == [
         ("low", low, -1.7976931348623157e308, "", b""),
@@ -276,45 +221,40 @@ def test_postgres_values_of_every_type(postgres: PostgresDatabase) -> None:
     declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(POSTGRES))
     values, nulls = ", ".join(text for _, text, *_ in POSTGRES), ", ".join(["NULL"] * len(POSTGRES))
     table = postgres.made(f"id integer, {declared}", f"(1, {values})", f"(2, {nulls})")
-    rows = postgres.refer(table, "id").table().get_many(ids(1, 2))
+    rows = LookupTable(None, postgres.refer(table, "id")).get_many(ids(1, 2))
     assert rows.schema.types[1:-1] == [kind for *_, kind, _ in POSTGRES]
     full, empty = by_key(rows)
     assert list(full.values())[1:-1] == [value for *_, value in POSTGRES]
     assert list(empty.values())[1:-1] == [None] * len(POSTGRES)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, *_ in POSTGRES])
-def test_postgres_keys_of_every_type(postgres: PostgresDatabase, kind: str) -> None:
+def test_postgres_keys_of_every_type(postgres: PostgresDatabase) -> None:
     """A key of each type finds its row; a type whose values come as others is refused when the table is made."""
-    ((_, text, arrow, value),) = (row for row in POSTGRES if row[0] == kind)
-    reference = postgres.refer(postgres.made(f"k {kind}, v integer", f"({text}, 7)", "(NULL, 8)"), "k")
-    if kind in NO_KEYS:
-        with pytest.raises(OptionError, match=r"key column 'k' is .* make a view"):
-            reference.table()
-    else:
-        (row,) = reference.rows(pa.table({"k": pa.array([value], arrow)}))
-        assert row == {"k": value, "v": 7, "key_index": 0}
+    for kind, text, arrow, value in POSTGRES:
+        options = postgres.refer(postgres.made(f"k {kind}, v integer", f"({text}, 7)", "(NULL, 8)"), "k")
+        if kind in NO_KEYS:
+            with pytest.raises(OptionError, match=r"key column 'k' is .* make a view"):
+                LookupTable(None, options)
+        else:
+            rows = rows_of(options, pa.table({"k": pa.array([value], arrow)}))
+            assert rows == [{"k": value, "v": 7, "key_index": 0}]
 
 
 def test_sqlite_keys_of_every_type(sqlite: SqliteDatabase) -> None:
     """Integers, floats, texts and bytes find their rows; text is compared by its bytes whatever its collation."""
-    table = sqlite.made(
-        "i INTEGER, r REAL, t TEXT COLLATE NOCASE, b BLOB",
-        "(1, 0.1, 'A', x'00')",
-        "(2, 1e300, 'a', x'0000')",
-        "(3, 0.0, 'b', x'')",
-    )
+    columns = "i INTEGER, r REAL, t TEXT COLLATE NOCASE, b BLOB"
+    table = sqlite.made(columns, "(1, 0.1, 'A', x'00')", "(2, 1e300, 'a', x'0000')", "(3, 0.0, 'b', x'')")
     for name, found, lost in (("i", 2, 4), ("r", 1e300, 0.30000000000000004), ("t", "a", "B"), ("b", b"\0\0", b"\1")):
-        rows = sqlite.refer(table, name).rows(pa.table({name: [found, lost]}))
+        rows = rows_of(sqlite.refer(table, name), pa.table({name: [found, lost]}))
         assert [(row["key_index"], row["i"]) for row in rows] == [(0, 2)]
     odd = pa.table({"r": [float("nan"), float("inf"), -0.0]})
-    assert [(row["key_index"], row["i"]) for row in sqlite.refer(table, "r").rows(odd)] == [(2, 3)]
+    assert [(row["key_index"], row["i"]) for row in rows_of(sqlite.refer(table, "r"), odd)] == [(2, 3)]
 
 
 def test_composite_keys(database: Database) -> None:
     """A key of two columns finds the rows that have both, not each; they may be named in any order."""
     table = database.made("a INTEGER, b TEXT, v INTEGER", "(1, 'x', 1)", "(1, 'y', 2)", "(2, 'x', 3)", "(1, 'x', 4)")
-    rows = database.refer(table, "b,a").rows(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
+    rows = rows_of(database.refer(table, "b,a"), pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
     assert [(row["key_index"], row["v"]) for row in rows] == [(0, 1), (0, 4), (1, 2)]
 
 
@@ -323,8 +263,8 @@ def test_text_is_never_sql(database: Database) -> None:
     name = "t\"'; DROP TABLE x; --?$1"
     quoted = [text.replace("'", "''") for text in TEXTS]
     database.made('"k ""1"" ?" TEXT, "select" INTEGER', *(f"('{t}', {n})" for n, t in enumerate(quoted)), name=name)
-    reference = database.refer(name, '`k "1" ?`')
-    rows = reference.rows(pa.table({'k "1" ?': [*TEXTS, *(text + "'" for text in TEXTS)]}))
+    asked = pa.table({'k "1" ?': [*TEXTS, *(text + "'" for text in TEXTS)]})
+    rows = rows_of(database.refer(name, '`k "1" ?`'), asked)
     assert [(row["key_index"], row["select"]) for row in rows] == [(n, n) for n in range(len(TEXTS))]
     database.execute('DROP TABLE "' + name.replace('"', '""') + '"')
 
@@ -332,7 +272,8 @@ def test_text_is_never_sql(database: Database) -> None:
 def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None:
     """`lookup.columns` reaches the statement, in any letter case."""
     table = database.made("id INTEGER, name TEXT, big TEXT", "(1, 'one', 'large')")
-    assert database.refer(table, "id", {"lookup.columns": "NAME"}).rows(ids(1)) == [{"id": 1, "name": "one", "key_index": 0}]  # fmt: skip
+    rows = rows_of(database.refer(table, "id", columns="NAME"), ids(1))
+    assert rows == [{"id": 1, "name": "one", "key_index": 0}]
     assert '"name"' in database.statements()[-1]
     assert '"big"' not in database.statements()[-1]
 
@@ -344,11 +285,11 @@ def test_only_columns_that_are_asked_for_are_fetched(database: Database) -> None
 def test_many_keys_are_one_statement(database: Database, keys: str) -> None:
     """5,000 keys are one statement, whether a key has one column or two."""
     rows = [f"({number}, 'n{number}', {number})" for number in range(0, 2 * MANY, 2)]
-    with database.refer(database.made("a INTEGER, b TEXT, v INTEGER", *rows), keys).table() as table:
-        wanted = pa.table({"a": range(MANY), "b": [f"n{number}" for number in range(MANY)]})
-        table.get_many(wanted.select(keys.split(",")).slice(0, 1))  # connects
+    wanted = pa.table({"a": range(MANY), "b": [f"n{number}" for number in range(MANY)]}).select(keys.split(","))
+    with LookupTable(None, database.refer(database.made("a INTEGER, b TEXT, v INTEGER", *rows), keys)) as table:
+        table.get_many(wanted.slice(0, 1))  # connects
         with database.sends(1):
-            found = table.get_many(wanted.select(keys.split(",")))
+            found = table.get_many(wanted)
     assert found["key_index"].to_pylist() == found["v"].to_pylist() == list(range(0, MANY, 2))
 
 
@@ -356,17 +297,10 @@ def test_more_keys_than_sqlite_binds_are_several_statements(sqlite: SqliteDataba
     """SQLite takes 32,766 bound values in a statement: more keys are more statements."""
     wanted = pa.table({"a": range(20_000), "b": [f"n{number}" for number in range(20_000)]})
     name = sqlite.made("a INTEGER, b TEXT, v INTEGER", "(0, 'n0', 1)", "(19999, 'n19999', 2)")
-    with sqlite.refer(name, "a,b").table() as table:
+    with LookupTable(None, sqlite.refer(name, "a,b")) as table:
         table.get((0, "n0"))
         with sqlite.sends(2):
             assert table.get_many(wanted)["key_index"].to_pylist() == [0, 19_999]
-
-
-def test_the_count_is_of_executions(postgres: PostgresDatabase) -> None:
-    """The same statement executed for each of three rows is three in the log that these tests count by."""
-    rows = pa.record_batch({"k": [1, 2, 3]})
-    with dbapi.connect(postgres.server.uri, autocommit=True) as connection, postgres.sends(3):
-        assert connection.execute("SELECT $1 + 1", rows).fetch_arrow_table().num_rows == 3
 
 
 # --- caches ------------------------------------------------------------------------------------------
@@ -381,16 +315,17 @@ def counted(table: LookupTable) -> tuple[int, int, int, int]:
 
 def test_a_cached_key_sends_nothing(database: Database) -> None:
     """With lookup.cache=PARTIAL a key is loaded once, absent ones too: not again by a fresh table, nor by another process."""
-    reference = database.refer(people(database), "id", PARTIAL)
-    with reference.table() as table:
+    options = database.refer(database.people(), "id", **PARTIAL)
+    with LookupTable(None, options) as table:
         assert shown(by_key(table.get_many(ASKED))) == PEOPLE
         assert counted(table) == (1, 4, 4, 0)  # of 1, 2, 9, 3 and 1 again
         with database.sends(0):
             assert shown(by_key(table.get_many(ASKED))) == PEOPLE
-            assert shown(reference.rows(ASKED)) == PEOPLE
+            assert shown(rows_of(options, ASKED)) == PEOPLE
         assert counted(table) == (11, 4, 4, 0)
         before = len(database.statements())
-        assert shown(reference.rows_elsewhere(ASKED)) == PEOPLE
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            assert shown(pool.submit(rows_of, options, ASKED, database.log).result(_BOUND_S)) == PEOPLE
         assert [text for text in database.statements()[before:] if "keys" in text or "unnest" in text] == []
         assert counted(table) == (16, 4, 4, 0)
         with database.sends(1):
@@ -399,7 +334,7 @@ def test_a_cached_key_sends_nothing(database: Database) -> None:
 
 def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
     """A file that was put in the place of the database is the database from then on."""
-    with sqlite.refer(people(sqlite), "id").table() as table:
+    with LookupTable(None, sqlite.refer(sqlite.people(), "id")) as table:
         assert table.get(1) == [{"id": 1, "name": "one"}]
         other = sqlite.file.with_name("other")
         other.write_bytes(sqlite.file.read_bytes().replace(b"one", b"new"))
@@ -412,21 +347,22 @@ def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
 
 def test_mistakes_are_named(database: Database) -> None:
     """A table that is not there, or not named, is an error when the table is made."""
-    people(database)
+    database.people()
     for table, message in (("nope", "nope"), ("", r"lookup\.provider\.table")):
         with pytest.raises(OptionError, match=message):
-            database.refer(table, "id").table()
+            LookupTable(None, database.refer(table, "id"))
 
 
 def test_sqlite_mistakes_are_named(sqlite: SqliteDatabase) -> None:
     """A column of another type and a value of another type are named, and a missing file is not made."""
     with pytest.raises(OptionError, match=r"column 'b' is declared 'VARCHAR\(9\)'; known are INTEGER"):
-        sqlite.refer(sqlite.made("a INTEGER, b VARCHAR(9)"), "a").table()
-    with pytest.raises(LookupFunctionError, match=r"sqlite_provider:provider failed to look up key a = 1: .*'wrong'"):
-        sqlite.refer(sqlite.made("a INTEGER, b INTEGER", "(1, 'wrong')"), "a", ONCE).rows(pa.table({"a": [1]}))
+        LookupTable(None, sqlite.refer(sqlite.made("a INTEGER, b VARCHAR(9)"), "a"))
+    table = sqlite.made("id INTEGER, b INTEGER", "(1, 'wrong')")
+    with pytest.raises(LookupFunctionError, match=r"sqlite_provider:provider failed to look up key id = 1: .*'wrong'"):
+        rows_of(sqlite.refer(table, "id", **ONCE), ids(1))
     missing = sqlite.file.with_name("missing")
     with pytest.raises(OptionError, match="unable to open"):
-        LookupTable(str(missing), sqlite.refer("t", "id").options)
+        LookupTable(None, {**sqlite.refer("t", "id"), "path": str(missing)})
     assert not missing.exists()
 
 
@@ -435,48 +371,39 @@ def test_postgres_is_only_read(postgres: PostgresDatabase) -> None:
     postgres.execute("CREATE SEQUENCE counter")
     postgres.execute("CREATE VIEW counting AS SELECT nextval('counter') AS id")
     with pytest.raises(LookupFunctionError, match="read-only transaction"):
-        postgres.refer("public.counting", "id", ONCE).rows(ids(1))
-
-
-def test_postgres_restarted_between_lookups(postgres: PostgresDatabase) -> None:
-    """A lookup whose connection was lost is tried again on another one, and does not fail."""
-    with postgres.refer(people(postgres), "id", {"lookup.max-retries": "1"}).table() as table:
-        assert table.get(1) == [{"id": 1, "name": "one"}]
-        postgres.server.stop()
-        postgres.server.start()
-        assert shown(by_key(table.get_many(ASKED))) == PEOPLE
-        assert table.metrics()["lookupRetryCount"] == 4
-
-
-def test_postgres_started_during_a_lookup(postgres: PostgresDatabase) -> None:
-    """A lookup without a server is tried again until there is one, as far as lookup.max-retries allows."""
-    with postgres.refer(people(postgres), "id", PARTIAL, {"lookup.max-retries": "30"}).table() as table:
-        assert table.get(9) == []
-        postgres.server.stop()
-        starting = threading.Timer(0.5, postgres.server.start)
-        starting.start()
-        try:
-            assert table.get(1) == [{"id": 1, "name": "one"}]
-        finally:
-            starting.join()
-        assert table.metrics()["lookupRetryCount"] > 1
-        assert counted(table) == (0, 2, 2, 0)
+        rows_of(postgres.refer("public.counting", "id", **ONCE), ids(1))
 
 
 def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
-    """A lookup that no attempt helps fails, naming the provider and a key; nothing is kept of it, what was kept serves."""
-    reference = postgres.refer(people(postgres), "id", PARTIAL, {"lookup.max-retries": "2"})
-    with reference.table() as table:
+    """Lookups without a server are tried again as far as lookup.max-retries allows, and served by one that comes back.
+
+    What no attempt helps fails, naming the provider and a key; nothing is kept of it, what was kept serves.
+    """
+
+    def opened(**more: str | int) -> LookupTable:
+        table = LookupTable(None, postgres.refer(postgres.people(), "id", **more))
         assert table.get(1) == [{"id": 1, "name": "one"}]
+        return table
+
+    with opened(**PARTIAL, max_retries=2) as failing, opened(**PARTIAL, max_retries=30) as waiting, opened(max_retries=1) as later:  # fmt: skip
         postgres.server.stop()
         expected = r"examples\.postgres_provider:provider failed to look up key id = [29] and 1 more in 3 attempts"
         with pytest.raises(LookupFunctionError, match=expected):
-            table.get_many(ids(2, 1, 9))
-        assert counted(table) == (1, 3, 1, 2)
-        assert table.get(1) == [{"id": 1, "name": "one"}]
-        postgres.server.start()
-        assert shown(by_key(table.get_many(ASKED))) == PEOPLE
-        assert counted(table) == (4, 6, 4, 2)
+            failing.get_many(ids(2, 1, 9))
+        assert counted(failing) == (1, 3, 1, 2)
+        assert failing.get(1) == [{"id": 1, "name": "one"}]
+        starting = threading.Timer(0.5, postgres.server.start)
+        starting.start()
+        try:
+            assert waiting.get(3) == [{"id": 3, "name": None}]
+        finally:
+            starting.join()
+        assert waiting.metrics()["lookupRetryCount"] > 1
+        assert counted(waiting) == (0, 2, 2, 0)
+        assert shown(by_key(later.get_many(ASKED))) == PEOPLE  # its connection was lost
+        assert later.metrics()["lookupRetryCount"] == 4
+        assert shown(by_key(failing.get_many(ASKED))) == PEOPLE
+        assert counted(failing) == (4, 6, 4, 2)
 
 
 # --- Spark -------------------------------------------------------------------------------------------
@@ -484,25 +411,18 @@ def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
 
 @pytest.mark.spark
 def test_through_spark(spark: SparkSession, database: Database) -> None:
-    """A read that says which keys it wants has their rows; what one query loaded the next ones need not."""
+    """A read, or a SELECT from a catalog's table, that says which keys it wants has their rows; a later query loads none again."""
     before = len(database.statements())
-    reference = database.refer(people(database), "id", PARTIAL, {"lookup.where": "id IN (1, 2)"})
-    df = spark.read.format("lookupcache").options(**reference.options).load(database.path)
+    options = database.refer(database.people(), "id", **PARTIAL)
+    df = spark.read.format("lookupcache").options(**options).option("lookup.where", "id IN (1, 2)").load()
     for _ in range(2):
         assert sorted(map(tuple, df.collect())) == [(1, "one"), (2, "two"), (2, "zwei")]
-    if database.log is None:  # the server has what Spark's workers sent
-        assert len([text for text in database.statements()[before:] if "unnest" in text]) == 1
-
-
-@pytest.mark.spark
-def test_a_catalog_table(spark: SparkSession, database: Database) -> None:
-    """CREATE TABLE keeps the options, and SELECT … WITH says which keys."""
-    reference = database.refer(people(database), "id")
-    given = {**({} if database.path is None else {"path": database.path}), **reference.options}
-    options = ", ".join(f"`{key}` '{value}'" for key, value in given.items())
-    spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({options})")
+    given = ", ".join(f"`{key}` '{value}'" for key, value in options.items())
+    spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({given})")
     try:
         rows = spark.sql("SELECT name FROM provided WITH (`lookup.where` = 'id = 2') ORDER BY name").collect()
         assert [row.name for row in rows] == ["two", "zwei"]
     finally:
         spark.sql("DROP TABLE provided")
+    if database.log is None:  # the server has what Spark's workers sent
+        assert len([text for text in database.statements()[before:] if "unnest" in text]) == 1

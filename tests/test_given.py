@@ -84,16 +84,43 @@ def test_keys_of_every_kind(site: Site, how: str, cache: str) -> None:
 
 
 def test_keys_of_several_columns(site: Site) -> None:
-    """Tuples in the order of the keys, or dictionaries; lists of strings are texts, not names."""
-    table = site.table({"lookup.keys": ["a", "b"]})
-    table.write([{"a": "x", "b": 1, "v": 1}, {"a": "y", "b": 2, "v": 2}])
+    """Tuples in the order of the keys, as the log says, or dictionaries; lists of strings are texts, not names."""
+    site.table({"lookup.keys": ["a", "b"]}).write([{"a": "x", "b": 1, "v": 1}, {"a": "y", "b": 2, "v": 2}])
+    site.restart()
+    table = site.table(host="fresh")
     for keys in ([("y", 2), ("x", 2)], [["y", 2]], [{"b": 2, "a": "y"}], pl.DataFrame({"b": [2], "a": ["y"]})):
         assert table.get_many(keys)["v"].to_pylist() == [2]
     for keys in (["xy"], [("x",)], [("x", 1, 2)], [1]):
         with pytest.raises(TypeError, match=r"lookup\.keys has 2 columns, a, b"):
             table.get_many(keys)
-    assert table.delete([("x", 1)]) == site.state().position
+    site.restart()
+    assert site.table(host="another").delete([("x", 1)]) == site.state().position
     assert table.scan()["v"].to_pylist() == [2]
+
+
+NO_ROWS = [7, "x", None, {"id": 1}, [1, 2], np.array([1]), pl.Series([1]), object()]
+
+
+NO_KEYS = [7, "x", None, {"id": 1}, object(), [object()]]
+
+
+def test_what_are_no_rows_and_no_keys(site: Site) -> None:
+    """The error says what rows or keys are, and nothing is written."""
+    table = site.created()
+    before = site.state().position
+    for wrong in NO_ROWS:
+        for write in (table.write, table.upsert):
+            with pytest.raises(TypeError, match=r"rows are a pyarrow Table, .* or a list of dictionaries"):
+                write(wrong)
+    for wrong in NO_KEYS:
+        for ask in (table.get_many, table.delete):
+            with pytest.raises(TypeError, match="keys are a list of values"):
+                ask(wrong)
+    with pytest.raises(TypeError, match="names of columns are texts"):
+        table.write([{1: 2}])  # type: ignore[dict-item]
+    with pytest.raises(SchemaError, match="the rows"):
+        table.write(pd.DataFrame({"id": [3, "x"]}))
+    assert site.state().position == before
 
 
 def test_rows_take_the_types_of_the_table(site: Site) -> None:
@@ -111,51 +138,15 @@ def test_rows_take_the_types_of_the_table(site: Site) -> None:
     assert table.write([]) == before
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [7, "x", None, {"id": 1}, [1, 2], np.array([1]), pl.Series([1]), object()],
-    ids=lambda wrong: type(wrong).__name__,
-)
-def test_what_are_no_rows(site: Site, wrong: Any) -> None:
-    """The error says what rows are, and nothing is written."""
-    table = site.created()
-    before = site.state().position
-    for write in (table.write, table.upsert):
-        with pytest.raises(TypeError, match=r"rows are a pyarrow Table, .* or a list of dictionaries"):
-            write(wrong)
-    assert site.state().position == before
-
-
-@pytest.mark.parametrize(
-    "wrong", [7, "x", None, {"id": 1}, object(), [object()]], ids=lambda wrong: type(wrong).__name__
-)
-def test_what_are_no_keys(site: Site, wrong: Any) -> None:
-    """The same with keys."""
-    table = site.created()
-    for ask in (table.get_many, table.delete):
-        with pytest.raises(TypeError, match="keys are a list of values"):
-            ask(wrong)
-
-
-def test_a_key_and_what_is_none_of_it(site: Site) -> None:
-    """What follows a key is named: a second value is no version."""
-    table = site.created()
-    with pytest.raises(TypeError, match="positional argument"):
-        table.get(1, "x")  # type: ignore[misc]
-    with pytest.raises(
-        OptionError,
-        match=r"lookup\.partial-cache\.max-rows = '9{20}'.*: expected a whole number, 0 to 9223372036854775807",
-    ):
-        LookupTable("x", {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9" * 20})
-    LookupTable("x", {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 2**63 - 1})
-
-
 def test_a_bound_that_is_none(site: Site) -> None:
-    """Flink's habit: the largest long says that there is no bound."""
+    """Flink's habit: the largest long says that there is no bound; a larger one is a mistake."""
     site.table({"lookup.keys": "id"}).write(ROWS)
-    table = site.table({"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": str(2**63 - 1)})
+    table = site.table({"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 2**63 - 1})
     assert table.get(1) == table.get(1) == ROWS[:1]
     assert table.metrics()["hitCount"] == 1
+    says = r"lookup\.partial-cache\.max-rows = '9{20}'.*: expected a whole number, 0 to 9223372036854775807"
+    with pytest.raises(OptionError, match=says):
+        LookupTable("x", {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9" * 20})
 
 
 def test_what_a_table_shows_of_itself(site: Site) -> None:
@@ -180,81 +171,55 @@ def test_public_names() -> None:
 @pytest.mark.slow
 def test_a_users_script_is_typed() -> None:
     """What a user writes passes `mypy --strict`, and what has no meaning does not."""
-    script = Path(__file__).parent / "typed_script.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file", "", str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", str(Path(__file__).parent / "typed_script.py")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"lookup.write.missing-columns": "KEEP"}, {"lookup.write.missing-columns": "NULL"}]
-)
-def test_dictionaries_that_lack_different_columns(site: Site, options: dict[str, str]) -> None:
+def test_dictionaries_that_lack_different_columns(site: Site) -> None:
     """What an upsert's dictionary does not have is not null: nothing is lost."""
-    site.table({"lookup.keys": "id"}).write([{"id": 1, "a": "x", "b": 10}, {"id": 2, "a": "y", "b": 20}])
-    table = site.table(options)
-    with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"):
-        table.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
-    with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"), table.transaction() as t:
-        t.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
-    assert table.get(1) == [{"id": 1, "a": "x", "b": 10}]
+    rows = [{"id": 1, "a": "x", "b": 10}, {"id": 2, "a": "y", "b": 20}]
+    site.table({"lookup.keys": "id"}).write(rows)
+    for options in ({}, {"lookup.write.missing-columns": "KEEP"}, {"lookup.write.missing-columns": "NULL"}):
+        table = site.table(options)
+        with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"):
+            table.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
+        with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"), table.transaction() as t:
+            t.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
+        assert table.scan().to_pylist() == rows
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "kept"),
-    [
-        (pa.float32(), 0.5, 0.5),
-        (pa.float32(), 1e300, None),
-        (pa.date32(), datetime.date(2024, 1, 2), datetime.date(2024, 1, 2)),
-        (pa.date32(), datetime.datetime(2024, 1, 2, 5), None),
-        (pa.timestamp("us"), datetime.datetime(2024, 1, 2, 5), datetime.datetime(2024, 1, 2, 5)),
-        (pa.timestamp("us"), datetime.datetime(2024, 1, 2, 5, tzinfo=datetime.timezone.utc), None),
-        (pa.timestamp("us", "UTC"), datetime.datetime(2024, 1, 2, 5), None),
-        (pa.decimal128(10, 2), 5, decimal.Decimal("5.00")),
-        (pa.decimal128(10, 2), decimal.Decimal("0.125"), None),
-        (pa.int16(), 40000, None),
-        (pa.string(), 5, None),
-        (pa.bool_(), 1, None),
-    ],
-)
-def test_values_of_dictionaries_do_not_change(site: Site, kind: pa.DataType, value: Any, kept: Any) -> None:
+MOMENT = datetime.datetime(2024, 1, 2, 5)
+
+
+VALUES: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.float32(), 0.5, 0.5),
+    (pa.float32(), 1e300, None),
+    (pa.date32(), MOMENT.date(), MOMENT.date()),
+    (pa.date32(), MOMENT, None),
+    (pa.timestamp("us"), MOMENT, MOMENT),
+    (pa.timestamp("us"), MOMENT.replace(tzinfo=datetime.timezone.utc), None),
+    (pa.timestamp("us", "UTC"), MOMENT, None),
+    (pa.decimal128(10, 2), 5, decimal.Decimal("5.00")),
+    (pa.decimal128(10, 2), decimal.Decimal("0.125"), None),
+    (pa.int16(), 40000, None),
+    (pa.string(), 5, None),
+    (pa.bool_(), 1, None),
+]
+
+
+def test_values_of_dictionaries_do_not_change(site: Site) -> None:
     """They are the table's, or an error."""
     table = site.table({"lookup.keys": "id"})
-    table.write(pa.table({"id": [1], "v": pa.array([None], kind)}))
-    if kept is None:
-        with pytest.raises(SchemaError, match="column 'v' of the rows"):
-            table.write([{"id": 2, "v": value}])
-    else:
-        table.write([{"id": 2, "v": value}])
-        assert table.get(2) == [{"id": 2, "v": kept}]
-
-
-def test_dictionaries_are_by_name(site: Site) -> None:
-    """One of another column is no key, and removes no row; nor are there names that are no texts."""
-    table = site.table({"lookup.keys": "id"})
-    table.write(ROWS)
-    for wrong in ([{"b": 1}], [{"id": 1}, {"b": 1}]):
-        for ask in (table.get_many, table.delete):
-            with pytest.raises(SchemaError, match=r"lookup\.keys are id|have no"):
-                ask(wrong)
-    with pytest.raises(TypeError, match="names of columns are texts"):
-        table.write([{1: 2}])  # type: ignore[dict-item]
-    with pytest.raises(SchemaError, match="the rows"):
-        table.write(pd.DataFrame({"id": [3, "x"]}))
-    assert table.scan().num_rows == 2
-
-
-def test_keys_of_a_table_that_this_process_has_not_read(site: Site) -> None:
-    """Plain tuples are of the table's keys, which its log says."""
-    site.table({"lookup.keys": "a,b"}).write([{"a": "x", "b": 1}, {"a": "y", "b": 2}])
-    site.restart()
-    table = site.table(host="fresh")
-    table.delete([("x", 1)])
-    assert table.scan().to_pylist() == [{"a": "y", "b": 2}]
+    kinds = [("id", pa.int64()), *((f"v{n}", kind) for n, (kind, _, _) in enumerate(VALUES))]
+    table.write(pa.schema(kinds).empty_table())
+    for n, (_, value, kept) in enumerate(VALUES):
+        if kept is None:
+            with pytest.raises(SchemaError, match=f"column 'v{n}' of the rows"):
+                table.write([{"id": n, f"v{n}": value}])
+        else:
+            table.write([{"id": n, f"v{n}": value}])
+            assert table.get(n)[0][f"v{n}"] == kept
 
 
 def test_categories_of_polars(site: Site) -> None:
@@ -266,9 +231,6 @@ def test_categories_of_polars(site: Site) -> None:
     assert table.scan().num_rows == 1
 
 
-# --- what a new user met ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -277,59 +239,56 @@ def test_categories_of_polars(site: Site) -> None:
         pd.DataFrame({"amount": [1]}),
         pl.DataFrame({"amount": [1]}),
         [{"amount": 1}],
+        [{"id": 1}, {"b": 1}],
     ],
-    ids=["another column", "others", "pandas", "polars", "dictionaries"],
+    ids=["another column", "others", "pandas", "polars", "dictionaries", "one of them"],
 )
-def test_columns_of_keys_count_by_their_names(tmp_path: Path, keys: Any) -> None:
+def test_columns_of_keys_count_by_their_names(site: Site, keys: Any) -> None:
     """A table of keys without the key columns is refused, and deletes nothing."""
-    with LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}) as table:
-        table.write(ROWS)
-        for ask in (table.delete, table.get_many):
-            with pytest.raises(SchemaError, match=r"keys have the columns .*; lookup.keys are id"):
-                ask(keys)
-        assert table.scan().num_rows == 2
+    table = site.table({"lookup.keys": "id"})
+    table.write(ROWS)
+    for ask in (table.delete, table.get_many):
+        with pytest.raises(SchemaError, match=r"keys have the columns .*; lookup\.keys are id|have no"):
+            ask(keys)
+    assert table.scan().num_rows == 2
 
 
-def test_an_index_with_a_name_is_a_column(tmp_path: Path) -> None:
+def test_an_index_with_a_name_is_a_column(site: Site) -> None:
     """Rows of pandas whose key became the index, as after a groupby, keep it; rows without their key are refused."""
-    with LookupTable(str(tmp_path / "t"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}) as table:
-        frame = pd.DataFrame(ROWS)
-        table.write(frame.set_index("id"))
-        table.upsert(frame.assign(name="b").groupby("id").agg({"name": "max"}))
-        assert table.get(1) == [{"id": 1, "name": "b"}]
-        assert table.get_many(frame[["id", "name"]].set_index("id")).num_rows == 2
-        with pytest.raises(SchemaError, match="no key column 'id'"):
-            table.write([{"name": "q"}])
-        assert table.scan().num_rows == 2
+    table = site.table({"lookup.keys": "id"})
+    frame = pd.DataFrame(ROWS)
+    table.write(frame.set_index("id"))
+    table.upsert(frame.assign(name="b").groupby("id").agg({"name": "max"}))
+    assert table.get(1) == [{"id": 1, "name": "b"}]
+    assert table.get_many(frame[["id", "name"]].set_index("id")).num_rows == 2
+    with pytest.raises(SchemaError, match="no key column 'id'"):
+        table.write([{"name": "q"}])
+    assert table.scan().num_rows == 2
 
 
-def test_odd_arguments_are_named(tmp_path: Path) -> None:
+def test_odd_arguments_are_named(site: Site) -> None:
     """What is of another kind than an argument wants is an error that says what to give; NaN is a key."""
-    with LookupTable(str(tmp_path / "t"), {"lookup.keys": "d", "lookup.cache.dir": str(tmp_path / "c")}) as table:
-        table.write([{"d": 1.5, "Name": "a"}, {"d": float("nan"), "Name": "n"}])
-        assert table.get_many([float("nan"), 1.5]).num_rows == 2
-        assert table.get({"D": 1.5}) == [{"d": 1.5, "Name": "a"}]
-        with pytest.raises(SchemaError, match="no key column can hold"):
-            table.get(2**70)
-        with pytest.raises(SchemaError, match=r"argument columns = 'Name': give a list of names, such as \['Name'\]"):
-            table.scan("Name")
-        with pytest.raises(SchemaError, match="give a list of names"):
-            table.scan([])
-        with pytest.raises(TypeError, match=r"columns are a pyarrow\.Schema"):
-            table.alter({"w": "INT"})  # type: ignore[arg-type]
-        with pytest.raises(SchemaError, match="argument columns = 'w': expected columns"):
-            table.alter("w")
-        table.alter("w INT")
-        assert table.get(1.5) == [{"d": 1.5, "Name": "a", "w": None}]
-        assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
+    table = site.table({"lookup.keys": "d"})
+    table.write([{"d": 1.5, "Name": "a"}, {"d": float("nan"), "Name": "n"}])
+    assert table.get_many([float("nan"), 1.5]).num_rows == 2
+    assert table.get({"D": 1.5}) == [{"d": 1.5, "Name": "a"}]
+    with pytest.raises(TypeError, match="positional argument"):
+        table.get(1.5, "x")  # type: ignore[misc]  # a second value is no version
+    with pytest.raises(SchemaError, match="no key column can hold"):
+        table.get(2**70)
+    with pytest.raises(SchemaError, match=r"argument columns = 'Name': give a list of names, such as \['Name'\]"):
+        table.scan("Name")
+    with pytest.raises(SchemaError, match="give a list of names"):
+        table.scan([])
+    with pytest.raises(TypeError, match=r"columns are a pyarrow\.Schema"):
+        table.alter({"w": "INT"})  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="argument columns = 'w': expected columns"):
+        table.alter("w")
+    table.alter("w INT")
+    assert table.get(1.5) == [{"d": 1.5, "Name": "a", "w": None}]
+    assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
     with pytest.raises(OptionError, match=r"lookup.key = 'id'.*did you mean lookup.keys"):
-        LookupTable(str(tmp_path / "t"), {"lookup.key": "id"})
-    with (
-        LookupTable(str(tmp_path / "two"), {"lookup.keys": "a,b", "lookup.cache.dir": str(tmp_path / "c")}) as table,
-        pytest.raises((TypeError, SchemaError), match=r"lookup\.keys has 2 columns"),
-    ):
-        table.write([{"a": 1, "b": 2}])
-        table.get(1)
+        LookupTable(str(site.path), {"lookup.key": "id"})
 
 
 def test_files_of_a_managed_table_are_no_table(tmp_path: Path) -> None:

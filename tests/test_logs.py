@@ -7,21 +7,14 @@ import logging
 import shlex
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.log_events import log_event
+from tests.test_api import put
 
 LOG = logging.getLogger("pyspark_lookup.tests")
 FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
-
-
-def put(path: Path, rows: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"id": list(range(rows))}), path)
-    return path
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -45,7 +38,7 @@ def test_reloads_failures_and_fallbacks_have_their_line(
     tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A load tells how long it took and what came of it, a failing one why, and the next that it is over; each in one line."""
-    path = put(tmp_path / "dim" / "a.parquet", 3).parent
+    path = put(tmp_path / "dim" / "a.parquet", id=range(3)).parent
     with caplog.at_level(logging.INFO), LookupTable(str(path), {**FULL, "lookup.cache.dir": str(cache_dir)}) as table:
         version = table.reload()
         loaded = caplog.records[-1].lookup_fields  # type: ignore[attr-defined]
@@ -54,7 +47,7 @@ def test_reloads_failures_and_fallbacks_have_their_line(
         for _ in range(2):
             with pytest.raises(Exception, match="parquet"):
                 table.reload()
-        put(path / "b.parquet", 100_000)
+        put(path / "b.parquet", id=range(100_000))
         table.reload()
         assert caplog.records[-1].lookup_fields["fetched"] > 0  # type: ignore[attr-defined]
     assert events(caplog) == [
@@ -64,14 +57,3 @@ def test_reloads_failures_and_fallbacks_have_their_line(
         ("reload", "WARNING"),
     ]
     assert all(str(path) in record.getMessage() for record in caplog.records)
-
-
-def test_going_on_without_a_cache_has_its_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A cache directory that cannot be used is named once, with what is done instead."""
-    path = put(tmp_path / "dim.parquet", 3)
-    shut = tmp_path / "shut"
-    shut.mkdir(mode=0o755)
-    with caplog.at_level(logging.INFO), LookupTable(str(path), {"lookup.cache.dir": str(shut)}) as table:
-        assert table.scan().num_rows == table.scan().num_rows == 3
-    assert events(caplog) == [("fallback", "WARNING")]
-    assert "chmod 700" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import itertools
 import random
@@ -20,7 +21,6 @@ import pyarrow as pa
 import pytest
 
 import pyspark_lookup.engine.runtime
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.cache.memory import KEY_INDEX, LookupCache
 from pyspark_lookup.engine.lookup_table import LookupTable
@@ -39,67 +39,30 @@ from pyspark_lookup.providers.functions import (
 from tests.fakes import FakeClock
 
 Answer = Callable[[pa.Table], Any]
-
-
 Options = Mapping[str, Any]
 
-
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
-
-
 USERS = {1: ["Alice"], 2: ["Bob", "Charlie"]}  # 3 is nobody
-
-
 BOUND_S = 20.0  # nothing takes this long unless it hangs
-
-
-TEXTS = [
-    "O'Brien",
-    "'; DROP TABLE t; --",
-    '"',
-    "' OR '1'='1",
-    "back\\slash",
-    "{a,b}",
-    "$1",
-    "?1",
-    "NULL",
-    "",
-    " ",
-    "a\n\tä€𝄞",
-]
+TEXTS = ["O'Brien", "'; DROP TABLE t; --", '"', "' OR '1'='1", "back\\slash", "{a,b}", "$1", "?1", "NULL", "", " ", "a\n\tä€𝄞"]  # fmt: skip
 """Keys that mean something else to whoever does not quote them."""
 
-
 NONE: Options = {}
-
-
 PARTIAL: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
-
-
-CACHES = pytest.mark.parametrize("cache", [NONE, PARTIAL], ids=["NONE", "PARTIAL"])
-
-
-KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
-
-
 ONCE: Options = {"lookup.max-retries": 0}
-
-
 QUICK: Options = {"lookup.max-retries": 0, "lookup.async.timeout": "600 ms"}
-
-
 RETRY: Options = {
     "lookup.retry.predicate": "lookup_miss",
     "lookup.retry.fixed-delay": "7 s",
     "lookup.retry.max-attempts": 3,
 }
-
-
+CACHES = pytest.mark.parametrize("cache", [NONE, PARTIAL], ids=["NONE", "PARTIAL"])
+KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 FLIP = ("hitCount", "missCount", "loadCount", "numLoadFailures")
 
 
 class Log:
-    """What happened to a function: (what, thread), and the keys of each lookup."""
+    """What happened to a function: (what, thread), the keys of each lookup, and the event loops that ran."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
@@ -114,24 +77,26 @@ class Log:
             self.loops.add(id(asyncio.get_running_loop()))
 
     @property
+    def names(self) -> list[str]:
+        return [event for event, _ in self.events]
+
+    @property
     def asked(self) -> list[list[Any]]:
         """The keys of each lookup: values of a single key column, sorted, or tuples of several."""
         lists = [list(zip(*(column.to_pylist() for column in keys.columns), strict=True)) for keys in self.tables]
         return [sorted(key if len(key) > 1 else key[0] for key in keys) for keys in lists]
 
-    @property
-    def opened(self) -> int:
-        return sum(event == "open" for event, _ in self.events)
-
 
 class SyncFunction(LookupFunction):
-    """Answers as it is told."""
+    """Answers as it is told; opens as it is told, too."""
 
     def __init__(self, answer: Answer, batch_size: int | None = None) -> None:
         self.answer, self.batch_size = answer, batch_size
+        self.opens: Callable[[], object] = lambda: None
         self.log = Log()
 
     def open(self) -> None:
+        self.opens()
         self.log.add("open")
 
     def lookup(self, keys: pa.Table) -> pa.Table:
@@ -143,13 +108,15 @@ class SyncFunction(LookupFunction):
 
 
 class AsyncFunction(AsyncLookupFunction):
-    """Answers as it is told, after others had their turn; what it is told may be awaitable."""
+    """The same after others had their turn; what it is told may be awaitable."""
 
     def __init__(self, answer: Answer, batch_size: int | None = None) -> None:
         self.answer, self.batch_size = answer, batch_size or AsyncLookupFunction.batch_size
+        self.opens: Callable[[], object] = lambda: None
         self.log = Log()
 
     async def open(self) -> None:
+        self.opens()
         self.log.add("open")
         await asyncio.sleep(0)
 
@@ -172,6 +139,11 @@ def made(kind: str, answer: Answer, batch_size: int | None = None) -> Function:
     return (SyncFunction if kind == "sync" else AsyncFunction)(answer, batch_size)
 
 
+def users() -> SyncFunction:
+    """A function that knows the users."""
+    return SyncFunction(rows_of(USERS))
+
+
 def provider(
     function: Any,
     schema: pa.Schema = SCHEMA,
@@ -181,9 +153,8 @@ def provider(
     """The provider that serves this function, behind a cache of its own if there is one."""
     asynchronous = isinstance(function, AsyncLookupFunction)
     if cache is not None:
-        return (PartialCachingAsyncLookupProvider if asynchronous else PartialCachingLookupProvider)(
-            function, cache, schema, version
-        )
+        kind = PartialCachingAsyncLookupProvider if asynchronous else PartialCachingLookupProvider
+        return kind(function, cache, schema, version)
     return (AsyncLookupFunctionProvider if asynchronous else LookupFunctionProvider)(function, schema, version)
 
 
@@ -197,28 +168,33 @@ def rows_of(held: Mapping[int, Sequence[str]]) -> Answer:
     return answer
 
 
-def raises(problem: BaseException) -> Answer:
+def raises(problem: BaseException) -> Callable[..., Any]:
     """Never answers."""
 
-    def answer(keys: pa.Table) -> pa.Table:
+    def answer(*args: object) -> Any:
         raise problem
 
     return answer
 
 
-def in_turn(*answers: Answer) -> Answer:
-    """Answers by one after the other, by the last one from then on."""
+def holding(gate: threading.Event, answer: Answer) -> Answer:
+    """Answers when the gate opens."""
+
+    def held(keys: pa.Table) -> Any:
+        gate.wait(BOUND_S)
+        return answer(keys)
+
+    return held
+
+
+def in_turn(*answers: Callable[..., Any]) -> Callable[..., Any]:
+    """Does one after the other, the last one from then on."""
     left = list(answers)
 
-    def answer(keys: pa.Table) -> Any:
-        return (left.pop(0) if len(left) > 1 else left[0])(keys)
+    def answer(*args: Any) -> Any:
+        return (left.pop(0) if len(left) > 1 else left[0])(*args)
 
     return answer
-
-
-def in_order(calls: list[Callable[[], Any]]) -> Any:
-    """What the first of some calls returns; the next one is the next time's."""
-    return calls.pop(0)()
 
 
 class Desk:
@@ -235,16 +211,19 @@ class Desk:
         self.gives_up = False
         self.restart()
 
-    def restart(self, clock: HostClock | None = None) -> None:
-        """Go on as another process of this host; tables made before answer there, too."""
-        self._processes.append(Runtime(clock or self.clock.host(), random.Random(1)))
+    def restart(self, sleep: Callable[[float], object] | None = None) -> None:
+        """Go on as another process of this host, which may sleep in its own way; tables made before answer there, too."""
+        clock = self.clock.host()
+        clock = dataclasses.replace(clock, sleep=sleep or clock.sleep)
+        # Two processes of a host draw different names.
+        self._processes.append(Runtime(clock, random.Random(1 + len(self._processes))))
         self._be(self._processes[-1])
 
     def _be(self, process: Runtime) -> None:
         self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "_current", process)
 
     def name(self, factory: Any) -> str:
-        """What `lookup.provider` calls this factory."""
+        """What `lookup.provider` calls this factory: provider_1:make, provider_2:make."""
         module = types.ModuleType(f"provider_{next(self._names)}")
         module.make = factory  # type: ignore[attr-defined]
         self._monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -266,8 +245,9 @@ class Desk:
         version: Callable[[], str] | None = None,
         cache: LookupCache | None = None,
     ) -> LookupTable:
-        """The table of one function."""
-        return self.table(lambda context: provider(function, schema, version, cache), options)
+        """The table of one function; of several, each provider that is made has the next one."""
+        functions = iter(function) if isinstance(function, list) else itertools.repeat(function)
+        return self.table(lambda context: provider(next(functions), schema, version, cache), options)
 
     def abandon(self) -> None:
         """Leave all processes so far as they are: one of their locks may be held for ever."""
@@ -314,7 +294,7 @@ def names(table: LookupTable, key: Any) -> list[str]:
     return [row["name"] for row in table.get(key)]
 
 
-def beside(call: Callable[[], Any]) -> Callable[[float], Any]:
+def beside(call: Callable[[], Any]) -> Callable[..., Any]:
     """Run a call in a thread; returns what waits for its result, and fails the test if there is none in time."""
     results: list[Any] = []
 
@@ -350,25 +330,18 @@ class ByKey(KeyLookupFunction):
 
 
 class AsyncByKey(AsyncKeyLookupFunction):
-    """Users one at a time, each after up to 10 ms."""
+    """The same after others had their turn; `sizes`: of the batches."""
 
     schema = SCHEMA
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.rng = random.Random(5)
+        self.by_key = ByKey()
+        self.asked, self.sizes = self.by_key.asked, list[int]()
+
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        self.sizes.append(keys.num_rows)
+        return await super().lookup(keys)
 
     async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        self.asked.append(dict(key))
-        await asyncio.sleep(self.rng.random() / 100)
-        return [{**key, "name": name} for name in USERS.get(key["id"], ())]
-
-
-def holding(gate: threading.Event, answer: Answer) -> Answer:
-    """Answers when the gate opens."""
-
-    def held(keys: pa.Table) -> Any:
-        gate.wait(BOUND_S)
-        return answer(keys)
-
-    return held
+        await asyncio.sleep(0)
+        return self.by_key.lookup_key(key)

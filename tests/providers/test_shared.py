@@ -1,63 +1,58 @@
-"""Tables of other systems: one provider for many tables."""
+"""Tables of other systems: one provider for many tables, in one process and in several."""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
+import pickle
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import LookupFunctionError
+from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.engine.lookup_table import LookupTable
-from pyspark_lookup.providers.functions import LookupContext, LookupProvider
+from pyspark_lookup.providers.functions import LookupContext, LookupFunction, LookupProvider
 from tests.providers.common import (
     BOUND_S,
     CACHES,
     KINDS,
-    ONCE,
     PARTIAL,
     QUICK,
     USERS,
-    Answer,
     Desk,
-    Function,
     Options,
     SyncFunction,
     beside,
     counted,
-    ids,
     made,
     names,
-    pairs,
     provider,
     raises,
     rows_of,
+    users,
 )
 
 
 @KINDS
 @CACHES
 def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Options) -> None:
-    """Within a process they share a provider, its function, its cache and its counters."""
-    functions: list[Function] = []
-
-    def factory(context: LookupContext) -> LookupProvider:
-        functions.append(made(kind, rows_of(USERS)))
-        return provider(functions[-1])
-
-    name = desk.name(factory)
-    tables = [desk.table(name, cache) for _ in range(3)]
+    """Within a process they share a provider, its function, its cache and its counters; so does a pickled copy of one."""
+    function = made(kind, rows_of(USERS))
+    left = iter([function])  # the provider of a second one could not be made
+    name = desk.name(lambda context: provider(next(left)))
+    tables = [desk.table(name, cache) for _ in range(2)]
+    tables.append(pickle.loads(pickle.dumps(tables[0])))
     for table in tables:
         assert names(table, 1) == ["Alice"]
-    assert len(functions) == 1
-    assert functions[0].log.opened == 1
-    assert functions[0].log.asked == ([[1]] if cache else [[1]] * 3)
-    if cache:
-        for table in tables:
-            assert counted(table) == {"hitCount": 2, "missCount": 1, "loadCount": 1}
+    assert function.log.names.count("open") == 1
+    assert function.log.asked == ([[1]] if cache else [[1]] * 3)
+    for table in tables if cache else []:
+        assert counted(table) == {"hitCount": 2, "missCount": 1, "loadCount": 1}
     tables[0].close()
     with pytest.raises(ValueError, match="closed"):
         tables[0].get(1)
@@ -77,53 +72,15 @@ def test_tables_of_the_same_options_are_one(desk: Desk, kind: str, cache: Option
 )
 def test_tables_of_other_options(desk: Desk, other: Options, lookups: int, hits: int) -> None:
     """Other options of the provider are another table; other columns and keys are of the same table, and need other rows."""
-    asked: list[pa.Table] = []
-
-    def answer(keys: pa.Table) -> pa.Table:
-        asked.append(keys)
-        return pa.table({"id": [1], "name": ["Alice"]})
-
-    name = desk.name(lambda context: provider(SyncFunction(answer)))
+    function = SyncFunction(lambda keys: pa.table({"id": [1], "name": ["Alice"]}))
+    name = desk.name(lambda context: provider(function))
     one, two = desk.table(name, PARTIAL), desk.table(name, {**PARTIAL, **other})
     for _ in range(2):
         assert len(one.get(1)) == 1
         assert len(two.get("Alice" if "lookup.keys" in other else 1)) == 1
-    assert len(asked) == lookups
-    assert counted(one) == {
-        "hitCount": hits,
-        "missCount": 4 - hits if hits > 1 else 1,
-        "loadCount": 4 - hits if hits > 1 else 1,
-    }
-
-
-def test_processes_of_a_host_share_rows(desk: Desk) -> None:
-    """What one process looked up another one has, without opening its function; counters add up."""
-    functions: list[SyncFunction] = []
-
-    def factory(context: LookupContext) -> LookupProvider:
-        functions.append(SyncFunction(rows_of(USERS)))
-        return provider(functions[-1])
-
-    table = desk.table(factory, PARTIAL)
-    assert len(pairs(table, 1, 2, 3)) == 3
-    desk.restart()
-    assert len(pairs(table, 1, 2, 3)) == 3
-    assert [function.log.opened for function in functions] == [1, 0]
-    assert counted(table) == {"hitCount": 3, "missCount": 3, "loadCount": 3}
-    desk.clock.tick(3600)
-    assert len(pairs(table, 1, 2, 3)) == 3
-    assert functions[1].log.asked == [[1, 2, 3]]
-
-
-def test_a_wrong_answer_is_not_shared(desk: Desk) -> None:
-    """Another process of the host sees nothing of a lookup that failed."""
-    answers = [raises(OSError()), rows_of(USERS)]
-    table = desk.table(lambda context: provider(SyncFunction(answers.pop(0))), {**PARTIAL, **ONCE})
-    with pytest.raises(LookupFunctionError):
-        table.get(1)
-    desk.restart()
-    assert names(table, 1) == ["Alice"]
-    assert counted(table) == {"missCount": 2, "numLoadFailures": 1, "loadCount": 1}
+    assert len(function.log.tables) == lookups
+    misses = 4 - hits if hits > 1 else 1
+    assert counted(one) == {"hitCount": hits, "missCount": misses, "loadCount": misses}
 
 
 @pytest.mark.parametrize("when", ["a table is made", "a new process asks"])
@@ -137,7 +94,7 @@ def test_a_factory_may_use_a_table(desk: Desk, tmp_path: Path, when: str) -> Non
             inner = LookupTable(str(tmp_path / "hosts.parquet"), {"lookup.cache.dir": str(desk.cache_dir)})
             hosts.append(inner.scan().column("host").to_pylist())
         hosts.append([])
-        return provider(SyncFunction(rows_of(USERS)))
+        return provider(users())
 
     def use() -> list[str]:
         table = desk.table(factory)
@@ -146,7 +103,7 @@ def test_a_factory_may_use_a_table(desk: Desk, tmp_path: Path, when: str) -> Non
         return names(table, 1)
 
     try:
-        assert beside(use)(0.5) == ["Alice"]
+        assert beside(use)() == ["Alice"]
         assert ["db1"] in hosts
     finally:
         desk.abandon()
@@ -161,11 +118,11 @@ def test_a_provider_is_made_once(desk: Desk) -> None:
         made_so_far.append(1)
         with contextlib.suppress(threading.BrokenBarrierError):
             together.wait(0.3)
-        return provider(SyncFunction(rows_of(USERS)))
+        return provider(users())
 
     name = desk.name(factory)
     waits = [beside(lambda: names(desk.table(name), 1)) for _ in range(2)]
-    assert [wait(BOUND_S) for wait in waits] == [["Alice"], ["Alice"]]
+    assert [wait() for wait in waits] == [["Alice"], ["Alice"]]
     assert len(made_so_far) == 1
 
 
@@ -174,36 +131,126 @@ def test_a_function_is_closed_with_the_last_table(desk: Desk, kind: str) -> None
     """When the last table that uses it is closed, so is a function, in its thread; what is asked afterwards opens it again."""
     function = made(kind, rows_of(USERS))
     name = desk.name(lambda context: provider(function))
-    one, two, three = desk.table(name), desk.table(name), desk.table(name)
+    unused, one, two, three = (desk.table(name) for _ in range(4))
+    unused.describe()
+    unused.close()
+    assert function.log.events == []  # nor is it closed if it was not opened
     assert names(one, 1) == names(two, 1) == ["Alice"]
     one.close()
     one.close()
-    assert [event for event, _ in function.log.events] == ["open", "lookup", "lookup"]
+    assert function.log.names == ["open", "lookup", "lookup"]
     two.close()
-    assert [event for event, _ in function.log.events] == ["open", "lookup", "lookup", "close"]
+    assert function.log.names == ["open", "lookup", "lookup", "close"]
     assert len({thread for _, thread in function.log.events}) == 1
     assert names(three, 2) == ["Bob", "Charlie"]
-    assert [event for event, _ in function.log.events[4:]] == ["open", "lookup"]
-
-
-def test_a_function_that_was_not_opened_is_not_closed(desk: Desk) -> None:
-    """A table that asked nothing has nothing to close."""
-    function = SyncFunction(rows_of(USERS))
-    table = desk.serve(function)
-    table.describe()
-    table.close()
-    assert function.log.events == []
+    assert function.log.names[4:] == ["open", "lookup"]
 
 
 def test_closing_may_fail(desk: Desk, prompt: None, gate: threading.Event) -> None:
     """What a function raises when it is closed is nobody's problem any more, and one that hangs then is given up."""
-    problems: list[Answer] = [raises(OSError("gone")), lambda keys: gate.wait(BOUND_S)]
-    table: LookupTable
-    for problem in problems:
-        function = SyncFunction(rows_of(USERS))
-        function.close = lambda problem=problem: problem(ids())  # type: ignore[method-assign,misc]
+    for problem in (raises(OSError("gone")), lambda: gate.wait(BOUND_S)):
+        function = users()
+        function.close = problem  # type: ignore[method-assign]
         table = desk.serve(function, QUICK)
         assert names(table, 1) == ["Alice"]
-        assert beside(table.close)(BOUND_S) is None
+        assert beside(table.close)() is None
         with pytest.raises(ValueError, match="closed"):
             table.get(1)
+
+
+def test_what_a_table_says_of_itself(desk: Desk) -> None:
+    """Its path is the provider's name, its version another for each text of version(), its options are shown."""
+    version = ["1"]
+    table = desk.serve(users(), {"lookup.provider.region": "eu"}, version=lambda: version[0])
+    first = table.describe()
+    assert first["path"].startswith("provider:provider_1:make/")
+    assert first["columns"] == {"id": "int64", "name": "string"}
+    assert "lookup.provider.region='eu'" in first["options"]
+    assert table.version == first["version"]
+    version[0] = "2"
+    assert table.version != first["version"]
+    version[0] = "1"
+    assert table.version == first["version"]
+    with pytest.raises(OptionError, match=r"only lookup.cache = 'FULL' has a snapshot"):
+        table.reload()
+
+
+# --- a fork ----------------------------------------------------------------------------------------------
+
+FORK_EVENTS: list[tuple[int, str]] = []
+FORK_GATE = threading.Event()
+FORK_HANGS = threading.Event()
+
+
+class Forked(LookupFunction):
+    """Says which process does what; hangs for the key 13."""
+
+    def open(self) -> None:
+        FORK_EVENTS.append((os.getpid(), "open"))
+
+    def lookup(self, keys: pa.Table) -> pa.Table:
+        asked = keys.column("id").to_pylist()
+        FORK_EVENTS.append((os.getpid(), f"lookup {asked}"))
+        if asked == [13] and multiprocessing.parent_process() is not None and FORK_HANGS.is_set():
+            FORK_GATE.wait(BOUND_S)
+        return rows_of({**USERS, 13: ["Judas"]})(keys)
+
+
+def forked_users(context: LookupContext) -> LookupProvider:
+    """A factory that a new process can import."""
+    return provider(Forked())
+
+
+def in_child(table: LookupTable, pipe: Connection) -> None:
+    """Use in a forked child what its parent uses."""
+    inherited = len(FORK_EVENTS)
+    found = [names(table, 1), names(table, 2), table.get(3)]
+    pipe.send((os.getpid(), found, FORK_EVENTS[inherited:]))
+
+
+def use_and_fork(cache_dir: str, cache: Options, pipe: Connection) -> None:
+    """Look up, fork while a lookup hangs, look up in both; tell who did what."""
+    fixed = {"lookup.provider": f"{__name__}:forked_users", "lookup.keys": "id", "lookup.cache.dir": cache_dir}
+    table = LookupTable(None, {**fixed, **cache})
+    first = names(table, 1)
+    FORK_HANGS.set()
+    hanging = beside(lambda: names(table, 13))
+    while len(FORK_EVENTS) < 3:
+        FORK_GATE.wait(0.001)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=in_child, args=(table, theirs))
+    child.start()
+    told = ours.recv() if ours.poll(BOUND_S) else None
+    if told is None:
+        child.kill()
+    child.join()
+    FORK_GATE.set()
+    pipe.send((os.getpid(), first, hanging(), names(table, 2), told, FORK_EVENTS, table.metrics()["missCount"]))
+
+
+@CACHES
+def test_a_forked_child_opens_a_function_of_its_own(tmp_path: Path, cache: Options) -> None:
+    """A table that was used before a fork answers in the child, by a new function, even while the parent's hangs."""
+    # In a spawned process: this one has threads and must not fork.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=use_and_fork, args=(str(tmp_path / "cache"), cache, theirs))
+    process.start()
+    told = ours.recv() if ours.poll(BOUND_S + 30) else None
+    process.join(BOUND_S)
+    if process.is_alive():
+        process.kill()
+    assert told is not None, "the process hangs"
+    parent, first, hanging, after, in_fork, events, misses = told
+    assert in_fork is not None, "the forked child hangs"
+    child, found, of_child = in_fork
+    assert (first, hanging, after) == (["Alice"], ["Judas"], ["Bob", "Charlie"])
+    assert found == [["Alice"], ["Bob", "Charlie"], []]
+    assert child != parent
+    # With a cache the host shares the first row, and the child shares its own with its parent.
+    mine = ["open", "lookup [1]", "lookup [13]"]
+    assert events == [(parent, event) for event in (mine if cache else [*mine, "lookup [2]"])]
+    expected = ["open", *([] if cache else ["lookup [1]"]), "lookup [2]", "lookup [3]"]
+    assert of_child == [(child, event) for event in expected]
+    assert misses == (4 if cache else 0)

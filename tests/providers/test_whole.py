@@ -1,4 +1,4 @@
-"""Tables of other systems: whole tables."""
+"""Tables of other systems: whole tables, and scans of tables that are asked by key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,26 @@ from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.providers.functions import FullCachingLookupProvider, LookupContext, LookupProvider
-from tests.providers.common import BOUND_S, PARTIAL, SCHEMA, Desk, Options, counted, in_order, names, pairs
+from tests.providers.common import (
+    BOUND_S,
+    CACHES,
+    KINDS,
+    ONCE,
+    PARTIAL,
+    SCHEMA,
+    USERS,
+    Desk,
+    Options,
+    SyncFunction,
+    counted,
+    in_turn,
+    made,
+    names,
+    pairs,
+    raises,
+    rows_of,
+    users,
+)
 
 PEOPLE = {1: ["Julian"], 3: ["Jark", "Jackson"], 4: ["Fabian"]}
 
@@ -48,7 +67,7 @@ class Whole:
         self.version = "1"
         self.scans = 0
         self.problem: Exception | None = None
-        self.trigger: Manual | None = None
+        self.trigger = Manual()
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         self.scans += 1
@@ -58,7 +77,6 @@ class Whole:
             yield pa.RecordBatch.from_pydict({"id": [key] * len(found), "name": list(found)}, SCHEMA)
 
     def triggered(self, context: LookupContext) -> LookupProvider:
-        self.trigger = Manual()
         return FullCachingLookupProvider(self.scan, SCHEMA, self.trigger)
 
     def versioned(self, context: LookupContext) -> LookupProvider:
@@ -92,37 +110,27 @@ def test_a_whole_table_is_loaded_by_the_first_lookup(desk: Desk) -> None:
 
 
 def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
-    """Rows that came, changed and went are seen after the trigger fired, and not before."""
+    """Changes are seen after the trigger fired, not before; it learns of a reload that fails, after which the last copy serves."""
     whole = Whole()
     table = desk.table(whole.triggered)
-    assert [names(table, key) for key in (1, 2, 4)] == [["Julian"], [], ["Fabian"]]
+    assert everybody(table) == PEOPLE
     whole.people = {2: ["Alex"], 3: PEOPLE[3], 4: ["Frank"]}
     desk.clock.tick(1)
     assert [names(table, key) for key in (1, 2, 4)] == [["Julian"], [], ["Fabian"]]
-    assert whole.trigger is not None
     whole.trigger.fire()
     assert [names(table, key) for key in (1, 2, 4)] == [[], ["Alex"], ["Frank"]]
     assert everybody(table) == whole.people
-    assert counted(table)["loadCount"] == 2
-    table.close()
-    assert whole.trigger.closed.wait(BOUND_S)
-
-
-def test_a_reload_that_fails_leaves_what_there_is(desk: Desk) -> None:
-    """The last copy goes on serving, the trigger learns of the failure, and a later reload is not lost."""
-    whole = Whole()
-    table = desk.table(whole.triggered)
-    assert names(table, 1) == ["Julian"]
-    whole.people, whole.problem = {1: ["Julia"], 2: ["Alex"]}, ValueError("cut off")
+    whole.people, whole.problem = {1: ["Julia"], 2: ["Alexa"]}, ValueError("cut off")
     desk.clock.tick(1)
-    assert whole.trigger is not None
     with pytest.raises(LookupFunctionError, match=r"failed, scan\(\): ValueError\('cut off'\)"):
         whole.trigger.fire()
-    assert [names(table, key) for key in (1, 2)] == [["Julian"], []]
-    assert counted(table) == {"hitCount": 3, "loadCount": 1, "numLoadFailures": 1}
+    assert [names(table, key) for key in (1, 2)] == [[], ["Alex"]]
+    assert counted(table) == {"hitCount": 8, "loadCount": 2, "numLoadFailures": 1}
     whole.problem = None
     whole.trigger.fire()
-    assert [names(table, key) for key in (1, 2)] == [["Julia"], ["Alex"]]
+    assert [names(table, key) for key in (1, 2)] == [["Julia"], ["Alexa"]]
+    table.close()
+    assert whole.trigger.closed.wait(BOUND_S)
 
 
 @pytest.mark.parametrize("make", ["triggered", "versioned"])
@@ -142,44 +150,38 @@ def test_reload_now(desk: Desk, make: str) -> None:
 
 
 def test_a_new_version_is_copied_by_the_next_lookup(desk: Desk) -> None:
-    """Where there is a version no trigger is needed: a lookup of another version copies the table."""
+    """Where there is a version no trigger is needed: a lookup of another version copies the table, once for a host."""
     whole = Whole()
     table = desk.table(whole.versioned)
     assert (names(table, 1), names(table, 1), whole.scans) == (["Julian"], ["Julian"], 1)
-    for number in range(2, 6):
+    for number in range(2, 4):
         whole.version, whole.people = str(number), {1: [f"n{number}"], number: ["x"]}
         assert names(table, 1) == [f"n{number}"]
         assert everybody(table) == whole.people
         assert whole.scans == number
     assert table.metrics()["numCachedRecords"] == 2
-
-
-def test_another_process_uses_the_copy(desk: Desk) -> None:
-    """A host copies a version once."""
-    whole = Whole()
-    table = desk.table(whole.versioned)
-    assert names(table, 1) == ["Julian"]
     desk.restart()
-    assert names(table, 3) == ["Jark", "Jackson"]
-    assert whole.scans == 1
+    assert (names(table, 3), whole.scans) == (["x"], 3)
+
+
+PERIODIC = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "5 min"}
+
+
+TIMED = {
+    "lookup.cache": "FULL",
+    "lookup.full-cache.reload-strategy": "TIMED",
+    "lookup.full-cache.timed-reload.iso-time": "10:15Z",
+}
 
 
 def test_schedules_of_the_options(desk: Desk) -> None:
     """A provider with neither a trigger nor a version is reloaded as the options say, or refused without any."""
     whole = Whole()
-    with pytest.raises(
-        OptionError, match=r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy"
-    ):
+    says = r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy"
+    with pytest.raises(OptionError, match=says):
         desk.table(whole.plain)
-    periodic = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "5 min"}
-    table = desk.table(whole.plain, periodic)
-    assert names(table, 1) == ["Julian"]
-    timed = {
-        "lookup.cache": "FULL",
-        "lookup.full-cache.reload-strategy": "TIMED",
-        "lookup.full-cache.timed-reload.iso-time": "10:15Z",
-    }
-    assert names(desk.table(whole.plain, timed), 1) == ["Julian"]
+    for options in (PERIODIC, TIMED):
+        assert names(desk.table(whole.plain, options), 1) == ["Julian"]
 
 
 @pytest.mark.parametrize(
@@ -188,64 +190,69 @@ def test_schedules_of_the_options(desk: Desk) -> None:
         ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* brings a cache of the kind 'FULL'"),
         (PARTIAL, "lookup.cache = 'PARTIAL': provider .* brings a cache of the kind 'FULL'"),
         ({"lookup.metadata.source": "UFS"}, r"lookup.metadata.source = 'UFS': provider .* has no version\(\)"),
+        (PERIODIC, r"lookup.full-cache.periodic-reload.interval"),
     ],
-    ids=["NONE", "PARTIAL", "UFS"],
+    ids=["NONE", "PARTIAL", "UFS", "a schedule"],
 )
 def test_options_beside_a_whole_table(desk: Desk, options: Options, says: str) -> None:
-    """Another kind of cache, and versions where there are none, are contradictions."""
+    """Another kind of cache, versions where there are none and an interval beside a trigger are contradictions."""
     with pytest.raises(OptionError, match=says):
         desk.table(Whole().triggered, options)
 
 
+def batch(**columns: list[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
 SCANS: dict[str, tuple[Callable[[], Any], str]] = {
+    "an error": (raises(ValueError("cut off")), "cut off"),
     "None": (lambda: None, "TypeError"),
     "dictionaries": (lambda: [{"id": 1, "name": "x"}], "TypeError"),
-    "one batch and no list": (lambda: pa.RecordBatch.from_pydict({"id": [1], "name": ["x"]}), "TypeError"),
-    "a column less": (lambda: [pa.RecordBatch.from_pydict({"id": [1]})], "column 'name' is missing"),
-    "an unknown column": (
-        lambda: [pa.RecordBatch.from_pydict({"id": [1], "name": ["x"], "zip": [1]})],
-        "column 'zip' is not in its schema",
-    ),
-    "another type": (lambda: [pa.RecordBatch.from_pydict({"id": [1], "name": [1]})], "column 'name' is int64"),
+    "one batch and no list": (lambda: batch(id=[1], name=["x"]), "TypeError"),
+    "a column less": (lambda: [batch(id=[1])], "column 'name' is missing"),
+    "an unknown column": (lambda: [batch(id=[1], name=["x"], zip=[1])], "column 'zip' is not in its schema"),
+    "another type": (lambda: [batch(id=[1], name=[1])], "column 'name' is int64"),
 }
 
 
 @pytest.mark.parametrize("bad", SCANS)
 def test_bad_scans(desk: Desk, bad: str) -> None:
-    """A scan that gives anything but the schema's columns is an error, and no copy of it is kept."""
+    """A scan that fails or gives anything but the schema's columns is an error, and no copy of it is kept."""
     scan, says = SCANS[bad]
-    scans = [scan, lambda: [pa.RecordBatch.from_pydict({"name": ["x"], "id": pa.array([1], pa.int8())})]]
-    name = desk.name(lambda context: FullCachingLookupProvider(lambda: in_order(scans), SCHEMA, Manual()))
-    table = desk.table(name)
+    scans = in_turn(scan, lambda: [batch(name=["x"], id=pa.array([1], pa.int8()))])
+    table = desk.table(lambda context: FullCachingLookupProvider(scans, SCHEMA, Manual()))
     with pytest.raises(LookupFunctionError, match=says) as caught:
         table.get(1)
-    assert name in str(caught.value)
+    assert "provider_1:make" in str(caught.value)
     desk.clock.tick(1)
     assert names(table, 1) == ["x"]
 
 
-def test_an_empty_table(desk: Desk) -> None:
-    """No batches are no rows."""
-    whole = Whole({})
-    table = desk.table(whole.versioned)
+def test_rows_without_a_key_are_scanned(desk: Desk) -> None:
+    """A row whose key is null is nobody's answer, but a row of the table. No batches are no rows."""
+    batches = [pa.RecordBatch.from_pydict({"id": [None, 1], "name": ["x", "y"]}, SCHEMA)]
+    trigger = Manual()
+    table = desk.table(lambda context: FullCachingLookupProvider(lambda: batches, SCHEMA, trigger))
+    assert pairs(table, None, 1) == [(1, "y")]
+    assert table.scan().num_rows == 2
+    batches.clear()
+    desk.clock.tick(1)
+    trigger.fire()
     assert (table.get(1), everybody(table)) == ([], {})
     assert table.scan().schema.equals(SCHEMA)
 
 
-def test_rows_without_a_key_are_scanned(desk: Desk) -> None:
-    """A row whose key is null is nobody's answer, but a row of the table."""
-    batch = pa.RecordBatch.from_pydict({"id": [None, 1], "name": ["x", "y"]}, SCHEMA)
-    table = desk.table(lambda context: FullCachingLookupProvider(lambda: [batch], SCHEMA, Manual()))
-    assert pairs(table, None, 1) == [(1, "y")]
-    assert table.scan().num_rows == 2
-
-
 def test_a_whole_table_by_predicate_and_columns(desk: Desk) -> None:
-    """Columns and predicates of the options and of a scan hold for a copy as for files."""
-    whole = Whole()
-    table = desk.table(whole.versioned, {"lookup.columns": "name", "lookup.where": "id > 1"})
-    assert table.scan().column_names == ["name"]
-    assert sorted(table.scan().column("name").to_pylist()) == ["Fabian", "Jackson", "Jark"]
+    """Columns and predicates hold for a copy as for files; a factory that brings no others than it was told brings enough."""
+    schema = pa.schema([*SCHEMA, ("blob", pa.binary())])
+    rows = pa.Table.from_pylist([{"id": key, "name": name} for key in PEOPLE for name in PEOPLE[key]], schema)
+
+    def factory(context: LookupContext) -> LookupProvider:
+        wanted = [*context.keys, *(schema.names[1:] if context.columns is None else context.columns)]
+        return FullCachingLookupProvider(rows.select(wanted).to_batches, schema, version=lambda: "1")
+
+    table = desk.table(factory, {"lookup.columns": "name", "lookup.where": "id > 1"})
+    assert table.scan().sort_by("name").to_pydict() == {"name": ["Fabian", "Jackson", "Jark"]}
     assert table.scan(["name"], "name = 'Jark'").to_pydict() == {"name": ["Jark"]}
     assert (table.get(1), table.get(4)) == ([], [{"id": 4, "name": "Fabian"}])
 
@@ -259,36 +266,6 @@ def test_a_whole_table_without_a_copy(desk: Desk, why: str) -> None:
         options = {"lookup.cache.dir": "/proc/no/such/directory"}
     table = desk.table(whole.versioned, options)
     assert [names(table, key) for key in (1, 2, 3)] == [["Julian"], [], ["Jark", "Jackson"]]
-
-
-def test_a_copy_of_a_version_that_fails(desk: Desk) -> None:
-    """A scan that fails is the lookup's error, with what the provider said."""
-    whole = Whole()
-    whole.problem = ValueError("cut off")
-    table = desk.table(whole.versioned)
-    with pytest.raises(LookupFunctionError, match="cut off"):
-        table.get(1)
-
-
-def test_a_whole_table_with_some_columns(desk: Desk) -> None:
-    """A factory that brings no other columns than it was told brings enough for a copy, too."""
-    schema = pa.schema([*SCHEMA, ("blob", pa.binary())])
-
-    def factory(context: LookupContext) -> LookupProvider:
-        wanted = [*context.keys, *(schema.names[1:] if context.columns is None else context.columns)]
-        rows = pa.Table.from_pylist([{"id": 1, "name": "Alice"}], schema).select(wanted)
-        return FullCachingLookupProvider(rows.to_batches, schema, version=lambda: "1")
-
-    table = desk.table(factory, {"lookup.columns": "name"})
-    assert table.scan().to_pylist() == [{"name": "Alice"}]
-    assert table.get(1) == [{"id": 1, "name": "Alice"}]
-
-
-def test_a_schedule_beside_a_trigger_of_its_own(desk: Desk) -> None:
-    """An interval that would be ignored is refused, as bounds beside a cache of its own are."""
-    options = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "5 min"}
-    with pytest.raises(OptionError, match=r"lookup.full-cache.periodic-reload.interval"):
-        desk.table(Whole().triggered, options)
 
 
 @pytest.mark.parametrize("options", [{}, {"lookup.cache": "FULL"}], ids=["alone", "with FULL"])
@@ -307,3 +284,75 @@ def test_a_new_version_is_written_once(desk: Desk, monkeypatch: pytest.MonkeyPat
         whole.version = str(number)
         table.reload()
     assert folds == [1, 1, 1]
+
+
+# --- by key ------------------------------------------------------------------------------------------------
+
+
+@CACHES
+def test_a_scan_needs_keys(desk: Desk, cache: Options) -> None:
+    """A table that gives rows by key only cannot be scanned unless it is said for which keys, and the error says how."""
+    function = users()
+    for where in (None, "id > 1", "id = 1 OR name = 'x'", "name = 'Bob'", "id BETWEEN 1 AND 2", "NOT id = 1"):
+        table = desk.serve(function, {**cache, **({"lookup.where": where} if where else {})})
+        with pytest.raises(OptionError, match=r"gives rows by key only; say which in lookup.where .*IN \(1, 2\)"):
+            table.scan()
+    assert function.log.events == []
+
+
+@pytest.mark.parametrize(
+    ("where", "asked", "found"),
+    [
+        ("id IN (1, 2)", [[1, 2]], {"Alice", "Bob", "Charlie"}),
+        ("id = 2", [[2]], {"Bob", "Charlie"}),
+        ("2 = id", [[2]], {"Bob", "Charlie"}),
+        ("id IN (2, 2, 3, 2)", [[2, 3]], {"Bob", "Charlie"}),
+        ("id IN (1, 2) AND name LIKE 'C%'", [[1, 2]], {"Charlie"}),
+        ("id IN (1, 2) AND id = 2", [[2]], {"Bob", "Charlie"}),
+        ("id IN (3, 4)", [[3, 4]], set()),
+        ("id IN (2, 99999999999999999999)", [[2]], {"Bob", "Charlie"}),
+    ],
+)
+@KINDS
+@CACHES
+def test_a_scan_for_some_keys(
+    desk: Desk, kind: str, where: str, asked: list[list[int]], found: set[str], cache: Options
+) -> None:
+    """A predicate, of the table or of the scan, that fixes the keys makes it a lookup: those are asked for, once, and no others."""
+    function = made(kind, rows_of(USERS))
+    rows = desk.serve(function, {**cache, "lookup.where": where}).scan()
+    assert set(rows.column("name").to_pylist()) == found
+    assert rows.schema.equals(SCHEMA)
+    table = desk.serve(function, cache)
+    for _ in range(2):
+        assert set(table.scan(["name"], where).column("name").to_pylist()) == found
+    assert names(table, 2) == ["Bob", "Charlie"]  # a lookup finds what a scan has brought
+    more = [] if [2] in asked or [1, 2] in asked or [2, 3] in asked else [[2]]
+    assert function.log.asked == (asked * 2 + more if cache else [*asked * 3, [2]])
+
+
+@CACHES
+def test_a_scan_for_composite_keys(desk: Desk, cache: Options) -> None:
+    """All key columns must be fixed; then every combination is asked for."""
+    schema = pa.schema([*SCHEMA, ("n", pa.int64())])
+    row = {"id": 1, "name": "x", "n": 5}
+    function = SyncFunction(lambda keys: pa.Table.from_pylist([row], schema))
+    table = desk.serve(function, {**cache, "lookup.keys": "id,name"}, schema)
+    assert table.scan(None, "name IN ('x', 'y') AND id IN (1, 2)").to_pylist() == [row]
+    assert function.log.asked == [[(1, "x"), (1, "y"), (2, "x"), (2, "y")]]
+    with pytest.raises(OptionError, match="rows by key only"):
+        table.scan(None, "id = 1")
+
+
+def test_columns_beyond_those_that_are_kept(desk: Desk) -> None:
+    """A scan by key for a column that lookup.columns leaves out asks the provider each time; keys are counted as ever."""
+    rows = pa.table({"id": [1], "name": ["Alice"], "city": ["Bern"]})
+    function = SyncFunction(lambda keys: rows)
+    table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.columns": "name"}, rows.schema)
+    for _ in range(2):
+        assert table.scan(["city"], "id = 1").to_pylist() == [{"city": "Bern"}]
+    assert counted(table) == {"missCount": 2, "loadCount": 2}
+    function.answer = raises(OSError())
+    with pytest.raises(LookupFunctionError):
+        table.scan(["city"], "id = 1")
+    assert counted(table) == {"missCount": 3, "loadCount": 2, "numLoadFailures": 1}
