@@ -1,4 +1,4 @@
-"""The cache in memory answers as an ordered dictionary would that knows the same bounds, and as FLIP-221 says: what its tests share."""
+"""The cache in memory: what its tests share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCach
 from tests.fakes import FakeClock
 
 UNBOUNDED = 2**63 - 1
-
-
 ROWS = pa.schema([("v", pa.int64()), ("t", pa.string()), ("b", pa.bool_()), (KEY_INDEX, pa.int64())])
-
-
 Row = dict[str, Any]
 
 

@@ -1,10 +1,13 @@
-"""The cache in memory answers as an ordered dictionary would that knows the same bounds, and as FLIP-221 says: the contract."""
+"""The cache in memory: its contract beyond what an ordered dictionary does, and what once was wrong."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import random
 import sys
+import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
 from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import (
     UNBOUNDED,
@@ -126,36 +129,27 @@ def test_a_user_more_begins_to_count_for_itself() -> None:
     assert (counts(first), counts(second)) == ((1, 0), (2, 1))
 
 
-def test_a_cache_that_was_not_opened_works() -> None:
-    """Without a group there is nobody to count for; that is all."""
-    cache = cache_of()
-    cache.put({"k": 1}, [{"v": 1}])
-    assert cache.get_if_present({"k": 1}) == [{"v": 1}]
-
-
 COLUMNS = {"a": pa.array([1, 2, -3], pa.int64()), "b": pa.array(["x", "y", ""], pa.string())}
 
+FORMS: dict[str, Callable[[pa.Array, pa.Array], pa.Table]] = {
+    "order": lambda a, b: pa.table({"b": b, "a": a}),
+    "case": lambda a, b: pa.table({"B": b, "A": a}),
+    "place": lambda a, b: pa.table({"left": a, "right": b}),
+    "narrow": lambda a, b: pa.table({"a": a.cast(pa.int8()), "b": b}),
+    "wide": lambda a, b: pa.table({"a": a.cast(pa.decimal128(20, 0)), "b": b.cast(pa.large_string())}),
+    "codes": lambda a, b: pa.table({"a": a.dictionary_encode(), "b": b.dictionary_encode()}),
+    "chunks": lambda a, b: pa.table({"a": pa.chunked_array([a[:1], a[:0], a[1:]]), "b": pa.chunked_array([b[:2], b[2:]])}),
+    "slice": lambda a, b: pa.concat_tables([pa.table({"a": a, "b": b})] * 2).slice(3),
+    "codes in chunks": lambda a, b: pa.table({"a": pa.chunked_array([a.dictionary_encode(), a[:0].dictionary_encode()]), "b": b}),
+    "views": lambda a, b: pa.table({"a": a, "b": b.cast(pa.string_view())}),
+    "more": lambda a, b: pa.table({"more": a, "b": b, "a": a}),
+}  # fmt: skip
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda a, b: pa.table({"b": b, "a": a}),
-        lambda a, b: pa.table({"B": b, "A": a}),
-        lambda a, b: pa.table({"left": a, "right": b}),
-        lambda a, b: pa.table({"a": a.cast(pa.int8()), "b": b}),
-        lambda a, b: pa.table({"a": a.cast(pa.decimal128(20, 0)), "b": b.cast(pa.large_string())}),
-        lambda a, b: pa.table({"a": a.dictionary_encode(), "b": b.dictionary_encode()}),
-        lambda a, b: pa.table({"a": pa.chunked_array([a[:1], a[:0], a[1:]]), "b": pa.chunked_array([b[:2], b[2:]])}),
-        lambda a, b: pa.concat_tables([pa.table({"a": a, "b": b})] * 2).slice(3),
-        lambda a, b: pa.table({"a": pa.chunked_array([a.dictionary_encode(), a[:0].dictionary_encode()]), "b": b}),
-        lambda a, b: pa.table({"a": a, "b": b.cast(pa.string_view())}),
-        lambda a, b: pa.table({"more": a, "b": b, "a": a}),
-    ],
-    ids=["order", "case", "place", "narrow", "wide", "codes", "chunks", "slice", "codes in chunks", "views", "more"],
-)  # fmt: skip
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_keys_in_other_forms(form: Callable[[pa.Array, pa.Array], pa.Table]) -> None:
     """Keys mean the same in another order of columns, in narrower types, as codes and in chunks, to all operations."""
-    cache = cache_of()
+    cache, other = cache_of(), cache_of()
     cache.put_many(pa.table(COLUMNS), rows_of(1, [2, 3], []))
     keys = form(*COLUMNS.values())
     assert found_in(cache.get_many(keys)) == [[1], [2, 3], []]
@@ -164,7 +158,6 @@ def test_keys_in_other_forms(form: Callable[[pa.Array, pa.Array], pa.Table]) -> 
     assert cache.size() == 4
     cache.invalidate_many(keys.slice(1, 1))
     assert found_in(cache.peek_many(keys)) == [[4, 5], None, [7]]
-    other = cache_of()
     other.put_many(keys, rows_of(1, [2, 3], []))
     assert found_in(other.get_many(keys)) == [[1], [2, 3], []]
 
@@ -197,23 +190,21 @@ def test_keys_of_another_kind_are_refused() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        pa.table({"v": [1]}),
-        pa.table({"v": [1], "w": [1]}),
-        pa.table({"v": [1], "w": [1], "x": [1]}),
-        pa.table({"w": [1], "x": [1]}),
-        pa.table({"v": ["no number"], "w": [1]}),
-        pa.table({"v": [1.5], "w": [1]}),
+        {"v": [1], KEY_INDEX: [0]},
+        {"v": [1], "w": [1]},
+        {"v": [1], "w": [1], "x": [1], KEY_INDEX: [0]},
+        {"w": [1], "x": [1], KEY_INDEX: [0]},
+        {"v": ["no number"], "w": [1], KEY_INDEX: [0]},
+        {"v": [1.5], "w": [1], KEY_INDEX: [0]},
     ],
     ids=["missing", "no index", "extra", "other", "text", "fraction"],
 )
-def test_other_rows_are_refused(rows: pa.Table) -> None:
+def test_other_rows_are_refused(rows: dict[str, list[object]]) -> None:
     """Rows with a column less, one more or one of another type are an error, and the key keeps those it has."""
     cache = cache_of()
     cache.put_many(keys_of(1), pa.table({"v": [1], "w": [1], KEY_INDEX: [0]}))
-    if rows.column_names != ["v", "w"] or rows.schema.field("v").type != pa.int64():
-        rows = rows.append_column(KEY_INDEX, pa.array([0], pa.int64()))
     with pytest.raises(SchemaError):
-        cache.put_many(keys_of(1), rows)
+        cache.put_many(keys_of(1), pa.table(rows))
     assert cache.get_if_present({"k": 1}) == [{"v": 1, "w": 1}]
     assert cache.size() == 1
 
@@ -251,3 +242,177 @@ def test_rows_in_other_forms() -> None:
     twice = [(1, "b"), (3, "b"), (4, None)]
     expected = [(*row, 0) for row in twice] + [(2, "a", 1)] + [(*row, 2) for row in twice]
     assert list(zip(*(column.to_pylist() for column in found.rows.columns), strict=True)) == expected
+
+
+def test_put_twice_replaces() -> None:
+    """The rows put last are the rows of a key, more of them or fewer; `put` returns those before."""
+    cache = cache_of()
+    assert cache.put({"k": 1}, [{"v": 1}, {"v": 2}]) is None
+    assert cache.put({"k": 1}, [{"v": 3}]) == [{"v": 1}, {"v": 2}]
+    assert cache.get_if_present({"k": 1}) == [{"v": 3}]
+    assert cache.put({"k": 1}, []) == [{"v": 3}]
+    assert cache.put({"k": 1}, [{"v": 4}, {"v": 4}]) == []
+    assert cache.get_if_present({"k": 1}) == [{"v": 4}, {"v": 4}]
+    assert cache.size() == 2
+
+
+@pytest.mark.parametrize("bound", ["expire_after_access_s", "expire_after_write_s"])
+def test_a_put_gives_up_what_has_expired(bound: str) -> None:
+    """What has expired takes no memory for ever, though nobody asks for it or for the size."""
+    clock = FakeClock()
+    cache, metrics = opened(cache_of(clock, **{bound: 8}))
+    for number in range(5):
+        cache.put_many(keys_of(2 * number, 2 * number + 1), rows_of(1, []))
+        assert metrics.snapshot()["numCachedRecords"] == 2
+        clock.tick(9)
+
+
+def test_time_does_not_go_back() -> None:
+    """A clock that is set back makes no entry younger and none older."""
+    clock = FakeClock()
+    cache = cache_of(clock, expire_after_access_s=10, expire_after_write_s=10)
+    cache.put({"k": 1}, [{"v": 1}])
+    clock.tick(9)
+    assert held(cache, [1]) == [1]
+    clock.steady_s -= 500
+    cache.put({"k": 2}, [{"v": 2}])
+    clock.steady_s += 501
+    assert held(cache, [1, 2]) == [2]
+    clock.tick(9)
+    assert held(cache, [1, 2]) == []
+
+
+def test_close() -> None:
+    """A closed cache holds nothing, shows that, and may be used again, with other columns too; closing is safe at any time."""
+    cache = cache_of()
+    cache.close()
+    cache, metrics = opened(cache)
+    cache.put({"k": 1}, [{"v": 1}])
+    cache.close()
+    assert (metrics.snapshot()["numCachedRecords"], metrics.snapshot()["numCachedBytes"]) == (0, 0)
+    cache.close()
+    assert (cache.size(), cache.bytes()) == (0, 0)
+    assert cache.get_if_present({"k": 1}) is None
+    cache.open(metrics)
+    cache.put({"name": "one"}, [{"w": "text"}])
+    assert cache.get_if_present({"name": "one"}) == [{"w": "text"}]
+    assert counts(metrics) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [
+        (pa.table({"k": [None]}), rows_of(1)),
+        (keys_of(1), pa.table({"v": ["text"], KEY_INDEX: [7]})),
+        (pa.table({"k": pa.array([None, "a"])}), pa.table({"v": ["text"], KEY_INDEX: [0]})),
+    ],
+    ids=["a key of nulls", "rows without a key", "a null among keys"],
+)
+def test_a_refused_put_leaves_no_trace(keys: pa.Table, rows: pa.Table) -> None:
+    """After a put that was refused, the columns of the next one decide."""
+    cache = cache_of()
+    with pytest.raises(ValueError, match="key"):
+        cache.put_many(keys, rows)
+    cache.put_many(keys_of(1), rows_of(1))
+    assert found_in(cache.get_many(keys_of(1))) == [[1]]
+
+
+def test_a_null_does_not_decide_the_type() -> None:
+    """A value comes back as it was put, also where the first row of its column had none."""
+    cache = cache_of()
+    cache.put({"k": 1}, [{"v": None}])
+    with contextlib.suppress(SchemaError):  # an error would do: rows are as they were put, or not at all
+        cache.put({"k": 2}, [{"v": 5}])
+        assert cache.get_if_present({"k": 2}) == [{"v": 5}]
+
+
+def test_rows_without_columns_are_rows() -> None:
+    """Where rows without any column are held, rows with one are refused."""
+    cache = cache_of()
+    cache.put_many(keys_of(1), pa.table({KEY_INDEX: [0]}))
+    with pytest.raises(SchemaError):
+        cache.put_many(keys_of(2), rows_of(2))
+
+
+def test_the_first_row_may_come_while_a_key_without_rows_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A get that runs while the cache learns the columns of its rows is answered."""
+    cache = cache_of()
+    cache.put({"k": 1}, [])
+    take = default_cache.as_indices
+
+    def taken(rows: Numbers) -> pa.Array:
+        monkeypatch.setattr(default_cache, "as_indices", take)
+        other = threading.Thread(target=cache.put, args=({"k": 2}, [{"v": 2}]))
+        other.start()
+        other.join(5)
+        return take(rows)
+
+    monkeypatch.setattr(default_cache, "as_indices", taken)
+    assert cache.get_many(keys_of(1, 3)).present.tolist() == [True, False]
+
+
+def test_reading_takes_no_memory_for_ever() -> None:
+    """However often a cache is read, the moments of it are not kept where nothing expires by them."""
+    clock = FakeClock()
+    with small():
+        cache = cache_of(clock, max_rows=10)
+        cache.put({"k": 1}, [{"v": 1}])
+        asked = keys_of(1)
+        tracemalloc.start()
+        try:
+            for _ in range(8_000):
+                clock.tick(1)
+                cache.get_many(asked)
+            # A number for each time would be more; other threads of the process may have something, too.
+            assert tracemalloc.get_traced_memory()[0] < 240_000
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("bounds", [{"max_bytes": 2**20}, {"max_rows": 10}])
+def test_the_dead_take_little_more_than_the_living(bounds: dict[str, int]) -> None:
+    """Memory in use is a small multiple of what is held, also where entries are few and large."""
+    cache = cache_of(**bounds)
+    text = "x" * 100_000
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            cache.put_many(keys_of(number), pa.table({"t": [text], KEY_INDEX: [0]}))
+        assert cache.bytes() <= 11 * 100_000
+        assert tracemalloc.get_traced_memory()[0] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_column_that_is_full_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a put that did not fit, what is held is as before, and less can still be put."""
+    monkeypatch.setattr(growing, "_INT32_AT_MOST", 10)
+    cache = cache_of()
+
+    def put(key: int, elements: int) -> None:
+        cache.put_many(keys_of(key), pa.table({"v": pa.array([[key] * elements]), KEY_INDEX: [0]}))
+
+    put(1, 4)
+    with pytest.raises(OverflowError):
+        put(2, 8)
+    put(3, 1)
+    assert found_in(cache.get_many(keys_of(1, 2, 3))) == [[[1] * 4], None, [[3]]]
+
+
+def test_what_has_expired_takes_no_room() -> None:
+    """No entry has to go for others that have expired."""
+    clock = FakeClock()
+    cache = cache_of(clock, max_rows=3, expire_after_write_s=80)
+    cache.put_many(keys_of(1, 2), rows_of(1, 2), np.array([0.0, 79.0]))
+    clock.tick(1)
+    cache.put_many(keys_of(3, 4), rows_of(3, 4))
+    assert held(cache, [1, 2, 3, 4]) == [1, 3, 4]
+
+
+def test_columns_that_nobody_gave_are_not_known() -> None:
+    """Until a row was given, or a table with its columns, there are no rows to answer with."""
+    cache = cache_of()
+    cache.put({"k": 1}, [])
+    found = cache.get_many(keys_of(1, 2))
+    assert found.present.tolist() == [True, False]
+    assert found.rows is None

@@ -1,9 +1,8 @@
-"""The cache in memory answers as an ordered dictionary would that knows the same bounds, and as FLIP-221 says: rows of all types."""
+"""The cache in memory: rows of all types."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +14,17 @@ from hypothesis import strategies as st
 from pyspark_lookup.cache.memory import KEY_INDEX, growing
 from tests.caching.common import cache_of, keys_of, small
 from tests.test_columns import kinds, pieces_of
-from tests.test_keys import US, examples
+from tests.test_keys import examples
 
 
-def check_types(kind: pa.DataType, pieces: list[pa.Array], draw: random.Random) -> None:
-    """Rows put in pieces come back by whatever keys are asked for, while others are replaced and forgotten."""
+@examples(100)
+@given(data=st.data())
+def test_rows_of_every_type(data: st.DataObject) -> None:
+    """Rows put in pieces, of all types, nested ones and nulls at any level, come back by whatever keys are asked for, equal and
+    in the type that was put, while others are replaced and forgotten."""
+    kind = data.draw(kinds(2), label="kind")
+    pieces = pieces_of(data.draw, kind)
+    draw = random.Random(len(pieces))
     whole = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
     numbers = list(range(len(whole)))
     with small():
@@ -50,60 +55,23 @@ def check_types(kind: pa.DataType, pieces: list[pa.Array], draw: random.Random) 
             assert column.equals(pc.take(whole, pa.array(expected, pa.int64())))
 
 
-@examples(60)
-@given(data=st.data())
-def test_rows_of_every_type(data: st.DataObject) -> None:
-    """Values of all types, nested ones and nulls at any level come back equal and in the type that was put."""
-    kind = data.draw(kinds(2), label="kind")
-    pieces = pieces_of(data.draw, kind)
-    check_types(kind, pieces, random.Random(len(pieces)))
-
-
-EXAMPLES: list[tuple[pa.DataType, list[Any]]] = [
-    (pa.bool_(), [True, None, False, True, False, None, True, True, None, False, True]),
-    (pa.string(), ["", None, "a", "é" * 50, ""]),
-    (pa.binary(), [b"", b"\0", None, b"x" * 99]),
-    (pa.decimal128(38, 10), [None, 0, -1, 10**27]),
-    (US, [0, None, -1, 2**60]),
-    (pa.list_(pa.field("element", pa.string())), [[], None, ["", None], ["a", "b"]]),
-    (pa.map_(pa.string(), pa.int32()), [[], None, [("a", 1), ("b", None)]]),
-    (
-        pa.struct([("x", pa.bool_()), ("y", pa.list_(pa.field("element", pa.int64())))]),
-        [None, {"x": True, "y": [1]}, {"x": None, "y": None}],
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "values"), EXAMPLES, ids=[str(kind) for kind, _ in EXAMPLES])
-def test_rows_of_some_types(kind: pa.DataType, values: list[Any]) -> None:
-    """Nulls first or last, empty texts and empty lists come back, however the pieces are cut."""
-    array = pa.array(values, kind)
-    for cut in range(len(values) + 1):
-        check_types(kind, [array.slice(0, cut), array.slice(cut), array], random.Random(cut))
+TEXT = "text of some length"
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "value"),
     [
-        pa.string(),
-        pa.binary(),
-        pa.list_(pa.field("element", pa.string())),
-        pa.struct([("s", pa.string()), ("n", pa.int64())]),
-        pa.map_(pa.string(), pa.binary()),
+        (pa.string(), TEXT),
+        (pa.binary(), TEXT.encode()),
+        (pa.list_(pa.field("element", pa.string())), [TEXT]),
+        (pa.struct([("s", pa.string()), ("n", pa.int64())]), {"s": TEXT, "n": 1}),
+        (pa.map_(pa.string(), pa.binary()), [(TEXT, TEXT.encode())]),
     ],
     ids=str,
 )
-def test_text_past_32_bits(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text whose offsets need 64 bits comes back in the type that was put, from then on and after dead rows went."""
     monkeypatch.setattr(growing, "_INT32_AT_MOST", 100)
-    text = "text of some length"
-    value: Any = text.encode() if pa.types.is_binary(kind) else text
-    if pa.types.is_list(kind):
-        value = [text]
-    elif pa.types.is_struct(kind):
-        value = {"s": text, "n": 1}
-    elif pa.types.is_map(kind):
-        value = [(text, text.encode())]
     with small():
         cache = cache_of(max_rows=30)
         for number in range(50):

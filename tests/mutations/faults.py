@@ -511,7 +511,7 @@ FAULTS = [
         "cache/partial/carry_over.py",
         "pc.less_equal(key, high)",
         "pc.less(key, high)",
-        ("tests/partial/test_changes.py::test_a_key_within_the_bounds_of_a_changed_file",),
+        ("tests/partial/test_changes.py::test_what_cannot_differ_does_not",),
     ),
     Fault(
         "carry-over-forgets-nan",
@@ -519,7 +519,7 @@ FAULTS = [
         "cache/partial/carry_over.py",
         "if pa.types.is_floating(key.type):  # NaN",
         "if pa.types.is_null(key.type):  # NaN",
-        ("tests/partial/test_changes.py::test_bounds_of_each_type",),
+        ("tests/partial/test_changes.py::test_what_cannot_differ_does_not",),
     ),
     Fault(
         "carry-over-ignores-deletes",
@@ -551,7 +551,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s",
         "live &= part.loaded_s[rows] <= now_s",
-        ("tests/partial/test_expiry.py::test_expiry_after_write",),
+        ("tests/partial/test_host.py::test_expiry",),
     ),
     Fault(
         "absences-do-not-expire",
@@ -559,7 +559,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s",
         "live &= ~part.found[rows] | (part.loaded_s[rows] > now_s - bounds.expire_after_write_s)",
-        ("tests/partial/test_expiry.py::test_expiry_after_write",),
+        ("tests/partial/test_host.py::test_expiry",),
     ),
     Fault(
         "absences-are-kept-unasked",
@@ -575,7 +575,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "if not part.this_boot and (",
         "if part.this_boot is None and (",
-        ("tests/partial/test_expiry.py::test_another_boot",),
+        ("tests/partial/test_merging.py::test_another_boot",),
     ),
     Fault(
         "one-row-above-the-bound",
@@ -583,7 +583,7 @@ FAULTS = [
         "cache/memory/default_cache.py",
         "rows, size = held.live_rows - self._max_rows, ",
         "rows, size = held.live_rows - self._max_rows - 1, ",
-        ("tests/caching/test_flip.py::test_the_eleventh_of_ten_rows_takes_the_place_of_the_first",),
+        ("tests/caching/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
     ),
     Fault(
         "an-old-entry-of-a-process-does-not-expire",
@@ -591,7 +591,7 @@ FAULTS = [
         "cache/memory/default_cache.py",
         "expired |= held.written_s(entries[found]) <= now_s - self._write_s",
         "expired |= held.written_s(entries[found]) < 0",
-        ("tests/caching/test_flip.py::test_expire_after_write",),
+        ("tests/caching/test_same_as_a_dict.py::test_a_cache_is_an_ordered_dictionary",),
     ),
     Fault(
         "a-load-makes-its-rows-young",
@@ -607,7 +607,7 @@ FAULTS = [
         "cache/partial/read_through.py",
         "                mine = self._from_shared(different, hashes, mine, cache, fresh, parts)\n",
         "",
-        ("tests/partial/test_flight.py::test_crossing_lookups_end",),
+        ("tests/partial/test_flight.py::test_many_callers_of_few_keys",),
     ),
     # --- deleted rows, the full cache
     Fault(
@@ -648,7 +648,7 @@ FAULTS = [
         "options/reload_trigger.py",
         "return min(last.finished_at_s, now_s) + self.interval_s",
         "return now_s + self.interval_s",
-        ("tests/test_reload.py::test_fixed_delay_waits_an_interval",),
+        ("tests/test_reload.py::test_when_a_periodic_reload_is_due",),
     ),
     Fault(
         "a-reload-that-nobody-was-there-for-is-not-made",

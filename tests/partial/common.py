@@ -37,26 +37,12 @@ from tests.test_full_cache import Table
 from tests.test_keys import plain, values_of
 
 BOUND_S = 60.0  # far above what any of this takes
-
-
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
-
-
 SPACE = "0" * 32
-
-
 KEYS = pa.schema([("k", pa.int64())])
-
-
 ROWS = pa.schema([("v", pa.int64()), ("t", pa.string())])
-
-
 NONE = Bounds(math.inf, math.inf, None, None, True)
-
-
 Differ = Callable[[str, Sequence[pa.Array]], Numbers | None]
-
-
 Held = dict[Any, list[Any] | None]
 
 
@@ -67,6 +53,26 @@ def unknown(version: str, keys: Sequence[pa.Array]) -> None:
 def differing(*changed: int) -> Differ:
     """These keys may have other rows in any other version, and no others."""
     return lambda version, keys: np.isin(keys[0].to_numpy(), list(changed))
+
+
+def using(clock: FakeClock, process: Process, *used: int) -> Differ:
+    """No key differs, but to find that out takes half a second, in which that process uses some."""
+
+    def answer(version: str, keys: Sequence[pa.Array]) -> Numbers:
+        clock.tick(0.5)
+        process.touch(*used)
+        return np.zeros(len(keys[0]), np.bool_)
+
+    return answer
+
+
+def run_waiting(later: Later) -> int:
+    """Do what waits to be done beside; how much that was."""
+    waiting = later.waiting[:]
+    later.waiting.clear()
+    for _, run in waiting:
+        run()
+    return len(waiting)
 
 
 def rows_of(lists: Iterable[Sequence[int]]) -> pa.Table:
@@ -102,11 +108,12 @@ class Process:
         keys: pa.Schema = KEYS,
         boot: str = "boot-1",
         seed: Seed = SEED,
+        host: HostClock | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
-        self.host = self.clock.host(boot)
-        self.metrics = CacheMetricGroup()
-        self.disk = Disk(root, 2**30, self.metrics, lambda: self.clock.wall_s, random.Random(7))
+        self.host = host or self.clock.host(boot)
+        self.metrics = Waited()
+        self.disk = Disk(root, 2**30, self.metrics, self.host.wall_s, random.Random(7))
         self.later = Later()
         self.seed = seed
         rng = random.Random(os.urandom(8))
@@ -160,12 +167,7 @@ class Process:
         self.shared.touch(arrays, self.hashes(arrays))
 
     def merge(self) -> int:
-        """Do what waits to be done beside; how much that was."""
-        waiting = [run for _, run in self.later.waiting]
-        self.later.waiting.clear()
-        for run in waiting:
-            run()
-        return len(waiting)
+        return run_waiting(self.later)
 
     def names(self) -> list[str]:
         return self.disk.segments(SPACE)
@@ -205,25 +207,6 @@ def loads(draw: st.DrawFn, key_kinds: st.SearchStrategy[Sequence[pa.DataType]], 
 
 EXPIRING = [{"expire_after_write_s": 10.0}, {"expire_after_access_s": 10.0}]
 
-
-def edited(path: Path, edit: Callable[[bytearray], object]) -> None:
-    """Change a file in place, as a failing disk does."""
-    content = bytearray(path.read_bytes())
-    edit(content)
-    with path.open("r+b") as file:
-        file.write(content)
-        file.truncate(len(content))
-    status = path.stat()
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 12_345))
-
-
-def flip(at: float) -> Callable[[bytearray], object]:
-    def edit(content: bytearray) -> None:
-        content[int(at * (len(content) - 1))] ^= 1
-
-    return edit
-
-
 BOUNDED = [
     NONE,
     dataclasses.replace(NONE, rows=12),
@@ -244,7 +227,7 @@ class Dim(Table):
     def __init__(
         self,
         path: Path,
-        cache_dir: Path,
+        cache_dir: Path | None,
         options: Mapping[str, str] | None = None,
         clock: FakeClock | None = None,
         keys: str = "id",
@@ -286,9 +269,6 @@ class Dim(Table):
 COUNTERS = ("hitCount", "missCount", "loadCount", "sharedCarriedOverCount")
 
 
-TOLD = ("hitCount", "missCount", "loadCount", "numLoadFailures")
-
-
 class Source:
     """A table as loads see it: rows by version and key. What was loaded is on record; `before` runs ahead of each load."""
 
@@ -327,6 +307,10 @@ class Waited(CacheMetricGroup):
         if name == "loadWaitCount" and amount:
             self.waits.set()
 
+    def of(self, *names: str) -> tuple[int, ...]:
+        seen = self.snapshot()
+        return tuple(seen[name] for name in names)
+
 
 class Worker:
     """A process with its own cache and, if it has a directory, what the host shares."""
@@ -343,23 +327,15 @@ class Worker:
         make: Callable[[], LookupCache] | None = None,
     ) -> None:
         self.clock = clock or FakeClock()
-        self.source = source
         self.host = host or self.clock.host()
-        self.metrics = Waited()
-        self.later = Later()
-        self.made = 0
-        self.make = make
-        self.bounds = bounds
-        wall_s = self.host.wall_s
-        self.root = root or Path("/nonexistent")
-        self.disk = None if root is None else Disk(root, 2**30, self.metrics, wall_s, random.Random(7))
-        context = HostContext(self.disk, self.metrics, self.host, random.Random(os.urandom(8)), self.later)
-        self.shared = SharedCache(self.disk, context, SPACE, KEYS, SEED, bounds) if self.disk is not None else None
-        flights = Flights(context, SPACE, SEED, wait_s)
-        self.cache = PartialCache(KEYS.names, self._make, self.shared, flights, context)
+        self.source, self.make, self.bounds = source, make, bounds
+        self.process = None if root is None else Process(root, self.clock, bounds, host=self.host)
+        self.metrics = Waited() if self.process is None else self.process.metrics
+        disk, shared = (None, None) if self.process is None else (self.process.disk, self.process.shared)
+        context = HostContext(disk, self.metrics, self.host, random.Random())
+        self.cache = PartialCache(KEYS.names, self._make, shared, Flights(context, SPACE, SEED, wait_s), context)
 
     def _make(self) -> LookupCache:
-        self.made += 1
         if self.make is not None:
             return self.make()
         return DefaultLookupCache(
@@ -371,21 +347,21 @@ class Worker:
             rng=random.Random(7),
         )
 
-    def lookup(
-        self, *keys: int | None, version: str = "v1", may_differ: Differ = unknown, load: Load | None = None
-    ) -> list[list[int]]:
+    def lookup(self, *keys: int | None, version: str = "v1", may_differ: Differ = unknown) -> list[list[int]]:
         """The values of each key's rows."""
         self.clock.wall_s += 0.001
         fresh = Freshness(version, ROWS, may_differ)
-        rows = self.cache.lookup([pa.array(keys, pa.int64())], fresh, load or self.source.load(version))
+        rows = self.cache.lookup([pa.array(keys, pa.int64())], fresh, self.source.load(version))
         assert rows.schema.equals(ROWS.append(pa.field(KEY_INDEX, pa.int64())))
         held = by_key(range(len(keys)), [True] * len(keys), rows)
         return [values or [] for values in held.values()]
 
+    def merge(self) -> int:
+        return 0 if self.process is None else self.process.merge()
+
     def told(self) -> tuple[int, ...]:
         """(hits, misses, loads, failures) so far."""
-        seen = self.metrics.snapshot()
-        return tuple(seen[name] for name in TOLD)
+        return self.metrics.of("hitCount", "missCount", "loadCount", "numLoadFailures")
 
     def count(self, name: str) -> int:
         return self.metrics.snapshot()[name]

@@ -4,48 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
-from pyspark_lookup.columnar.keys import Numbers
 from tests.fakes import FakeClock
-from tests.partial.common import NONE, Process
+from tests.partial.common import NONE, Process, using
 
 
-@pytest.mark.parametrize("batch", [1, 5, 40])
-def test_rows_stay_within_their_bound(cache_dir: Path, clock: FakeClock, batch: int) -> None:
+@pytest.mark.parametrize(
+    ("bound", "most", "keys", "batch"),
+    [("rows", 100, 200, 1), ("rows", 100, 200, 5), ("rows", 100, 200, 40), ("bytes", 60_000, 3000, 50)],
+)
+def test_what_is_held_stays_within_its_bound(
+    cache_dir: Path, clock: FakeClock, bound: str, most: int, keys: int, batch: int
+) -> None:
     """Whatever is put, what is held is above the bound by a load at most, and within it after each merge."""
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=100))
-    for number in range(200 // batch):
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, **{bound: most}))
+    for start in range(0, keys, batch):
         clock.tick(1)
-        process.put({number * batch + n: [n] * (n % 3) for n in range(batch)})
+        process.put({start + n: [n, 10**15 + n][: n % 3] for n in range(batch)})
         process.merge()
-        assert process.shared.sizes()[0] <= 100
-    assert process.shared.sizes()[0] > 40
+        size = process.shared.sizes()[bound == "bytes"]
+        assert size <= most
+    assert size > 0.4 * most
+    assert process.shared.sizes()[1] == sum((process.directory / name).stat().st_size for name in process.names())
     assert process.count("sharedEvictedCount") > 0
     assert process.count("sharedRefusedCount") == 0
-
-
-def test_bytes_stay_within_their_bound(cache_dir: Path, clock: FakeClock) -> None:
-    """So are the bytes of the files."""
-    process = Process(cache_dir, clock, dataclasses.replace(NONE, bytes=60_000))
-    evicted = 0
-    for number in range(60):
-        clock.tick(1)
-        process.put({number * 50 + n: [n, 10**15 + n] for n in range(50)})
-        process.merge()
-        size = process.shared.sizes()[1]
-        assert size == sum((process.directory / name).stat().st_size for name in process.names())
-        assert size <= 60_000
-        evicted = max(evicted, process.count("sharedEvictedCount"))
-    assert size > 30_000
-    assert evicted
-    assert process.get(59 * 50) == {59 * 50: [0, 10**15]}
+    assert process.get(keys - 1) == {keys - 1: [batch - 1, 10**15 + batch - 1][: (batch - 1) % 3]}
 
 
 def used_order(process: Process, clock: FakeClock, rng: random.Random, counts: Mapping[int, int]) -> list[int]:
@@ -111,14 +99,12 @@ def test_of_those_used_at_one_moment_some_stay(cache_dir: Path, clock: FakeClock
 
 def test_too_much_is_refused(cache_dir: Path, clock: FakeClock) -> None:
     """Above nine eighths of a bound nothing more is put until a merge has made room; each refusal is counted."""
-    bounds = dataclasses.replace(NONE, rows=80)
-    process = Process(cache_dir, clock, bounds)
-    limit = 80 * REFUSE_ABOVE
+    process = Process(cache_dir, clock, dataclasses.replace(NONE, rows=80))
     for number in range(9):
         process.put({number * 10 + n: [n] for n in range(10)})
-    assert process.shared.sizes()[0] == limit
+    assert process.shared.sizes()[0] == 80 * REFUSE_ABOVE
     process.put({500: [1]})
-    assert process.shared.sizes()[0] == limit + 1
+    assert process.shared.sizes()[0] == 80 * REFUSE_ABOVE + 1
     assert process.count("sharedRefusedCount") == 0
     process.put({600: [1]})
     process.put({601: [1], 602: []})
@@ -145,22 +131,14 @@ def test_a_load_larger_than_the_bound_is_not_shared(cache_dir: Path, clock: Fake
 def test_what_is_used_during_an_eviction_is_not_taken_for_unused(cache_dir: Path, clock: FakeClock) -> None:
     """Keys that another process uses while room is made are those used last."""
     merging, reading = (Process(cache_dir, clock, dataclasses.replace(NONE, rows=100)) for _ in range(2))
-    hot = range(10)
-    merging.put({key: [key] for key in hot}, "v1")
-    clock.tick(1)
-    merging.put({key: [key] for key in range(10, 60)}, "v1")
-    clock.tick(1)
-    reading.touch(*hot)
-
-    def slow(version: str, keys: Sequence[pa.Array]) -> Numbers:
-        clock.tick(0.5)
-        reading.touch(*hot)
-        return np.zeros(len(keys[0]), np.bool_)
-
-    merging.put({key: [key] for key in range(60, 110)}, "v2", slow)
+    for keys in (range(10), range(10, 60)):
+        merging.put({key: [key] for key in keys}, "v1")
+        clock.tick(1)
+    reading.touch(*range(10))
+    merging.put({key: [key] for key in range(60, 110)}, "v2", using(clock, reading, *range(10)))
     assert merging.merge() == 1
     assert merging.count("sharedEvictedCount") > 0
-    assert merging.get(*hot, version="v2") == {key: [key] for key in hot}
+    assert merging.get(*range(10), version="v2") == {key: [key] for key in range(10)}
 
 
 def test_what_is_used_during_a_get_has_not_expired(cache_dir: Path, clock: FakeClock) -> None:
@@ -171,10 +149,4 @@ def test_what_is_used_during_a_get_has_not_expired(cache_dir: Path, clock: FakeC
     clock.tick(9)
     other.touch(1)
     clock.tick(9)
-
-    def slow(version: str, keys: Sequence[pa.Array]) -> Numbers:
-        clock.tick(0.5)
-        other.touch(1)
-        return np.zeros(len(keys[0]), np.bool_)
-
-    assert one.get(1, version="v2", may_differ=slow) == {1: [1]}
+    assert one.get(1, version="v2", may_differ=using(clock, other, 1)) == {1: [1]}

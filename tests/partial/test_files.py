@@ -15,15 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import read_rows
 from pyspark_lookup.engine.plan import ReadTask
 from pyspark_lookup.io.context import in_thread
 from tests.fakes import FakeClock, Host, make_host
-from tests.partial.common import BOUND_S, COUNTERS, Dim
+from tests.partial.common import BOUND_S, COUNTERS, Dim, run_waiting
 from tests.test_claims import run_all
 from tests.test_full_cache import EACH, publish
+
+INT32 = pa.array([1, 2], pa.int32())
 
 
 def put_file(path: Path, **columns: Any) -> None:
@@ -62,36 +63,13 @@ def test_a_commit_to_one_end_leaves_the_rest_warm(directory: Path, cache_dir: Pa
     # The other one takes over what the first one loaded, and what neither of the versions can differ in.
     assert (dim.metric("sharedCarriedOverCount"), other.metric("sharedCarriedOverCount")) == (99, 99)
     assert (dim.metric("loadCount"), other.metric("loadCount")) == (101, 0)
-    publish(directory, 100, 3, rows=20)
-    keys = [*FIRSTS, 100 * EACH]
-    assert dim.grown(lambda: dim.check({"id": keys}), "hitCount", "missCount") == (100, 1)
-    (directory / "100.parquet").unlink()
-    assert dim.grown(lambda: dim.check({"id": keys}), "hitCount", "missCount") == (100, 1)
-
-
-def test_keys_without_rows_are_carried_over_with_care(directory: Path, cache_dir: Path) -> None:
-    """That a key has no rows holds for a new version only if no new file can have it."""
-    dim = Dim(directory, cache_dir)
+    # That a key has no rows holds for a new version only if no new file can have it.
     keys = {"id": [EACH + 30, 100 * EACH + 3]}
     assert dim.check(keys) == []
-    publish(directory, 100, 2, rows=20)
+    publish(directory, 100, 3, rows=20)
     assert dim.grown(lambda: dim.check(keys), *COUNTERS) == (1, 1, 1, 1)
-    assert [row["id"] for row in dim.rows(keys)] == [100 * EACH + 3]
-
-
-def test_the_latest_partition(tmp_path: Path, cache_dir: Path) -> None:
-    """With max_pt() rows come from the latest partition, whatever was cached of the one before."""
-    path = tmp_path / "dim"
-    put_file(path / "dt=1" / "a.parquet", id=[1, 2, 3], v=[11, 12, 13])
-    dim = Dim(path, cache_dir, {"lookup.partition": "max_pt()"})
-    keys = {"id": [1, 2, 3, 9]}
-    assert [(row["v"], row["dt"]) for row in dim.check(keys)] == [(11, 1), (12, 1), (13, 1)]
-    put_file(path / "dt=2" / "a.parquet", id=[2, 3, 4], v=[22, 23, 24])
-    assert [(row["v"], row["dt"]) for row in dim.check(keys)] == [(22, 2), (23, 2)]
-    put_file(path / "dt=1" / "b.parquet", id=[2, 9], v=[0, 0])  # of no matter
-    assert dim.grown(lambda: dim.check(keys), *COUNTERS) == (4, 0, 0, 0)
-    shutil.rmtree(path / "dt=2")
-    assert [row["v"] for row in dim.check(keys)] == [11, 12, 0, 13, 0]
+    (directory / "100.parquet").unlink()
+    assert dim.grown(lambda: dim.check(keys), "hitCount", "missCount") == (2, 0)
 
 
 def test_files_that_are_too_new_are_not_cached(directory: Path, cache_dir: Path) -> None:
@@ -108,77 +86,85 @@ def test_files_that_are_too_new_are_not_cached(directory: Path, cache_dir: Path)
     assert (dim.metric("missCount"), dim.metric("hitCount"), dim.metric("loadCount")) == (9, 3, 9)
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["one file", "all files"])
-def test_a_key_column_that_becomes_wider(tmp_path: Path, cache_dir: Path, is_first: bool) -> None:
-    """When whole numbers become longer ones, all keys are right, the old ones and those that only the new type has."""
-    path = tmp_path / "dim"
-    for name in ("a", "b"):
-        put_file(path / f"{name}.parquet", id=pa.array([1, 2], pa.int32()), v=[f"{name}1", f"{name}2"])
-    dim = Dim(path, cache_dir)
+ONE, SMALL, FIVE = (decimal.Decimal(text) for text in ("1.00", "0.100", "5.000"))
+# Steps: files that are put (or removed), keys that are asked for then, and the values that their rows have.
+Step = tuple[dict[str, dict[str, Any] | None], Any, list[Any]]
+HISTORIES: dict[str, list[Step]] = {
+    "a wider key in one file": [
+        ({"a": {"id": INT32, "v": ["a1", "a2"]}, "b": {"id": INT32, "v": ["b1", "b2"]}}, [1, 2, 3], ["a1", "b1", "a2", "b2"]),
+        ({"b": {"id": [2, 3, 2**40], "v": ["b2", "b3", "far"]}}, [1, 2, 3, 2**40], ["a1", "a2", "b2", "b3", "far"]),
+        ({"b": {"id": INT32, "v": ["b1", "b2"]}}, [1, 2, 3], ["a1", "b1", "a2", "b2"]),
+    ],
+    "a wider key in all files": [
+        ({"a": {"id": INT32, "v": ["a1", "a2"]}}, [1, 2, 3], ["a1", "a2"]),
+        ({"a": {"id": [2, 3, 2**40], "v": ["a2", "a3", "far"]}}, [1, 2, 3, 2**40], ["a2", "a3", "far"]),
+        ({"a": {"id": INT32, "v": ["a1", "a2"]}}, [1, 2, 3], ["a1", "a2"]),
+    ],
+    "a number that becomes text": [({"a": {"id": [1, 2], "v": [1, 2]}}, [1], [1]), ({"a": {"id": ["a", "b"], "v": [1, 2]}}, ["b"], [2])],
+    "text that becomes a number": [
+        ({"a": {"id": ["a", "b"], "v": [1, 2]}}, ["a"], [1]),
+        ({"a": {"id": range(20), "v": range(20)}}, [1], [1]),
+        *(({}, [key], [key]) for key in range(2, 6)),
+    ],
+    "the latest partition": [
+        ({"dt=1/a": {"id": [1, 2, 3], "v": [11, 12, 13]}}, [1, 2, 3, 9], [11, 12, 13]),
+        ({"dt=2/a": {"id": [2, 3, 4], "v": [22, 23, 24]}}, [1, 2, 3, 9], [22, 23]),
+        ({"dt=1/b": {"id": [2, 9], "v": [0, 0]}}, [1, 2, 3, 9], [22, 23]),
+        ({"dt=2/a": None}, [1, 2, 3, 9], [11, 12, 0, 13, 0]),
+    ],
+    "a column that only another partition has": [
+        ({"dt=1/a": {"id": [1, 2], "v": [1, 2], "more": [5, 6]}, "dt=2/a": {"id": [1, 2], "v": [3, 4]}}, [2], [4]),
+    ],
+    "a column that comes with another partition": [
+        ({"dt=2/a": {"id": [1, 2], "v": [3, 4]}}, [2], [4]),
+        ({"dt=1/a": {"id": [1, 2], "v": [1, 2], "more": [5, 6]}}, [2], [4]),
+    ],
+    "another scale with another partition": [
+        ({"dt=2/a": {"id": pa.array([ONE], pa.decimal128(5, 2)), "v": [1]}}, pa.array([ONE], pa.decimal128(5, 2)), [1]),
+        ({"dt=1/a": {"id": pa.array([FIVE], pa.decimal128(7, 3)), "v": [5]}}, pa.array([ONE, SMALL], pa.decimal128(7, 3)), [1]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("steps", HISTORIES.values(), ids=HISTORIES)
+def test_tables_that_change(tmp_path: Path, cache_dir: Path, steps: list[Step]) -> None:
+    """Whatever becomes of columns and partitions, all rows are right, seconds later as well, and what is shared is merged."""
+    path, dim = tmp_path / "dim", None
+    for files, keys, expected in steps:
+        for name, columns in files.items():
+            if columns is None:
+                shutil.rmtree((path / name).parent)
+            else:
+                put_file(path / f"{name}.parquet", **columns)
+        if dim is None:
+            dim = Dim(path, cache_dir, {"lookup.partition": "max_pt()"} if "/" in next(iter(files)) else {})
+        for _ in range(2):
+            assert [row["v"] for row in dim.check({"id": keys})] == expected
+            run_waiting(dim.later)
+            dim.host.clock.tick(2)
+
+
+def test_a_change_in_another_partition(tmp_path: Path, cache_dir: Path) -> None:
+    """What becomes of partitions that are not read costs nothing."""
+    put_file(tmp_path / "dim" / "dt=2" / "a.parquet", id=[1, 2], v=[3, 4])
+    dim = Dim(tmp_path / "dim", cache_dir, {"lookup.partition": "max_pt()"})
     dim.check({"id": [1, 2, 3]})
-    for name in ("b",) if is_first else ("a", "b"):
-        put_file(path / f"{name}.parquet", id=pa.array([2, 3, 2**40], pa.int64()), v=[f"{name}2", f"{name}3", "far"])
-    keys = {"id": [1, 2, 3, 2**40]}
-    for _ in range(2):
-        dim.host.clock.tick(2)
-        assert "far" in [row["v"] for row in dim.check(keys)]
-    for name in ("a", "b"):
-        put_file(path / f"{name}.parquet", id=pa.array([1, 2], pa.int32()), v=[f"{name}1", f"{name}2"])
-    for _ in range(2):
-        dim.host.clock.tick(2)
-        dim.check({"id": [1, 2, 3]})
+    put_file(tmp_path / "dim" / "dt=1" / "a.parquet", id=[2, 3], v=[1, 2])
+    assert dim.grown(lambda: dim.check({"id": [1, 2, 3]}), *COUNTERS) == (3, 0, 0, 0)
 
 
-def test_a_key_column_that_becomes_text(tmp_path: Path, cache_dir: Path) -> None:
-    """When a table is written anew with text for its numbers, lookups go on, seconds later as well."""
-    put_file(tmp_path / "dim" / "a.parquet", id=[1, 2], v=[1, 2])
-    dim = Dim(tmp_path / "dim", cache_dir)
-    dim.check({"id": [1]})
-    put_file(tmp_path / "dim" / "a.parquet", id=["a", "b"], v=[1, 2])
-    for _ in range(2):
-        assert [row["v"] for row in dim.check({"id": ["b"]})] == [2]
-        dim.host.clock.tick(2)
-
-
-def test_a_key_column_that_becomes_a_number(tmp_path: Path, cache_dir: Path) -> None:
-    """When text keys become numbers, what the host shares is still merged."""
-    put_file(tmp_path / "dim" / "a.parquet", id=["a", "b"], v=[1, 2])
-    dim = Dim(tmp_path / "dim", cache_dir)
-    dim.check({"id": ["a"]})
-    put_file(tmp_path / "dim" / "a.parquet", id=range(20), v=range(20))
-    for number in range(10):
-        dim.check({"id": [number]})
-    for _, run in dim.later.waiting:
-        run()
-    assert dim.metric("sharedMergeCount") == 1
-
-
-def test_a_column_that_only_another_partition_has(tmp_path: Path, cache_dir: Path) -> None:
-    """A column that the latest partition lacks is null there, as without a cache."""
-    put_file(tmp_path / "dim" / "dt=1" / "a.parquet", id=[1, 2], v=[1, 2], more=[5, 6])
-    put_file(tmp_path / "dim" / "dt=2" / "a.parquet", id=[1, 2], v=[3, 4])
-    dim = Dim(tmp_path / "dim", cache_dir, {"lookup.partition": "max_pt()"})
-    assert dim.check({"id": [2]}) == [{"id": 2, "v": 4, "more": None, "dt": 2, "key_index": 0}]
-
-
-def test_a_column_that_comes_with_another_partition(tmp_path: Path, cache_dir: Path) -> None:
-    """When a file of an older partition brings a column, rows that are cached of the latest one get it, too."""
-    put_file(tmp_path / "dim" / "dt=2" / "a.parquet", id=[1, 2], v=[3, 4])
-    dim = Dim(tmp_path / "dim", cache_dir, {"lookup.partition": "max_pt()"})
-    assert len(dim.check({"id": [2]})) == 1
-    put_file(tmp_path / "dim" / "dt=1" / "a.parquet", id=[1, 2], v=[1, 2], more=[5, 6])
-    assert dim.check({"id": [2]}) == [{"id": 2, "v": 4, "more": None, "dt": 2, "key_index": 0}]
-
-
-def test_a_key_that_gets_another_scale_with_another_partition(tmp_path: Path, cache_dir: Path) -> None:
-    """When a file of an older partition gives the key a finer scale, 0.100 does not find the rows of 1.00."""
-    number = decimal.Decimal
-    put_file(tmp_path / "dim" / "dt=2" / "a.parquet", id=pa.array([number("1.00")], pa.decimal128(5, 2)), v=[1])
-    dim = Dim(tmp_path / "dim", cache_dir, {"lookup.partition": "max_pt()"})
-    assert len(dim.check({"id": pa.array([number("1.00")], pa.decimal128(5, 2))})) == 1
-    put_file(tmp_path / "dim" / "dt=1" / "a.parquet", id=pa.array([number("5.000")], pa.decimal128(7, 3)), v=[5])
-    keys = {"id": pa.array([number("1.00"), number("0.100")], pa.decimal128(7, 3))}
-    assert [row["v"] for row in dim.check(keys)] == [1]
+@pytest.mark.parametrize("directory_is", ["none", "without records"])
+def test_without_a_directory_that_is_whole(directory: Path, cache_dir: Path, directory_is: str) -> None:
+    """Without a directory, or a record of the seed by which processes share, a process caches for itself."""
+    dim = Dim(directory, None if directory_is == "none" else cache_dir)
+    if directory_is == "without records":
+        shutil.rmtree(cache_dir / "v1" / "records")
+        (cache_dir / "v1" / "records").touch()
+    assert len(dim.check({"id": [0, 500]})) == 2
+    assert dim.grown(lambda: dim.get(0, 500), *COUNTERS) == (2, 0, 0, 0)
+    assert directory_is == "none" or list((cache_dir / "v1" / "snapshots").iterdir()) == []
+    assert (dim.metric("cacheFailureCount") > 0) == (directory_is == "without records")
 
 
 def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> None:
@@ -210,27 +196,6 @@ def test_one_cache_for_all_predicates(directory: Path, cache_dir: Path) -> None:
     plain, some = Dim(directory, cache_dir), Dim(directory, cache_dir, {"lookup.where": "text LIKE '1-xx%'"})
     assert [(row["id"], row["text"]) for row in some.get(0, 2, 503)] == [(2, "1-xx"), (503, "1-xxx")]
     assert plain.grown(lambda: plain.check({"id": [0, 2, 503]}), *COUNTERS[:3]) == (3, 0, 0)
-
-
-def test_a_store_that_fails(directory: Path, cache_dir: Path) -> None:
-    """What cannot be read is told to the caller, counted, and read the next time; what is warm is not read."""
-    dim = Dim(directory, cache_dir)
-    dim.get(0)
-    shutil.rmtree(cache_dir / "v1" / "blocks")
-    (cache_dir / "v1" / "blocks").mkdir()
-
-    def fail(kind: str, subject: object) -> None:
-        if kind == "get":
-            raise UfsUnavailableError("injected")
-
-    dim.host.store.before = fail
-    assert [row["version"] for row in dim.get(0)] == [1]
-    with pytest.raises(UfsUnavailableError):
-        dim.get(0, 500, 1000)
-    assert (dim.metric("hitCount"), dim.metric("missCount"), dim.metric("loadCount")) == (2, 3, 1)
-    assert dim.metric("numLoadFailures") == 2
-    dim.host.store.before = lambda kind, subject: None
-    assert len(dim.check({"id": [0, 500, 1000]})) == 3
 
 
 def test_a_file_that_is_replaced_during_a_load(directory: Path, cache_dir: Path) -> None:

@@ -37,18 +37,32 @@ def two_workers(cache_dir: Path, source: Source, where: str) -> tuple[Worker, Wo
     return one, one if where != "two processes" else Worker(root, source, host=HostClock())
 
 
-@HERE
-def test_keys_that_two_lack_are_loaded_once(cache_dir: Path, source: Source, where: str) -> None:
-    """Who comes while the keys are being loaded waits, and has hits; of overlapping sets each key is loaded once."""
-    one, other = two_workers(cache_dir, source, where)
+def loading_until_waited_for(source: Source, waiting: Worker, problem: Exception | None = None) -> threading.Event:
+    """The first load goes on when somebody waits for it, and may fail then; the event says that it has begun."""
     loading = threading.Event()
 
     def meet(keys: list[int]) -> None:
-        if 1 in keys:
+        if not loading.is_set():
             loading.set()
-            assert other.metrics.waits.wait(BOUND_S)
+            assert waiting.metrics.waits.wait(BOUND_S)
+            if problem is not None:
+                raise problem
 
     source.before = meet
+    return loading
+
+
+@HERE
+@pytest.mark.parametrize("hashes", ["good", "alike"])
+def test_keys_that_two_lack_are_loaded_once(
+    cache_dir: Path, source: Source, where: str, hashes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes while the keys are being loaded waits, and has hits; of overlapping sets each key is loaded once, also where all
+    keys have one hash."""
+    if hashes == "alike":
+        monkeypatch.setattr(Keys, "hashes", lambda self, seed: np.zeros(self.rows, np.uint64))
+    one, other = two_workers(cache_dir, source, where)
+    loading = loading_until_waited_for(source, other)
     answers: dict[str, Any] = {}
 
     def second() -> None:
@@ -58,27 +72,22 @@ def test_keys_that_two_lack_are_loaded_once(cache_dir: Path, source: Source, whe
     run_all(lambda: answers.update(one=one.lookup(1, 2, 3)), second)
     assert answers == {"one": [[10], [20, 21], []], "other": [[20, 21], [40], [10], [20, 21]]}
     assert source.loaded() == [1, 2, 3, 4]
+    assert one.lookup(1, 4, 7, 2) == [[10], [40], [70], [20, 21]]
+    if hashes == "alike":
+        return
     assert other.count("loadWaitCount") == 2
     if where == "two processes":
-        assert one.told() == (0, 3, 3, 0)
+        assert one.told() == (3, 4, 4, 0)
         assert other.told() == (3, 1, 1, 0)
     else:
-        assert one.told() == (3, 4, 4, 0)
+        assert one.told() == (6, 5, 5, 0)
 
 
 @HERE
 def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where: str) -> None:
     """Who waited for a load that failed loads for itself; the error is for the one whose load it was."""
     one, other = two_workers(cache_dir, source, where)
-    loading = threading.Event()
-
-    def fail_once(keys: list[int]) -> None:
-        if not loading.is_set():
-            loading.set()
-            assert other.metrics.waits.wait(BOUND_S)
-            raise UfsUnavailableError("injected")
-
-    source.before = fail_once
+    loading = loading_until_waited_for(source, other, UfsUnavailableError("injected"))
 
     def first() -> None:
         with pytest.raises(UfsUnavailableError):
@@ -188,48 +197,6 @@ def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, br
 
 
 @HERE
-def test_keys_of_one_hash_cost_a_wait_and_no_more(
-    cache_dir: Path, source: Source, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where all keys have one hash a lookup waits for another's, and still gets its own rows."""
-    monkeypatch.setattr(Keys, "hashes", lambda self, seed: np.zeros(self.rows, np.uint64))
-    one, other = two_workers(cache_dir, source, where)
-    loading = threading.Event()
-
-    def meet(keys: list[int]) -> None:
-        if 1 in keys:
-            loading.set()
-            assert other.metrics.waits.wait(BOUND_S)
-
-    source.before = meet
-    answers: dict[str, Any] = {}
-
-    def second() -> None:
-        assert loading.wait(BOUND_S)
-        answers["other"] = other.lookup(4, 5)
-
-    run_all(lambda: answers.update(one=one.lookup(1, 2)), second)
-    assert answers == {"one": [[10], [20, 21]], "other": [[40], [50, 51]]}
-    assert source.loads == [[1, 2], [4, 5]]
-    assert one.lookup(1, 5, 7, 2) == [[10], [50, 51], [70], [20, 21]]
-
-
-@HERE
-def test_crossing_lookups_end(cache_dir: Path, where: str) -> None:
-    """Two that ask for the same keys in other orders, over and over, do not wait for each other, and load each key once."""
-    source = Source(v1={n: [n] for n in range(100)})
-    one, other = two_workers(cache_dir, source, where)
-
-    def work(worker: Worker, order: int) -> None:
-        for number in range(0, 60, 3):
-            keys = [number, number + 1, number + 2][::order]
-            assert worker.lookup(*keys) == [[key] for key in keys]
-
-    run_all(lambda: work(one, 1), lambda: work(other, -1))
-    assert source.loaded() == list(range(60))
-
-
-@HERE
 def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
     """However many ask at once, in any sets: each key is loaded once, and every answer is right."""
     source = Source(v1={n: [n, n + 1000] for n in range(30)})
@@ -286,9 +253,7 @@ def test_any_lookups_are_answered_and_counted_rightly(
             if kind == 4:
                 clock.tick(5.0 if flag else 10.0)
                 for worker in workers:
-                    for _, run in worker.later.waiting:
-                        run()
-                    worker.later.waiting.clear()
+                    worker.merge()
                 continue
             worker = workers[kind]
             before = worker.told()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,11 @@ from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.cache.partial.host_segment import Bounds
 from pyspark_lookup.columnar.keys import Numbers
 from tests.fakes import FakeClock
-from tests.partial.common import BOUNDED, NONE, Differ, Process, new_directory, rows_of
+from tests.partial.common import BOUNDED, NONE, Differ, Process, new_directory
 from tests.test_keys import examples
 
 IDS = st.integers(0, 9)
-
-
 SOME = st.lists(IDS, min_size=1, max_size=6, unique=True)
-
 
 STEPS = [
     st.tuples(st.just("put"), st.integers(0, 1), SOME),
@@ -35,7 +33,6 @@ STEPS = [
     st.tuples(st.just("touch"), st.integers(0, 1), SOME),
     st.tuples(st.just("tick"), st.sampled_from([0.0, 0.5, 4.0, 9.5, 10.0])),
 ]
-
 
 LATE = st.tuples(st.just("straggle"), st.integers(0, 1), SOME, st.integers(1, 3))
 
@@ -51,7 +48,8 @@ class History:
         self.tables: list[dict[int, list[int]]] = [{key: self.new(key) for key in range(10)}]
         self.shared: set[int] = set()  # keys that somebody put and that did not change since
         self.written: dict[int, float] = {}
-        self.used: dict[int, float] = {}
+        self.used: dict[int, float] = {}  # or touched, wherever it was
+        self.surely_used: dict[int, float] = {}
 
     def new(self, key: int) -> list[int]:
         self.serial += 1
@@ -91,7 +89,9 @@ class History:
             )
             self.written |= dict.fromkeys(args[1], self.clock.steady_s)
             self.used |= dict.fromkeys(args[1], self.clock.steady_s)
-            self.shared |= set(args[1]) if kind == "put" else set()
+            if kind == "put":
+                self.shared |= set(args[1])
+                self.surely_used |= dict.fromkeys(args[1], self.clock.steady_s)
         else:
             self.get(current, *args)
 
@@ -102,13 +102,17 @@ class History:
         answered = [key for key in keys if held[key] is not None]
         assert {key: held[key] for key in answered} == {key: self.tables[number][key] for key in answered}
         assert reader.count("sharedCarriedOverCount") - before <= len(answered)
+        assert all(self.is_fresh(key, self.used) for key in answered)
         if self.exact:
-            assert set(answered) >= self.shared & set(keys)
-        now_s, bounds = self.clock.steady_s, self.bounds
-        for key in answered:
-            assert bounds.expire_after_write_s is None or now_s - self.written[key] < bounds.expire_after_write_s
-            assert bounds.expire_after_access_s is None or now_s - self.used[key] < bounds.expire_after_access_s
-            self.used[key] = now_s
+            assert set(answered) >= {key for key in self.shared & set(keys) if self.is_fresh(key, self.surely_used)}
+        self.used |= dict.fromkeys(answered, self.clock.steady_s)
+        self.surely_used |= dict.fromkeys(answered, self.clock.steady_s)
+
+    def is_fresh(self, key: int, used: dict[int, float]) -> bool:
+        """Whether a key has not expired, if it was used then."""
+        write_s, access_s = self.bounds.expire_after_write_s, self.bounds.expire_after_access_s
+        is_young = write_s is None or self.clock.steady_s - self.written[key] < write_s
+        return is_young and (access_s is None or self.clock.steady_s - used[key] < access_s)
 
     def end(self) -> None:
         for number in range(len(self.tables) - 1 if self.exact else 0, len(self.tables)):
@@ -119,42 +123,30 @@ class History:
             assert held[0] <= self.bounds.rows * (REFUSE_ABOVE + 2)  # a load of each, not knowing of the other's
 
 
+def run(steps: list[tuple[Any, ...]], bounds: Bounds, exact: bool) -> None:
+    with new_directory() as root:
+        history = History(root, bounds, exact)
+        for step in steps:
+            history.step(*step)
+        history.end()
+
+
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("bounds", BOUNDED, ids=["none", "rows", "bytes", "access", "write", "some"])
 @examples(24)
 @given(steps=st.lists(st.one_of(*STEPS, LATE), min_size=8, max_size=40))
 def test_any_history_is_answered_rightly(bounds: Bounds, steps: list[tuple[Any, ...]]) -> None:
     """Whatever was put, merged, evicted or has expired, of whichever version: an answer is what the table has, or a miss."""
-    with new_directory() as root:
-        history = History(root, bounds, exact=False)
-        for step in steps:
-            history.step(*step)
-        history.end()
+    run(steps, bounds, exact=False)
+
+
+BOTH = dataclasses.replace(NONE, expire_after_access_s=4.5, expire_after_write_s=10.0)
 
 
 @pytest.mark.usefixtures("often")
-@examples(48)
+@pytest.mark.parametrize("bounds", [NONE, *BOUNDED[3:5], BOTH], ids=["none", "access", "write", "both"])
+@examples(40)
 @given(steps=st.lists(st.one_of(*STEPS), min_size=8, max_size=40))
-def test_nothing_is_lost_without_bounds(steps: list[tuple[Any, ...]]) -> None:
-    """Without bounds and expiry what was put answers for as long as its key does not change, however it is merged."""
-    with new_directory() as root:
-        history = History(root, NONE, exact=True)
-        for step in steps:
-            history.step(*step)
-        history.end()
-
-
-@examples(24)
-@given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=20), is_text=st.booleans())
-def test_the_numbers_of_keys(counts: list[int], is_text: bool) -> None:
-    """Rows of one key have one number, below how many rows there are, which no row of another has."""
-    kind = pa.string() if is_text else pa.int64()
-    with new_directory() as root:
-        process = Process(root / "cache", keys=pa.schema([("k", kind)]))
-        keys = pa.array([n * 10**12 for n in range(len(counts))]).cast(kind)
-        process.put_rows([keys], rows_of([[n] * count for n, count in enumerate(counts)]))
-        (part,) = process.shared._refreshed()
-        numbers = part.segment.key_numbers(np.arange(part.segment.rows)).tolist()
-        (values,) = part.segment.take(["v"], np.arange(part.segment.rows))
-        assert len(set(zip(numbers, values.to_pylist(), strict=True))) == len(set(numbers)) == len(counts)
-        assert max(numbers) < part.segment.rows == len(part.used)
+def test_nothing_is_lost_before_its_time(bounds: Bounds, steps: list[tuple[Any, ...]]) -> None:
+    """What was put answers for as long as its key does not change and has not expired, to the moment, however it is merged."""
+    run(steps, bounds, exact=True)

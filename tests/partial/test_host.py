@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import decimal
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,16 @@ from hypothesis import strategies as st
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import host_cache
 from tests.fakes import FakeClock
-from tests.partial.common import NONE, ROWS, Process, loads, new_directory, rows_of
+from tests.partial.common import EXPIRING, NONE, ROWS, Process, loads, new_directory
 from tests.processes.test_fill import in_fresh_process
 from tests.test_columns import kinds
-from tests.test_keys import KINDS, QUIET, SIGNALLING, bits, each_kind, examples
+from tests.test_keys import KINDS, QUIET, SIGNALLING, bits, examples, plain, values_of
 
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_what_was_put_is_there_for_all(cache_dir: Path, clock: FakeClock, missing: bool) -> None:
-    """Rows come back in their order, also to another process at its next get; keys without rows as the bounds say."""
+    """Rows come back in their order, also to another process at its next get, which learns how long ago they were loaded; keys
+    without rows as the bounds say."""
     bounds = dataclasses.replace(NONE, missing_keys=missing)
     one, other = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
     assert other.get(1) == {1: None}
@@ -41,29 +40,31 @@ def test_what_was_put_is_there_for_all(cache_dir: Path, clock: FakeClock, missin
     assert one.shared.sizes()[1] == sum((one.directory / name).stat().st_size for name in one.names())
     one.put({7: [], 8: []})
     assert len(one.names()) == (2 if missing else 1)
-
-
-def test_the_age_is_since_the_load(cache_dir: Path, clock: FakeClock) -> None:
-    """Who takes a key over learns how long ago it was loaded."""
-    process = Process(cache_dir, clock)
-    process.put({1: [1, 2]})
     clock.tick(3)
-    process.put({2: [], 3: [3]})
+    one.put({4: [4]})
     clock.tick(4)
-    found = Process(cache_dir, clock).get_rows([pa.array([3, 1, 2], pa.int64())], ROWS)
+    found = other.get_rows([pa.array([4, 1, 3], pa.int64())], ROWS)
     assert found is not None
-    assert found.ages_s.tolist() == [4, 7, 4]
+    assert found.ages_s.tolist() == [4, 7, 7]
 
 
-def put_in_child(root: Path) -> None:
-    Process(root).put({1: [10, 11], 2: []})
-
-
-def test_a_real_process(cache_dir: Path, process: Process) -> None:
-    """What a process put that has ended since is there."""
-    assert process.get(1) == {1: None}
-    in_fresh_process(put_in_child, cache_dir)
-    assert process.get(1, 2, 3) == {1: [10, 11], 2: [], 3: None}
+@pytest.mark.parametrize("bound", EXPIRING, ids=["write", "access"])
+def test_expiry(cache_dir: Path, clock: FakeClock, bound: dict[str, float]) -> None:
+    """An entry, also that of a key without rows, is gone exactly the given time after its load, or its last use in any process."""
+    bounds = dataclasses.replace(NONE, **bound)
+    one, other, reader = (Process(cache_dir, clock, bounds) for _ in range(3))
+    is_by_use = "expire_after_access_s" in bound
+    one.put({1: [1, 2], 2: [], 3: [3]})
+    clock.tick(9.875)
+    assert other.get(1, 2) == {1: [1, 2], 2: []}
+    clock.tick(0.125)
+    for process in (one, other, reader):
+        assert process.get(3) == {3: None}
+        assert process.get(1, 2) == ({1: [1, 2], 2: []} if is_by_use else {1: None, 2: None})
+    clock.tick(9.875)
+    assert other.get(2) == {2: [] if is_by_use else None}
+    clock.tick(0.125)
+    assert one.get(1, 2) == {1: None, 2: [] if is_by_use else None}
 
 
 def get_in_child(root: Path) -> None:
@@ -82,9 +83,11 @@ def get_in_child(root: Path) -> None:
     assert process.get(1, 2) == {1: [1], 2: [2]}
 
 
-def test_a_forked_child_shares_too(cache_dir: Path) -> None:
-    """A child that was forked off a process with open segments reads them, and adds to them."""
+def test_a_forked_child_shares_too(cache_dir: Path, process: Process) -> None:
+    """A child that was forked off a process with open segments reads them, and adds to them; when both have ended it is there."""
+    assert process.get(1) == {1: None}
     in_fresh_process(get_in_child, cache_dir)
+    assert process.get(1, 2, 3) == {1: [1], 2: [2], 3: None}
 
 
 def same(one: pa.Array, other: pa.Array) -> bool:
@@ -95,10 +98,13 @@ def same(one: pa.Array, other: pa.Array) -> bool:
     return bool(one.equals(other))
 
 
-def check_load(keys: Sequence[pa.Array], rows: pa.Table, data: st.DataObject) -> None:
-    """After the load was put, any of its keys are present with their rows, here and in another process, merged or not."""
-    names = [f"k{number}" for number in range(len(keys))]
-    fields = pa.schema([(name, array.type) for name, array in zip(names, keys, strict=True)])
+@examples(60)
+@given(load=loads(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), kinds(2)), data=st.data())
+def test_keys_and_columns_of_all_types(load: Any, data: st.DataObject) -> None:
+    """Any keys of a load, of every type and of several columns, have its rows, of every type, too, and no others are there, here and
+    in another process, merged or not."""
+    keys, rows = load
+    fields = pa.schema([(f"k{number}", array.type) for number, array in enumerate(keys)])
     schema = pa.schema([field for field in rows.schema if field.name != KEY_INDEX])
     with new_directory() as root:
         process = Process(root / "cache", keys=fields)
@@ -106,11 +112,17 @@ def check_load(keys: Sequence[pa.Array], rows: pa.Table, data: st.DataObject) ->
         asked = data.draw(st.permutations(range(len(keys[0])))) if len(keys[0]) > 1 else [0]
         asked = asked[: data.draw(st.integers(1, len(asked)))]
         some = [array.take(pa.array(asked, pa.int64())) for array in keys]
+        held = {*zip(*map(plain, keys), strict=True)}
+        near = data.draw(st.lists(st.tuples(*(values_of(array.type) for array in keys)), max_size=5))
+        absent = [pa.array([key[n] for key in near], array.type) for n, array in enumerate(keys)]
+        is_there = [key in held for key in zip(*map(plain, absent), strict=True)]
         places = rows.column(KEY_INDEX).to_pylist()
         wanted = [n for key in asked for n, place in enumerate(places) if place == key]
         numbers = [n for n, key in enumerate(asked) for place in places if place == key]
         expected = rows.select(schema.names).take(pa.array(wanted, pa.int64()))
         for reader in (process, Process(root / "cache", process.clock, keys=fields)):
+            others = reader.get_rows(absent, schema)
+            assert (others.present.tolist() if others is not None else [False] * len(near)) == is_there
             found = reader.get_rows(some, schema)
             assert found is not None
             assert found.present.all()
@@ -126,20 +138,6 @@ def check_load(keys: Sequence[pa.Array], rows: pa.Table, data: st.DataObject) ->
                 assert reader.merge() == 1
                 assert len(reader.names()) == 1
         assert process.count("cacheFailureCount") == process.count("snapshotDamagedCount") == 0
-
-
-@examples(24)
-@given(load=loads(st.just([pa.int64()]), kinds(2)), data=st.data())
-def test_columns_of_all_types(load: Any, data: st.DataObject) -> None:
-    """Columns of every type, nested ones too, come back with their nulls."""
-    check_load(*load, data)
-
-
-@examples(48)
-@given(load=loads(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), st.just(pa.int32())), data=st.data())
-def test_keys_of_all_types(load: Any, data: st.DataObject) -> None:
-    """Keys of every type, and of several columns, find what was put for them."""
-    check_load(*load, data)
 
 
 @pytest.mark.usefixtures("often")
@@ -170,18 +168,3 @@ def test_float_keys_keep_each_rows_own_form(cache_dir: Path, kind: pa.DataType) 
         process.put_rows(keys, rows)
     assert process.merge() == 1
     check(Process(cache_dir, process.clock, keys=fields))
-
-
-@each_kind
-def test_no_key_is_another(cache_dir: Path, kind: pa.DataType) -> None:
-    """A key that nobody put is absent, however near another lies."""
-    near: dict[str, list[Any]] = {"string": ["a", "a\0", "", "b"], "binary": [b"a", b"a\0", b"", b"b"]}
-    near["bool"] = [True, False]
-    one = decimal.Decimal(1).scaleb(-kind.scale) if pa.types.is_decimal(kind) else 1
-    values = near.get(str(kind), [one * n for n in (1, 2, 3, -1)])
-    arrays = [pa.array(values, kind)]
-    process = Process(cache_dir, keys=pa.schema([("k", kind)]))
-    process.put_rows([arrays[0].slice(0, 1)], rows_of([[5]]).slice(0, 1))
-    found = process.get_rows(arrays, ROWS)
-    assert found is not None
-    assert found.present.tolist() == [True] + [False] * (len(values) - 1)

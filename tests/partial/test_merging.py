@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import multiprocessing
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.columnar.keys import Numbers, Seed
 from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock
-from tests.partial.common import BOUND_S, EXPIRING, NONE, ROWS, SPACE, Held, Process, differing, rows_of
+from tests.partial.common import EXPIRING, NONE, ROWS, SPACE, Held, Process, differing, rows_of, using
 from tests.test_disk import handles_below
 
 OTHER_SEED = Seed(0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -90,32 +89,6 @@ def test_a_merge_drops_what_has_expired(cache_dir: Path, clock: FakeClock, bound
 
 
 @pytest.mark.usefixtures("often")
-def test_used_times_survive_a_merge(cache_dir: Path, clock: FakeClock) -> None:
-    """An entry that was used lives on from then, also when it has moved to another file."""
-    bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
-    process = Process(cache_dir, clock, bounds)
-    rows = {n: [n] * (n % 3) for n in range(60)}
-    for start in (0, 20):
-        process.put({n: rows[n] for n in range(start, start + 20)})
-    clock.tick(4)
-    process.touch(*range(0, 40, 2))
-    clock.tick(4)
-    process.touch(*range(0, 40, 4))
-    process.put({n: rows[n] for n in range(40, 60)})
-    assert process.merge() == 1
-    assert len(process.names()) == 1
-    clock.tick(5)  # 13: used at 0, 4 or 8
-    other = Process(cache_dir, clock, bounds)
-    assert set(map(str, other.get(*range(1, 40, 2)).values())) == {"None"}
-    clock.tick(0.999)
-    assert other.get(2, 6, 38, 40) == {n: rows[n] for n in (2, 6, 38, 40)}
-    clock.tick(0.001)  # 14
-    assert other.get(10, 14, 2, 4, 59) == {10: None, 14: None, 2: rows[2], 4: rows[4], 59: rows[59]}
-    clock.tick(4)  # 18
-    assert other.get(8, 12, 41, 4, 59) == {8: None, 12: None, 41: None, 4: rows[4], 59: rows[59]}
-
-
-@pytest.mark.usefixtures("often")
 def test_only_one_merges(cache_dir: Path, clock: FakeClock) -> None:
     """While another process merges, a second one does nothing, and says so to nobody."""
     process = Process(cache_dir, clock)
@@ -160,10 +133,12 @@ def test_a_reader_goes_on_while_segments_are_removed(cache_dir: Path, clock: Fak
 
 @pytest.mark.usefixtures("often")
 def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
-    """Files that were merged away are let go of at the next look, and all of them with the cache."""
+    """Files that were merged away are let go of at the next look, with their numbers and records, and all of them with the cache."""
     one, other = Process(cache_dir, clock), Process(cache_dir, clock)
+    seen: set[str] = set()
     for number in range(12):
         one.put({number: [number], number + 1: []})
+        seen |= {*one.names()}
         assert other.get(number) == {number: [number]}
         one.merge()
     assert len(one.names()) <= 2
@@ -172,14 +147,21 @@ def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
     gc.collect()
     assert len(handles_below(cache_dir)) == 2 * 2 * len(one.names())  # each its segment and its numbers
     assert sorted(os.listdir(one.directory)) == sorted([*one.names(), *(f"{name}.used" for name in one.names())])
+    assert {path.stat().st_mode & 0o777 for path in one.directory.iterdir()} == {0o600}
+    assert all(
+        one.disk.has_record("segment", f"{SPACE}-{name}") == (name in one.names()) for name in seen | {*one.names()}
+    )
     del one, other
     gc.collect()
     assert handles_below(cache_dir) == []
 
 
 @pytest.mark.usefixtures("often")
-def test_a_merge_that_is_killed_before_it_clears_up(cache_dir: Path, clock: FakeClock) -> None:
-    """Once a merged segment is there its members count no more, though they still are; answers and sizes are of it."""
+def test_a_merge_that_is_killed_before_it_clears_up(
+    cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a merged segment is there its members count no more, though they still are, nor are they opened each time; the next
+    merge removes them."""
     process = Process(cache_dir, clock)
     for number in range(3):
         process.put({number: [number], 9: [90 + number]})
@@ -190,46 +172,21 @@ def test_a_merge_that_is_killed_before_it_clears_up(cache_dir: Path, clock: Fake
     for reader in (process, Process(cache_dir, clock)):
         assert reader.get(0, 1, 2, 9) == {0: [0], 1: [1], 2: [2], 9: [92]}
         assert reader.shared.sizes()[0] == 4
+    opened: list[str] = []
+    open_segment = Disk.open_segment
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "open_segment", lambda *args: opened.append(args[2]) or open_segment(*args))
+        assert process.get(0, 1) == {0: [0], 1: [1]}
+    assert opened == []
     process.put({n: [n] for n in range(10, 14)})
     assert process.shared.sizes()[0] == 8
     assert process.merge() == 0  # two count, so there is nothing to merge
     process.put({n: [n] for n in range(14, 18)})
     assert process.merge() == 1
+    assert len(process.names()) == 1
+    assert process.shared.sizes()[0] == 12
     for reader in (process, Process(cache_dir, clock)):
         assert reader.get(0, 1, 2, 9, 17) == {0: [0], 1: [1], 2: [2], 9: [92], 17: [17]}
-
-
-def half_merged(process: Process) -> None:
-    """What is on disk when the one who merged was killed before it removed the members."""
-    for number in range(3):
-        process.put({number: [number]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Disk, "unlink_segment", lambda self, table, name: None)
-        assert process.merge() == 1
-    assert len(process.names()) == 4
-
-
-@pytest.mark.usefixtures("often")
-def test_what_a_killed_merge_left_goes_with_the_next(process: Process) -> None:
-    """The next merge removes what the killed one had to, and nothing counts twice."""
-    half_merged(process)
-    for number in range(10, 12):
-        process.put({number * 10 + n: [n] for n in range(3)})
-    assert process.merge() == 1
-    assert process.shared.sizes()[0] == 9
-    assert len(process.names()) == 1
-
-
-@pytest.mark.usefixtures("often")
-def test_what_a_killed_merge_left_is_not_opened_each_time(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at a directory that did not change opens nothing."""
-    half_merged(process)
-    assert process.get(0) == {0: [0]}
-    opened: list[str] = []
-    open_segment = Disk.open_segment
-    monkeypatch.setattr(Disk, "open_segment", lambda *args: opened.append(args[2]) or open_segment(*args))
-    assert process.get(0, 1) == {0: [0], 1: [1]}
-    assert opened == []
 
 
 @pytest.mark.usefixtures("often")
@@ -256,85 +213,40 @@ def test_a_merge_that_is_killed_before_it_is_published(cache_dir: Path, clock: F
     assert Process(cache_dir, clock).get(0, 1, 2, 5) == {**{n: [n] for n in range(3)}, 5: [5]}
 
 
-def killed_while_merging(root: Path, at: str) -> None:
-    process = Process(root)
-    process.clock.tick(100)
-    for number in range(9):
-        process.put({number: [number, number + 1], 99: [number]})
-
-    def die(*args: Any, **more: Any) -> None:
-        os.kill(os.getpid(), 9)
-
-    setattr(Disk, at, die)
-    process.merge()
-
-
-@pytest.mark.parametrize("at", ["open_numbers", "publish_segment", "unlink_segment"])
-def test_a_merging_process_that_is_killed(cache_dir: Path, at: str) -> None:
-    """Whenever the one that merges is killed, the others answer as before and can merge."""
-    child = multiprocessing.get_context("spawn").Process(target=killed_while_merging, args=(cache_dir, at))
-    child.start()
-    child.join(BOUND_S)
-    assert child.exitcode == -9
-    process = Process(cache_dir)
-    process.clock.tick(200)
-    expected = {**{n: [n, n + 1] for n in range(9)}, 99: [8]}
-    assert process.get(*expected) == expected
-    for number in range(9):
-        process.put({number: [number, number + 1]})
-    assert process.merge() == 1
-    assert process.get(*expected) == Process(cache_dir, process.clock).get(*expected) == expected
-
-
 @pytest.mark.usefixtures("often")
-def test_a_straggler_takes_nothing_away(process: Process) -> None:
-    """What an older version's reader puts late does not replace what the current version has, in a merge either."""
-    process.put({1: [1]}, "v2", differing(1))
-    process.put({1: [0]}, "v1", differing(1))
-    process.put({2: [2]}, "v2", differing(1))
-    assert process.merge() == 1
-    assert process.get(1, 2, version="v2", may_differ=differing(1)) == {1: [1], 2: [2]}
-
-
-@pytest.mark.usefixtures("often")
-def test_a_straggler_merges_nothing_away(cache_dir: Path, clock: FakeClock) -> None:
-    """Who answers from an older version does not give up what is newer."""
+@pytest.mark.parametrize("last", ["v1", "v2"])
+def test_a_straggler_takes_nothing_away(cache_dir: Path, clock: FakeClock, last: str) -> None:
+    """What an older version's reader puts late does not replace what the current version has, in a merge of either's."""
     current, straggler = Process(cache_dir, clock), Process(cache_dir, clock)
     current.put({1: [10], 2: [2]}, "v2", differing(1))
-    current.put({3: [3]}, "v2", differing(1))
+    if last == "v1":
+        current.put({3: [3]}, "v2", differing(1))
     straggler.put({1: [1]}, "v1", differing(1), lambda: False)
-    straggler.merge()
+    if last == "v2":
+        current.put({3: [3]}, "v2", differing(1))
+    assert straggler.merge() + current.merge() == 1
     assert current.get(1, 2, 3, version="v2", may_differ=differing(1)) == {1: [10], 2: [2], 3: [3]}
 
 
 @pytest.mark.usefixtures("often")
-def test_a_merge_does_not_make_the_age_of_another_boot_known(cache_dir: Path, clock: FakeClock) -> None:
-    """Rows that were loaded before the host was started anew stay of unknown age, though somebody merged them."""
+@pytest.mark.parametrize(("merged", "up_s"), [(False, 0), (True, 0), (True, 100_000)])
+@pytest.mark.parametrize("bound", [{}, *EXPIRING, {"expire_after_access_s": 5000.0}], ids=str)
+def test_another_boot(cache_dir: Path, clock: FakeClock, bound: dict[str, float], merged: bool, up_s: float) -> None:
+    """Nobody knows how old an entry is whose host was started anew, also when somebody has merged it, however long either was up: it
+    has expired if entries expire, else it is good."""
     before = FakeClock()
-    before.tick(100_000)
-    Process(cache_dir, before, boot="before").put({1: [1]})
+    before.tick(up_s)
+    Process(cache_dir, before, boot="before").put({1: [1], 4: []})
+    clock.wall_s = before.wall_s
     process = Process(cache_dir, clock, boot="after")
-    process.clock.wall_s = before.wall_s
-    process.put({2: [2]})
-    process.put({3: [3]})
-    assert process.merge() == 1
+    for key in (2, 3):
+        process.put({key: [key]})
+    if merged:
+        assert process.merge() == 1
     clock.tick(5)
-    for bound in EXPIRING:
-        expiring = Process(cache_dir, clock, dataclasses.replace(NONE, **bound), boot="after")
-        assert expiring.get(1, 2) == {1: None, 2: [2]}
-    assert process.get(1, 2) == {1: [1], 2: [2]}
-
-
-@pytest.mark.usefixtures("often")
-def test_an_unknown_age_is_no_age_since_the_boot(cache_dir: Path, clock: FakeClock) -> None:
-    """Not even where the host has not been up for as long as entries live."""
-    Process(cache_dir, clock, boot="before").put({1: [1]})
-    process = Process(cache_dir, clock, boot="after")
-    process.put({2: [2]})
-    process.put({3: [3]})
-    assert process.merge() == 1
-    bounds = dataclasses.replace(NONE, expire_after_access_s=5000.0)  # the clock is at 1000
-    assert Process(cache_dir, clock, bounds, boot="after").get(1, 2) == {1: None, 2: [2]}
+    expiring = Process(cache_dir, clock, dataclasses.replace(NONE, **bound), boot="after")
+    assert expiring.get(1, 2, 4) == {1: None if bound else [1], 2: [2], 4: None if bound else []}
+    assert process.get(1, 2, 4) == {1: [1], 2: [2], 4: []}
 
 
 @pytest.mark.usefixtures("often")
@@ -360,15 +272,8 @@ def test_a_key_that_is_used_while_it_is_merged(
     bounds = dataclasses.replace(NONE, expire_after_access_s=10.0)
     merging, reading = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
     merging.put({1: [1, 2, 3, 4]}, "v1")
-    clock.tick(9.5)
-
-    def slow(version: str, keys: Sequence[pa.Array]) -> Numbers:
-        clock.tick(1)
-        reading.touch(1)
-        return np.zeros(len(keys[0]), np.bool_)
-
-    clock.tick(0.5)
+    clock.tick(10)
     for key in (2, 3):
-        merging.put({key: [key] * 4}, "v2", slow)
+        merging.put({key: [key] * 4}, "v2", using(clock, reading, 1))
     assert merging.merge() == 1
     assert merging.get(1, version="v2", may_differ=differing())[1] in ([1, 2, 3, 4], None)

@@ -10,35 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from tests.fakes import FakeClock
-from tests.partial.common import NONE, SPACE, Source, Worker, differing
+from tests.partial.common import NONE, Source, Worker, differing
 from tests.test_claims import run_all
 
 SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
-
-
-@SHARED
-def test_a_load_that_fails(cache_dir: Path, source: Source, is_shared: bool) -> None:
-    """A failure is told to the caller and counted by key, with what was a hit beside it; nothing is kept of it."""
-    worker = Worker(cache_dir if is_shared else None, source)
-    worker.lookup(1, 2)
-
-    def fail(keys: list[int]) -> None:
-        raise UfsUnavailableError("injected")
-
-    source.before = fail
-    for _ in range(2):
-        with pytest.raises(UfsUnavailableError, match="injected"):
-            worker.lookup(4, 1, 5, 2, 4, None)
-    assert worker.told() == (2 * 3, 2 + 2 * 2, 2, 4)
-    assert worker.lookup(1, 2) == [[10], [20, 21]]
-    source.before = lambda keys: None
-    source.loaded()
-    assert worker.lookup(4, 5) == [[40], [50, 51]]
-    assert source.loaded() == [4, 5]
-    assert worker.told() == (8, 8, 4, 4)
 
 
 def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
@@ -85,9 +62,9 @@ def test_entries_are_as_old_as_the_moment_before_their_load(
 
 def in_use(worker: Worker) -> list[float]:
     """When each shared key was last used, in seconds since the clock began; 0: not since its load, or no key."""
-    assert worker.disk is not None
+    assert worker.process is not None
     found: list[float] = []
-    for path in (worker.root / "v1" / "snapshots" / SPACE).glob("*.used"):
+    for path in worker.process.directory.glob("*.used"):
         found += [max(used / 1000 - 1000, 0) for used in np.frombuffer(path.read_bytes(), np.int64).tolist()]
     return sorted(found)
 
@@ -123,9 +100,7 @@ def test_what_one_process_uses_stays_for_all(cache_dir: Path, clock: FakeClock, 
         clock.tick(2)
         worker.lookup(1, 2)
         other.lookup(*range(start, start + 10))
-        for _, run in other.later.waiting:
-            run()
-        other.later.waiting.clear()
+        other.merge()
     assert Worker(cache_dir, source, clock, bounds).lookup(1, 2) == [[10], [20, 21]]
     assert not {1, 2} & set(source.loaded())
 
@@ -134,17 +109,6 @@ VERSIONS = {
     "v1": {1: [10], 2: [20, 21], 3: []},
     "v2": {1: [11], 2: [20, 21], 3: []},
 }
-
-
-def test_another_version_of_what_is_not_shared(source: Source) -> None:
-    """Without a directory a new version is loaded anew."""
-    source.versions = VERSIONS
-    worker = Worker(None, source)
-    worker.lookup(1, 2)
-    assert worker.lookup(1, 2, version="v2", may_differ=differing()) == [[11], [20, 21]]
-    assert source.loaded() == [1, 1, 2, 2]
-    assert worker.lookup(1, 2, version="v2") == [[11], [20, 21]]
-    assert source.loaded() == []
 
 
 @SHARED

@@ -12,26 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from pyspark_lookup.columnar.keys import Numbers
-from tests.fakes import FakeClock
-from tests.partial.common import ROWS, Process, differing, rows_of, unknown
-
-
-def test_an_entry_is_of_a_version(cache_dir: Path, clock: FakeClock) -> None:
-    """A load answers for its version; for another one only keys that cannot differ, each of which is counted."""
-    one = Process(cache_dir, clock)
-    one.put({1: [1, 2], 2: [3], 3: []}, "v1")
-    for may_differ, carried in (
-        (unknown, []),
-        (differing(1, 2, 3), []),
-        (differing(2), [1, 3]),
-        (differing(), [1, 2, 3]),
-    ):
-        other = Process(cache_dir, clock)
-        expected = {key: rows if key in carried else None for key, rows in {1: [1, 2], 2: [3], 3: []}.items()}
-        assert other.get(1, 2, 3, version="v2", may_differ=may_differ) == expected
-        assert other.count("sharedCarriedOverCount") == len(carried)
-        assert other.get(1, 2, 3, version="v1", may_differ=may_differ) == {1: [1, 2], 2: [3], 3: []}
-        assert other.count("sharedCarriedOverCount") == len(carried)
+from tests.partial.common import ROWS, Process, differing, rows_of
 
 
 def test_only_keys_that_are_not_found_yet_are_asked_about(process: Process) -> None:
@@ -92,7 +73,6 @@ def test_a_merge_drops_what_lacks_a_column(process: Process) -> None:
 
 D = decimal.Decimal
 
-
 KEY_TYPES: dict[str, tuple[pa.Array, pa.Array, pa.Array]] = {  # (put, asked for in another type, those of them that are new)
     "wider": (pa.array([1, 2], pa.int32()), pa.array([1, 2**40], pa.int64()), pa.array([2**40], pa.int64())),
     "narrower": (pa.array([1, 2**40], pa.int64()), pa.array([1, 2], pa.int32()), pa.array([2], pa.int32())),
@@ -103,44 +83,19 @@ KEY_TYPES: dict[str, tuple[pa.Array, pa.Array, pa.Array]] = {  # (put, asked for
 }  # fmt: skip
 
 
-each_key_type = pytest.mark.parametrize("change", KEY_TYPES)
-
-
-def retyped(cache_dir: Path, change: str) -> tuple[Process, Process, pa.Array, pa.Array]:
-    """A process that put keys, one that takes them for another type, and that one's keys."""
-    before, after, new = KEY_TYPES[change]
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("change", KEY_TYPES)
+def test_keys_of_another_type(cache_dir: Path, change: str) -> None:
+    """Where the type of a key changed, nothing that was put before answers, nor does it fail a touch; it goes with the next merge."""
+    before, keys, new = KEY_TYPES[change]
     old = Process(cache_dir, keys=pa.schema([("k", before.type)]))
     old.put_rows([before], rows_of([[100 + n] for n in range(len(before))]))
-    return old, Process(cache_dir, old.clock, keys=pa.schema([("k", after.type)])), after, new
-
-
-@each_key_type
-def test_keys_of_another_type_are_a_miss_in_another_version(cache_dir: Path, change: str) -> None:
-    """Where the type of a key changed with the version, nothing that was put before answers."""
-    _, process, keys, _ = retyped(cache_dir, change)
+    process = Process(cache_dir, old.clock, keys=pa.schema([("k", keys.type)]))
     assert process.get_rows([keys], ROWS, "v2") is None
-
-
-@each_key_type
-def test_keys_of_another_type_are_a_miss_in_one_version(cache_dir: Path, change: str) -> None:
-    """Of one version, too: with lookup.partition, files that were left out may have changed the type."""
-    _, process, keys, new = retyped(cache_dir, change)
+    # Of one version, too: with lookup.partition, files that were left out may have changed the type.
     found = process.get_rows([keys], ROWS)
     assert found is None or not found.present[pc.is_in(keys, new).to_numpy(zero_copy_only=False)].any()
-
-
-@each_key_type
-def test_a_touch_passes_keys_of_another_type_by(cache_dir: Path, change: str) -> None:
-    """Telling the host what is in use does not fail for what was put before."""
-    _, process, keys, _ = retyped(cache_dir, change)
     process.shared.touch([keys], process.hashes([keys]))
-
-
-@pytest.mark.usefixtures("often")
-@each_key_type
-def test_a_merge_drops_keys_of_another_type(cache_dir: Path, change: str) -> None:
-    """Once keys have another type, what was put before goes with the next merge, and that merge is done."""
-    _, process, keys, _ = retyped(cache_dir, change)
     for _ in range(2):
         process.put_rows([keys], rows_of([[5]] * len(keys)), "v2")
     assert process.merge() == 1
