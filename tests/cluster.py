@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pyspark
+
+from tests.postgres import free_port
 
 HOME = Path(pyspark.__file__).parent
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -28,12 +29,6 @@ def environment(conf: Path) -> dict[str, str]:
         "SPARK_HOME": str(HOME),
         "SPARK_NO_DAEMONIZE": "1",
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Cluster:

@@ -27,7 +27,7 @@ def programs() -> Path:
     return max(found, key=lambda path: [int(part) for part in re.findall(r"\d+", str(path))]).parent
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -45,7 +45,7 @@ class PostgresServer:
         self._directory = Path(tempfile.mkdtemp(prefix="lookupcache-postgres-"))
         self._log = self._directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self.uri = f"postgresql://127.0.0.1:{self.port}/postgres?user=tester"
         try:
             if self._user:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import (
     BOUNDS_MS,
     COUNTERS,
@@ -29,6 +30,8 @@ from pyspark_lookup.base.metrics import (
 )
 from pyspark_lookup.io.disk import CounterFile, Counts, Disk
 from pyspark_lookup.io.host_metrics import Publisher, tables_on
+from tests.fakes import FakeClock
+from tests.fuzzing import fuzzed
 
 NAMES = ("a", "b")
 pair = struct.Struct("=2q").pack
@@ -38,15 +41,18 @@ class Host:
     """A cache directory, and publishers of processes in it."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.metrics = CacheMetricGroup()
-        self.now_s = 1_000_000.0
-        self.disk = Disk(root, 10**9, self.metrics, lambda: self.now_s, random.Random(1))
-        self.steady_s = 0.0
-        self.clock = HostClock(lambda: self.now_s, lambda: self.steady_s, lambda _: None, "boot")
+        self.counters = root / "v1" / "counters"
+        self.metrics, self.now = CacheMetricGroup(), FakeClock(1_000_000.0)
+        self.clock = self.now.host()
+        self.disk = Disk(root, 10**9, self.metrics, self.clock.wall_s, random.Random(1))
 
-    def publisher(self, label: str = "t") -> Publisher:
-        return Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.clock)
+    def publisher(self, label: str = "t", hits: int = 0) -> Publisher:
+        """That of a process, which has counted so many hits and published them."""
+        made = Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.clock)
+        if hits:
+            made.metrics.inc("hitCount", hits)
+            made.publish()
+        return made
 
     def made(self, name: str, a: int, b: int) -> CounterFile:
         file = self.disk.new_counters(name, {"url": "/t"}, NAMES)
@@ -54,14 +60,18 @@ class Host:
         return file
 
     def files(self) -> list[str]:
-        return sorted(os.listdir(self.root / "v1" / "counters"))
+        return sorted(os.listdir(self.counters))
 
     def sums(self, prefix: str = "t") -> dict[str, int]:
         found = self.disk.counters(prefix)
         return {name: sum(counts.values[name] for counts in found) for name in NAMES}
 
-    def fold(self, above: int = 0) -> None:
-        self.disk.merge_counters("t", above, NAMES, added)
+    def fold(self, above: int = 0, dies: bool = False) -> None:
+        """`dies`: before the files in the total are removed."""
+        with pytest.MonkeyPatch.context() as patch:
+            if dies:
+                patch.setattr(Disk, "_remove", lambda self, path: False)
+            self.disk.merge_counters("t", above, NAMES, added)
 
 
 def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:
@@ -76,80 +86,76 @@ def host(tmp_path: Path) -> Host:
 def test_numbers_are_put_in_place(host: Host) -> None:
     """A file says what was put last, large and negative numbers included, and is never made anew."""
     file = host.made("t-1", 1, -1)
-    inode = os.stat(host.root / "v1" / "counters" / "t-1").st_ino
+    inode = (host.counters / "t-1").stat().st_ino
     file.put(pair(2**62, -1))
     (counts,) = host.disk.counters("t")
     assert (counts.name, counts.about, counts.values) == ("t-1", {"url": "/t"}, {"a": 2**62, "b": -1})
-    assert os.stat(host.root / "v1" / "counters" / "t-1").st_ino == inode
-    assert os.listdir(host.root / "v1" / "tmp") == []
+    assert (host.counters / "t-1").stat().st_ino == inode
+    assert os.listdir(host.counters.parent / "tmp") == []
 
 
-def test_folding_keeps_the_sum(host: Host) -> None:
-    """Files of processes that have ended become one; those of living ones, and of other tables, stay."""
-    ended = [host.made(f"t-{n}", n, 1) for n in range(7)]
-    living = [host.made(f"t-{n}", n, 1) for n in range(7, 10)]
-    other = host.made("u-1", 100, 100)
-    host.fold(above=10)
-    assert len(host.files()) == 11
-    del ended
-    host.fold()
-    assert host.files() == ["t-7", "t-8", "t-9", "t-ended", "u-1"]
-    assert host.sums() == {"a": 45, "b": 10}
-    living.pop(0)
-    host.fold()
-    assert (host.files(), host.sums()) == (["t-8", "t-9", "t-ended", "u-1"], {"a": 45, "b": 10})
+@fuzzed(30)
+@given(st.lists(st.sampled_from(["begin", "begin", "end", "fold", "die"]), max_size=30))
+def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+    """Files of processes that have ended become one, those of living ones, and of other tables, stay, though whoever folds may die
+    before the files in the total are removed: each counts once."""
+    host, living = Host(tmp_path_factory.mktemp("counters")), dict[str, CounterFile]()
+    other, begun = host.made("u-1", 100, 100), list[int]()
+    for number, step in enumerate(steps):
+        if step == "begin":
+            living[f"t-{number:02}"] = host.made(f"t-{number:02}", number, 1)
+            begun.append(number)
+        elif step == "end" and living:
+            del living[sorted(living)[number % len(living)]]
+        elif step in ("fold", "die"):
+            before = host.files()
+            host.fold(dies=step == "die")
+            total = ["t-ended"] if len(begun) > len(living) else []
+            assert host.files() == sorted({*(before if step == "die" else living), *total, "u-1"})
+        assert host.sums() == {"a": sum(begun), "b": len(begun)}
     assert host.sums("u") == {"a": 100, "b": 100}
     del other
 
 
-def test_a_death_while_folding(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever folds may die before the files in the total are removed: they are counted once, then and later."""
-    files = [host.made(f"t-{n}", n, 1) for n in range(4)]
-    files.clear()
-    for _ in range(3):
-        with monkeypatch.context() as patch:
-            patch.setattr(Disk, "_remove", lambda self, path: False)
-            host.fold()
-            assert host.sums() == {"a": 6, "b": 4}
-        assert set(host.files()) >= {"t-0", "t-1", "t-2", "t-3", "t-ended"}
-    late = host.made("t-late", 10, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Disk, "_remove", lambda self, path: False)
-        del late
-        host.fold()
-        assert host.sums() == {"a": 16, "b": 5}
+def test_few_files_are_not_folded_and_old_totals_are_swept(host: Host) -> None:
+    """A total that nothing was added to for 90 days is swept; others are not."""
+    for name in ("t-1", "t-2", "u-1"):
+        host.made(name, 1, 1)
+    host.fold(above=2)
+    assert host.files() == ["t-1", "t-2", "u-1"]
     host.fold()
-    assert (host.files(), host.sums()) == (["t-ended"], {"a": 16, "b": 5})
+    for name in host.files():
+        os.utime(host.counters / name, (host.now.wall_s - 91 * 86400,) * 2)
+    host.disk.sweep()
+    assert host.files() == ["u-1"]
 
 
-def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+# The file that is folded: before the total in the order of names, and after it; and what is read just before.
+@pytest.mark.parametrize(("name", "read"), [("t-0", "t-0"), ("t-x", "t-ended")])
+def test_folded_while_somebody_adds_up(host: Host, monkeypatch: pytest.MonkeyPatch, name: str, read: str) -> None:
     """A file that is folded between the reading of the total and its own is neither missed nor counted twice."""
     host.made("t-1", 1, 1)
     host.fold()
-    for name in ("t-0", "t-x"):  # before the total in the order of names, and after it
-        host.made(name, 10, 1)
-        read, folded = Disk._counts, list[str]()
+    host.made(name, 10, 1)
+    counts, folded = Disk._counts, list[str]()
 
-        def beside(self: Disk, asked: str, read: object = read, folded: list[str] = folded, at: str = name) -> object:
-            if not folded and asked == ("t-ended" if at == "t-x" else "t-0"):
-                folded.append(asked)
-                found = read(self, asked)  # type: ignore[operator]
-                host.fold()
-                return found
-            return read(self, asked)  # type: ignore[operator]
+    def beside(self: Disk, asked: str) -> Counts | None:
+        found = counts(self, asked)
+        if not folded and asked == read:
+            folded.append(asked)
+            host.fold()
+        return found
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Disk, "_counts", beside)
-            total = host.sums()
-        assert folded
-        assert total == host.sums()
+    monkeypatch.setattr(Disk, "_counts", beside)
+    assert host.sums() == {"a": 11, "b": 2}
+    assert folded
 
 
 @pytest.mark.parametrize("how", ["cut", "bit", "head", "empty", "noise", "fifo", "directory"])
 def test_damaged_files(host: Host, how: str) -> None:
     """What cannot be read is left out and counted; `check` names it, and with `repair` removes it."""
     keep, damaged = host.made("t-1", 1, 1), host.made("t-2", 2, 2)
-    path = host.root / "v1" / "counters" / "t-2"
+    path = host.counters / "t-2"
     data = bytearray(path.read_bytes())
     if how in ("fifo", "directory"):
         path.unlink()
@@ -174,9 +180,7 @@ def test_killed_processes(host: Host) -> None:
         ready, told = os.pipe()
         child = os.fork()
         if not child:
-            publisher = host.publisher()
-            publisher.metrics.inc("hitCount", 10 + number)
-            publisher.publish()
+            publisher = host.publisher(hits=10 + number)
             publisher.metrics.inc("hitCount", 1000)  # the batch in its hands
             os.write(told, b"x")
             signal.pause()
@@ -196,25 +200,11 @@ def test_killed_processes(host: Host) -> None:
 def test_many_processes_come_and_go(host: Host) -> None:
     """However many processes there were, there are few files, and the sum is that of all."""
     for number in range(200):
-        publisher = host.publisher()
-        publisher.metrics.inc("hitCount", number)
-        publisher.publish()
-        del publisher
+        host.publisher(hits=number)
     assert len(host.files()) <= 66
     (table,) = tables_on(host.disk, host.clock)
     assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
     assert "ended" in host.publisher().by_worker()
-
-
-def test_totals_do_not_stay_for_ever(host: Host) -> None:
-    """A total that nothing was added to for 90 days is swept; others are not."""
-    for name in ("t-1", "u-1"):
-        host.made(name, 1, 1)
-    host.disk.merge_counters("t", 0, NAMES, added)
-    os.utime(host.root / "v1" / "counters" / "t-ended", (host.now_s - 91 * 86400,) * 2)
-    os.utime(host.root / "v1" / "counters" / "u-1", (host.now_s - 91 * 86400,) * 2)
-    host.disk.sweep()
-    assert host.files() == ["u-1"]
 
 
 def test_threads_that_publish_at_once(host: Host) -> None:
@@ -252,12 +242,10 @@ def test_a_process_that_ends(tmp_path: Path) -> None:
 
 def test_a_directory_that_fails(host: Host) -> None:
     """A publisher whose file cannot be made goes on counting, and says so."""
-    os.rmdir(host.root / "v1" / "counters")
-    publisher = host.publisher()
-    publisher.metrics.inc("hitCount")
-    publisher.publish()
+    host.counters.rmdir()
+    publisher = host.publisher(hits=1)
     assert publisher.metrics.snapshot()["cacheFailureCount"] == 1
-    os.mkdir(host.root / "v1" / "counters")
+    host.counters.mkdir()
     assert publisher.host_total()["hitCount"] == 1
 
 
@@ -265,8 +253,7 @@ def test_another_release_counts_beside(host: Host) -> None:
     """Files of a process with other metrics than ours are added up as far as they go."""
     file = host.disk.new_counters("t-old", {"url": "/data/t", "host": "h", "process": 1}, ["hitCount", "goneCount"])
     file.put(pair(5, 7))
-    publisher = host.publisher()
-    publisher.metrics.inc("hitCount")
+    publisher = host.publisher(hits=1)
     total = publisher.host_total()
     assert total["hitCount"] == 6
     assert set(total) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
@@ -276,12 +263,12 @@ def test_another_release_counts_beside(host: Host) -> None:
 def test_gauges_are_the_latest(host: Host) -> None:
     """Of a gauge the value counts that a process has set last; the lag is from now, and of what this host says is current only."""
     first, second = host.publisher(), host.publisher()
-    first.metrics.set_gauge("versionAsOf", int(host.now_s * 1000) - 500)
+    first.metrics.set_gauge("versionAsOf", int(host.now.wall_s * 1000) - 500)
     first.publish()
-    host.now_s += 1
-    second.metrics.set_gauge("versionAsOf", int(host.now_s * 1000))
+    host.now.tick(1)
+    second.metrics.set_gauge("versionAsOf", int(host.now.wall_s * 1000))
     second.publish()
-    host.now_s += 2
+    host.now.tick(2)
     assert first.host_total()["reloadLag"] == UNSET  # every query asks the store
     second.metrics.inc("metadataCacheCount")
     second.publish()

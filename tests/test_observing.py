@@ -26,7 +26,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
 from pyspark_lookup.cli import advise
-from pyspark_lookup.cli.hints import Hint, disk_hints, hints, quantile_ms, saved_bytes
+from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
 from pyspark_lookup.cli.prometheus import HostCollector, series_names
 from pyspark_lookup.cli.report import report
 from pyspark_lookup.cli.sizing import TableFacts, advice, replayed
@@ -57,54 +57,49 @@ def counted(disk: Disk, url: str, **values: int) -> Publisher:
 # --- Prometheus -------------------------------------------------------------------------------------
 
 
-def exposed(disk: Disk) -> dict[tuple[str, str], float]:
-    """What a scrape gives, by (series, its table and bucket)."""
+def exposed(disk: Disk) -> dict[str, float]:
+    """What a scrape gives, by series, its table and bucket."""
     registry = CollectorRegistry()
     registry.register(HostCollector(disk, CLOCK))
     text = generate_latest(registry).decode()
     return {
-        (sample.name, f"{sample.labels.get('table', '')} {sample.labels.get('le', '')}".strip()): sample.value
+        f"{sample.name} {sample.labels.get('table', '')} {sample.labels.get('le', '')}".strip(): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 
 
 def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
-    """Counters and times add up over processes, gauges are the latest, in seconds and bytes; a second table stands beside."""
-    one = counted(
-        disk, "/t", hitCount=5, ufsGetBytes=100, metadataCacheCount=1, versionAsOf=999_000_000, latestLoadTime=1500
-    )
-    two = counted(disk, "/t", hitCount=7)
-    other = counted(disk, "/u", hitCount=1)
+    """Counters and times add up over processes, gauges are the latest, in seconds and bytes; a second table stands beside. What is
+    counted is exposed under the names that `series_names` says; times are histograms, so their counters are not."""
+    gauges = {"metadataCacheCount": 1, "versionAsOf": 999_000_000, "latestLoadTime": 1500}
+    one = counted(disk, "/t", hitCount=5, ufsGetBytes=100, **gauges)
+    two, other = counted(disk, "/t", hitCount=7), counted(disk, "/u", hitCount=1)
     one.metrics.time("lookupTime", 0.002)
     one.metrics.time("lookupTime", 100.0)
     one.publish()
-    found = exposed(disk)
-    assert found["lookupcache_hit_total", "/t"] == 12
-    assert found["lookupcache_hit_total", "/u"] == 1
-    assert found["lookupcache_ufs_get_bytes_total", "/t"] == 100
-    assert found["lookupcache_latest_load_seconds", "/t"] == 1.5
-    assert found["lookupcache_version_as_of_timestamp_seconds", "/t"] == 999_000
-    assert found["lookupcache_reload_lag_seconds", "/t"] == 1000
-    assert found["lookupcache_processes", "/t"] == 2
-    assert found["lookupcache_lookup_seconds_sum", "/t"] == pytest.approx(100.002)
-    assert (
-        found["lookupcache_lookup_seconds_bucket", "/t 0.003"],
-        found["lookupcache_lookup_seconds_bucket", "/t 60"],
-    ) == (1, 1)
-    assert found["lookupcache_lookup_seconds_bucket", "/t +Inf"] == 2
-    assert ("lookupcache_latest_load_seconds", "/u") not in found
-    assert found["lookupcache_disk_block_budget", ""] == 10**9
-    del two, other
-
-
-def test_every_metric_has_its_series(disk: Disk) -> None:
-    """What is counted is exposed, under the names that `series_names` says; times are histograms, so their counters are not."""
-    publisher = counted(disk, "/t", metadataCacheCount=1, **dict.fromkeys(GAUGES, 1))
-    names = {name for name, _ in exposed(disk)}
+    found = {name.removeprefix("lookupcache_"): value for name, value in exposed(disk).items()}
+    expected = {
+        "hit_total /t": 12,
+        "hit_total /u": 1,
+        "ufs_get_bytes_total /t": 100,
+        "latest_load_seconds /t": 1.5,
+        "version_as_of_timestamp_seconds /t": 999_000,
+        "reload_lag_seconds /t": 1000,
+        "processes /t": 2,
+        "lookup_seconds_sum /t": pytest.approx(100.002),
+        "lookup_seconds_bucket /t 0.003": 1,
+        "lookup_seconds_bucket /t 60": 1,
+        "lookup_seconds_bucket /t +Inf": 2,
+        "disk_block_budget": 10**9,
+    }
+    assert {name: found.get(name) for name in expected} == expected
+    assert "latest_load_seconds /u" not in found
+    every = counted(disk, "/v", metadataCacheCount=1, **dict.fromkeys(GAUGES, 1))
+    names = {name.split()[0] for name in exposed(disk)}
     assert names == series_names()
     assert len(names) > len([*GAUGES, *HOST_GAUGES]) + 30
-    del publisher
+    del two, other, every
 
 
 # --- Grafana ----------------------------------------------------------------------------------------
@@ -118,18 +113,14 @@ def queries(node: Any) -> list[str]:
     return [query for value in node for query in queries(value)] if isinstance(node, list) else []
 
 
-def test_the_dashboard_asks_for_metrics_there_are() -> None:
-    """Each query of the dashboard names series that this package exposes, and only those."""
-    asked = [
-        name for query in queries(json.loads(DASHBOARD.read_text())) for name in re.findall(r"lookupcache_\w+", query)
-    ]
-    assert len(set(asked)) > 25
-    assert set(asked) <= series_names()
-
-
-def test_the_dashboard_loads_without_edits() -> None:
-    """Its data source is a variable, its panels have ids and places of their own, its labels are those of the metrics."""
-    dashboard = json.loads(DASHBOARD.read_text())
+def test_the_dashboard() -> None:
+    """Each query names series that this package exposes. It loads without edits: its data source is a variable, its panels have ids
+    and places of their own, its labels are those of the metrics."""
+    text = DASHBOARD.read_text()
+    dashboard = json.loads(text)
+    asked = {name for query in queries(dashboard) for name in re.findall(r"lookupcache_\w+", query)}
+    assert len(asked) > 25
+    assert asked <= series_names()
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     taken: set[tuple[int, int]] = set()
@@ -143,7 +134,6 @@ def test_the_dashboard_loads_without_edits() -> None:
         assert panel["title"]
         assert panel["targets"]
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
-    text = DASHBOARD.read_text()
     assert set(re.findall(r"\$\{?(\w+)", text)) <= variables | {"__rate_interval", "__all"}
     assert "__inputs" not in dashboard
     assert set(re.findall(r"(\w+)=~", text)) == {"table", "host"}
@@ -175,9 +165,8 @@ class Page(html.parser.HTMLParser):
 def busy(disk: Disk) -> list[Publisher]:
     """A host with two tables, one of them in trouble, whose name is not harmless."""
     times = {"lookupTimeCount": 100, "lookupTimeMicros": 10**6, "lookupTimeUpTo10": 60, "lookupTimeUpTo30": 40}
-    good = counted(
-        disk, "s3://bucket/airports", hitCount=999, missCount=1, resolvedBytes=10**9, ufsGetBytes=10**7, **times
-    )
+    counts = {"hitCount": 999, "missCount": 1, "resolvedBytes": 10**9, "ufsGetBytes": 10**7}
+    good = counted(disk, "s3://bucket/airports", **counts, **times)
     bad = counted(disk, "s3://bucket/<script>alert(1)</script>", numLoadFailures=2, loadCount=1, staleServedCount=5)
     for n in range(5):
         error = "no answer" if n == 3 else ""
@@ -187,6 +176,7 @@ def busy(disk: Disk) -> list[Publisher]:
 
 def test_the_report_says_what_was_counted(disk: Disk) -> None:
     """Hit rates, latency, bytes saved, reloads (failed ones apart), advice; and nothing of it is markup or from the network."""
+    assert "No process has used this cache directory yet" in report(disk, CLOCK)
     held = busy(disk)
     text = report(disk, CLOCK)
     page = Page(text)
@@ -195,14 +185,10 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
     assert "<script>alert(1)</script>" in page.text
     words = " ".join(page.text.split())
     for said in (
-        "99.9% of keys",
-        "≤ 10 ms half of 100 lookups",
-        "≤ 30 ms 99 of 100",
-        "990 MB saved, 99.0% of re-reading",
+        *("99.9% of keys", "≤ 10 ms half of 100 lookups", "≤ 30 ms 99 of 100", "990 MB saved, 99.0% of re-reading"),
+        *("Loads that failed: 2 (1 went well)", "Nothing to tune"),
     ):
         assert said in words, said
-    assert "Loads that failed: 2 (1 went well)" in words
-    assert "Nothing to tune" in words
     assert len(page.bars) == 5
     assert [bar.get("class") for bar in page.bars].count("failed") == 1
     for bar in page.bars:
@@ -214,13 +200,9 @@ def test_the_overview_names_what_to_look_at(disk: Disk) -> None:
     """Of a hundred tables those that fail, are stale, slow or large come first, by links that lead to them."""
     held = []
     for n in range(100):
-        slow = (
-            {"lookupTimeCount": 1, "lookupTimeUpTo300": 1}
-            if n in (7, 8)
-            else {"lookupTimeCount": 1, "lookupTimeUpTo1": 1}
-        )
-        gauges = {"numCachedBytes": 1000 * (n + 1)} if n % 10 == 0 else {}
-        held.append(counted(disk, f"s3://bucket/t{n:02}", numLoadFailures=3 if n == 42 else 0, **slow, **gauges))
+        counts = {"lookupTimeCount": 1, f"lookupTimeUpTo{300 if n in (7, 8) else 1}": 1}
+        counts |= {"numCachedBytes": 1000 * (n + 1)} if n % 10 == 0 else {}
+        held.append(counted(disk, f"s3://bucket/t{n:02}", numLoadFailures=3 if n == 42 else 0, **counts))
     text = report(disk, CLOCK)
     overview = text[text.index("<nav") : text.index("</ul>")]
     found = re.findall(r"<strong>(\w+):</strong>(.*?)</li>", overview, re.DOTALL)
@@ -233,11 +215,6 @@ def test_the_overview_names_what_to_look_at(disk: Disk) -> None:
     assert "<details open>" not in text
     assert all(f'id="t{n}"' in text for n in range(1, 101))
     del held
-
-
-def test_the_report_of_a_host_that_did_nothing(disk: Disk) -> None:
-    """An empty cache directory has a page, too."""
-    assert "No process has used this cache directory yet" in report(disk, CLOCK)
 
 
 @pytest.mark.parametrize("width", [390, 1200])
@@ -275,7 +252,7 @@ def test_reloads_on_record(disk: Disk) -> None:
     assert found["/t"][0].at_s == 10.0
 
 
-def test_reloads_are_put_on_record(tmp_path: Path, cache_dir: Path) -> None:
+def test_reloads_are_put_on_record(disk: Disk, tmp_path: Path, cache_dir: Path) -> None:
     """What a full cache loads, and what fails, is in the record with its rows and bytes."""
     path = tmp_path / "dim"
     path.mkdir()
@@ -286,9 +263,7 @@ def test_reloads_are_put_on_record(tmp_path: Path, cache_dir: Path) -> None:
         (path / "b.parquet").write_bytes(b"noise")
         with pytest.raises(Exception, match="parquet"):
             table.reload()
-    ((url, (good, bad)),) = reloads_on(
-        Disk(cache_dir, 10**9, CacheMetricGroup(), CLOCK.wall_s, random.Random(1))
-    ).items()
+    ((url, (good, bad)),) = reloads_on(disk).items()
     assert url.endswith("/dim")
     assert (good.version, good.rows, good.error) == (version, 10, "")
     assert (bad.rows, "parquet" in bad.error) == (0, True)
@@ -325,25 +300,14 @@ def test_each_hint_has_its_reason(counts: dict[str, int], said: str, urgent: boo
 def test_no_hint_without_a_reason() -> None:
     """A table that does well has nothing to tune; urgent things come first."""
     assert hints(NOTHING) == []
-    well = {
-        **NOTHING,
-        "hitCount": 10**6,
-        "missCount": 100,
-        "blockHitCount": 99,
-        "blockMissCount": 1,
-        "lookupTimeCount": 10**5,
-    }
-    assert hints(well) == []
+    good = {"hitCount": 10**6, "missCount": 100, "blockHitCount": 99, "blockMissCount": 1, "lookupTimeCount": 10**5}
+    assert hints({**NOTHING, **good}) == []
     both = hints({**NOTHING, "snapshotReadThroughCount": 1, "staleServedCount": 1})
     assert [hint.urgent for hint in both] == [True, False]
-
-
-def test_a_disk_that_is_nearly_full() -> None:
-    """Less free than the snapshots take, or than 1 GiB, is said; an unknown amount is not."""
+    # A disk with less free than the snapshots take, or than 1 GiB; an unknown amount is nothing to say.
     fine = DiskSpace(blocks=0, budget=1, segments=10**10, free=2 * 10**10)
-    assert disk_hints(fine) == []
-    assert disk_hints(dataclasses.replace(fine, free=-1)) == []
-    assert [type(hint) for hint in disk_hints(dataclasses.replace(fine, free=10**9))] == [Hint]
+    assert disk_hints(fine) == disk_hints(dataclasses.replace(fine, free=-1)) == []
+    assert len(disk_hints(dataclasses.replace(fine, free=10**9))) == 1
 
 
 def test_quantiles_and_savings() -> None:
@@ -370,16 +334,15 @@ def lru_hits(keys: list[int], size: int, batch: int) -> int:
         asked = list(dict.fromkeys(keys[start : start + batch]))
         missed = [key for key in asked if key not in held]
         hits += len(keys[start : start + batch]) - len(missed)
-        for key in asked:
-            if key in held:
-                held.remove(key)
-                held.append(key)
-        held = (held + missed)[-size:]
+        found = set(asked) - set(missed)
+        held = [key for key in held if key not in found] + [key for key in asked if key in found] + missed
+        held = held[-size:]
     return hits
 
 
 def test_a_trace_is_replayed_through_the_cache() -> None:
-    """What is said of a size is what that cache does: all of few keys, none of a scan, and as exact LRU on a mixture."""
+    """What is said of a size is what that cache does: all of few keys, none of a scan, and as exact LRU on a mixture. A key with a
+    null asks for nothing."""
     rng = np.random.default_rng(5)
     few = pa.table({"id": rng.integers(0, 100, 50_000)})
     assert replayed(few, 100).hits == 50_000 - 100
@@ -389,12 +352,7 @@ def test_a_trace_is_replayed_through_the_cache() -> None:
     found = replayed(pa.table({"id": mixed}), 12_000)
     assert found.hits == lru_hits(mixed.tolist(), 12_000, 10_000)
     assert (found.requests, 0.5 < found.hit_rate < 1) == (40_000, True)
-
-
-def test_nulls_in_a_trace_count_for_nothing() -> None:
-    """A key with a null asks for nothing."""
-    trace = pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]})
-    found = replayed(trace, 10)
+    found = replayed(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
     assert (found.requests, found.hits) == (2, 1)
 
 
@@ -431,10 +389,8 @@ def test_advise_on_the_command_line(tmp_path: Path, cache_dir: Path) -> None:
 
     found = json.loads(run("trace.txt").stdout)
     assert found["options"] == {"lookup.cache": "FULL"}
-    assert (found["distinct_keys"], found["sizes"][-1]) == (
-        7,
-        {"max_rows": 7, "requests": 700, "hits": 693, "hit_rate": 0.99},
-    )
+    assert found["distinct_keys"] == 7
+    assert found["sizes"][-1] == {"max_rows": 7, "requests": 700, "hits": 693, "hit_rate": 0.99}
     assert json.loads(run("trace.parquet").stdout)["distinct_keys"] == 2
     assert "no column 'id'" in str(run("other.parquet").exception)
     (tmp_path / "trace.txt").write_text("one\n")

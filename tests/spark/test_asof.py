@@ -13,6 +13,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, explain_lookup, lookup_join
 from tests.fuzzing import by_day
+from tests.spark.common import MODES, batches_of, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 VALIDITY = {"lookup.valid-from": "valid_from", "lookup.valid-to": "valid_to"}
-MODES: dict[str, dict[str, str]] = {
-    "none": {"lookup.cache": "NONE"},
-    "partial": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "10000"},
-    "full": {"lookup.cache": "FULL"},
-}
 TYPES = {
     "instant": (pa.timestamp("us", "UTC"), 86_400_000_000),
     "local": (pa.timestamp("us"), 86_400_000_000),
@@ -67,87 +63,66 @@ def events(spark: SparkSession, seed: int, kind: str) -> DataFrame:
     return found.withColumn("at", found["at"].cast("timestamp_ntz")) if kind == "local" else found
 
 
-def by_range(found: DataFrame, table: DataFrame, how: str) -> list[Any]:
+def by_range(found: DataFrame, table: DataFrame, how: str) -> list[tuple[Any, ...]]:
     """Spark's own answer: of the rows that are valid the one that begins last."""
     right = table.withColumnRenamed("id", "key")
     begun = right.valid_from.isNull() | (right.valid_from <= found["at"])
     ended = right.valid_to.isNull() | (found["at"] < right.valid_to)
     rows = found.join(right, (found.id == right.key) & found["at"].isNotNull() & begun & ended, how)
-    newest = rows.groupBy("event", found.id, "at").agg(sf.max_by("name", sf.coalesce(sf.col("valid_from").cast("string"), sf.lit(""))).alias("name"))  # fmt: skip
-    return sorted(newest.select("event", "name").collect())
+    newest = rows.groupBy("event", found.id, "at").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
+    return names_of(newest)
+
+
+def names_of(rows: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, rows.select("event", "name").collect()))
 
 
 @pytest.mark.parametrize(("kind", "mode"), by_day(itertools.product(TYPES, MODES), 4))
 def test_as_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str) -> None:
-    """Generated histories with gaps and nulls, left and inner: what Spark's join on ranges gives."""
-    path = str(tmp_path / "t")
-    LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}).write(history(1, kind, False))
-    table = spark.read.format("lookupcache").load(path)
-    found = events(spark, 2, kind)
-    for how in ("left", "inner"):
-        joined = lookup_join(
-            found, path, "id", how=how, columns=["name"], as_of="at", options={**MODES[mode], **VALIDITY}
-        )
-        assert sorted(joined.select("event", "name").collect()) == by_range(found, table, how)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_overlaps(spark: SparkSession, tmp_path: Path, mode: str) -> None:
-    """Where two rows are valid at once: an error that names the key, or the one that is valid since later."""
-    path = str(tmp_path / "t")
-    LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}).write(history(3, "number", True))
-    table = spark.read.format("lookupcache").load(path)
-    found = events(spark, 4, "number").filter("at >= 10")  # numbers of two digits: by_range compares texts
-    with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid at once.*id = \d+ at \d+"):
-        lookup_join(found, path, "id", as_of="at", options={**MODES[mode], **VALIDITY}).collect()
-    rows = table.filter("valid_from IS NULL OR valid_from >= 10")
-    path = str(tmp_path / "late")
-    rows.write.format("lookupcache").mode("append").option("lookup.keys", "id").save(path)
-    options = {**MODES[mode], **VALIDITY, "lookup.overlap": "NEWEST"}
-    joined = lookup_join(found, path, "id", columns=["name"], as_of="at", options=options)
-    assert sorted(joined.select("event", "name").collect()) == by_range(found, rows, "left")
-
-
-def test_until_the_next(spark: SparkSession, tmp_path: Path) -> None:
-    """Without valid_to a row is valid until the next one of its key."""
-    path = str(tmp_path / "t")
-    prices = pa.table({"item": ["a", "a", "b"], "since": [0, 10, 5], "price": [1.0, 2.0, 7.0]})
-    LookupTable(path, {"lookup.keys": "item", "lookup.cache.dir": str(tmp_path / "c")}).write(prices)
-    sold = spark.createDataFrame([("a", 0), ("a", 9), ("a", 10), ("b", 4), ("b", 99), ("c", 1)], "item string, at long")
-    joined = lookup_join(sold, path, "item", columns=["price"], as_of="at", options={"lookup.valid-from": "since"})
-    assert [row.price for row in joined.orderBy("item", "at").collect()] == [1.0, 1.0, 2.0, None, 7.0, None]
-    assert "as of: at, by since" in explain_lookup(joined)
+    """Generated histories with gaps and nulls: what Spark's join on ranges gives. Where two rows are valid at once: an error that
+    names the key, or the one that is valid since later."""
+    found, options = events(spark, 2, kind), {**MODES[mode], **VALIDITY}
+    for overlaps in (False, True):
+        path = str(tmp_path / str(overlaps))
+        table = LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")})
+        table.write(history(1, kind, overlaps))
+        if overlaps:
+            with pytest.raises(
+                Exception, match=r"several rows \(up to \d\) of one key are valid at once.*id = \d+ at "
+            ):
+                lookup_join(found, path, "id", as_of="at", options=options).collect()
+            options["lookup.overlap"] = "NEWEST"
+        for how in ("left", "inner"):
+            joined = lookup_join(found, path, "id", how=how, columns=["name"], as_of="at", options=options)
+            assert names_of(joined) == by_range(found, load(spark, path), how)
 
 
 def test_a_stream_of_events(spark: SparkSession, tmp_path: Path) -> None:
-    """A running stream sees rows that were closed and opened by a transaction between two micro-batches."""
+    """A stream sees rows that were closed and opened by a transaction between two micro-batches. Without valid_to a row is valid
+    until the next one of its key."""
     path = str(tmp_path / "t")
     table = LookupTable(path, {"lookup.keys": "id,valid_from", "lookup.cache.dir": str(tmp_path / "c")})
-    schema = pa.schema(
-        [("id", pa.int64()), ("valid_from", pa.int64()), ("valid_to", pa.int64()), ("city", pa.string())]
-    )
-    table.write(pa.table({"id": [1], "valid_from": [0], "valid_to": [None], "city": ["Rome"]}, schema))
+
+    def row(since: int, until: int | None, city: str) -> pa.Table:
+        times = {"valid_from": pa.array([since]), "valid_to": pa.array([until], pa.int64())}
+        return pa.table({"id": [1], **times, "city": [city]})
+
+    table.write(row(0, None, "Rome"))
     (tmp_path / "in").mkdir()
-    source = spark.readStream.schema("id long, at long").parquet(str(tmp_path / "in"))
-    joined = lookup_join(source, path, "id", columns=["city"], as_of="at", options=VALIDITY)
-    found: list[Any] = []
-
-    def keep(batch: DataFrame, _: int) -> None:
-        found.extend(tuple(row) for row in batch.orderBy("at").collect())
-
-    query = joined.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    try:
-        for number in range(2):
-            facts = spark.createDataFrame([(1, 5), (1, 15)], "id long, at long").coalesce(1)  # one file is seen whole
-            facts.write.mode("append").parquet(str(tmp_path / "in"))
-            query.processAllAvailable()
-            if number == 0:
-                with table.transaction() as t:  # type 2: close the row that is valid, and open the next
-                    t.upsert(pa.table({"id": [1], "valid_from": [0], "valid_to": [10], "city": ["Rome"]}, schema))
-                    t.write(pa.table({"id": [1], "valid_from": [10], "valid_to": [None], "city": ["Oslo"]}, schema))
-    finally:
-        query.stop()
-    assert found == [(1, 5, "Rome"), (1, 15, "Rome"), (1, 5, "Rome"), (1, 15, "Oslo")]
+    stream = spark.readStream.schema("id long, at long").parquet(str(tmp_path / "in"))
+    joined = lookup_join(stream, path, "id", columns=["city"], as_of="at", options=VALIDITY)
+    facts = spark.createDataFrame([(1, -1), (1, 9), (1, 10)], "id long, at long").coalesce(1)  # one file is seen whole
+    for later in ("Rome", "Oslo"):
+        facts.write.mode("append").parquet(str(tmp_path / "in"))
+        (found,) = batches_of(joined, tmp_path / "checkpoint")
+        assert sorted(found, key=lambda row: row[1]) == [(1, -1, None), (1, 9, "Rome"), (1, 10, later)]
+        with table.transaction() as t:  # type 2: close the row that is valid, and open the next
+            t.upsert(row(0, 10, "Rome"))
+            t.upsert(row(10, None, "Oslo"))
+    since = {"lookup.valid-from": "valid_from"}
+    until_next = lookup_join(facts, path, "id", columns=["city"], as_of="at", options=since)
+    assert [row.city for row in until_next.orderBy("at").collect()] == [None, "Rome", "Oslo"]
+    assert "as of: at, by valid_from" in explain_lookup(until_next)
 
 
 def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -169,4 +144,4 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="strategy='cache'"):
         lookup_join(found, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
     with pytest.raises(Exception, match=r"lookup.valid-from.*no column 'since'"):
-        spark.read.format("lookupcache").option("lookup.valid-from", "since").load(path)
+        load(spark, path, {"lookup.valid-from": "since"})

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +17,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join
 from tests.fuzzing import by_day
-from tests.spark.test_join_streams import MODES, events, stream_of
+from tests.spark.common import MODES, events, load, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,10 +62,9 @@ class Job:
                     threading.Event().wait(0.02)
             yield from batches
 
-        rows = (
-            spark.range(0, KEYS, 1, 3).where("id % 2 = 0 OR " + str("dynamic" not in kind)).mapInArrow(held, "id long")
-        )
-        self._writer = rows.selectExpr("id", "2 AS epoch", "id % 2 AS p").write.mode(self.mode).partitionBy("p")
+        some = spark.range(0, KEYS, 1, 3).where("id % 2 = 0 OR " + str("dynamic" not in kind))
+        rows = some.mapInArrow(held, "id long").selectExpr("id", "2 AS epoch", "id % 2 AS p")
+        self._writer = rows.write.mode(self.mode).partitionBy("p")
         self._waits, self._goes = Path(waits), Path(goes)
         self._pool = concurrent.futures.ThreadPoolExecutor(1)
         self._done: concurrent.futures.Future[None] | None = None
@@ -97,13 +92,11 @@ class Stream:
         for name, mode in MODES.items():
             given: dict[str, Any] = {**mode, **options}
             joined = lookup_join(joined, str(home / "dim"), "id", columns=["epoch"], prefix=f"{name}_", options=given)
-        scanned = spark.read.format("lookupcache").options(**options).load(str(home / "dim"))
-        scanned = scanned.select("id", sf.col("epoch").alias("scan_epoch"))
+        scanned = load(spark, home / "dim", options).selectExpr("id", "epoch AS scan_epoch")
         self._joined = joined.join(sf.broadcast(scanned), "id", "left")
         self._out = home / "out"
-        self.query = (
-            self._joined.writeStream.foreachBatch(self._write).option("checkpointLocation", str(home / "cp")).start()
-        )
+        writer = self._joined.writeStream.foreachBatch(self._write)
+        self.query = writer.option("checkpointLocation", str(home / "cp")).start()
 
     def _write(self, batch: DataFrame, number: int) -> None:
         batch.write.mode("overwrite").parquet(str(self._out / f"{number:03}"))
@@ -124,9 +117,8 @@ class Stream:
 @pytest.fixture
 def dim(spark: SparkSession, tmp_path: Path) -> Path:
     """A table of epoch 1 in two partitions."""
-    spark.range(0, KEYS, 1, 2).selectExpr("id", "1 AS epoch", "id % 2 AS p").write.partitionBy("p").parquet(
-        str(tmp_path / "dim")
-    )
+    rows = spark.range(0, KEYS, 1, 2).selectExpr("id", "1 AS epoch", "id % 2 AS p")
+    rows.write.partitionBy("p").parquet(str(tmp_path / "dim"))
     return tmp_path
 
 
@@ -155,48 +147,4 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, dim: Path, kind: str) 
         found = scan.result(timeout=60).to_pylist()
     assert {key: sorted(row["epoch"] for row in found if row["id"] == key) for key in range(KEYS)} == after(kind)
     assert LookupTable(str(dim / "dim")).metrics()["busyServedCount"] > 0
-    stream.query.stop()
-
-
-SPARED_S = 15.0  # for how long the job that was killed still seems alive: a micro-batch or two
-KILLED = """
-import sys, threading
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-def held(batches):
-    threading.Event().wait(60)
-    yield from batches
-rows = spark.range(0, 40, 1, 3).mapInArrow(held, "id long").selectExpr("id", "2 AS epoch", "id % 2 AS p")
-rows.write.mode("append").partitionBy("p").parquet(sys.argv[1])
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(280)
-def test_a_job_that_is_killed(spark: SparkSession, dim: Path) -> None:
-    """What it leaves keeps nobody: the stream goes on with what it knew, and new hosts once nothing has changed for a while."""
-    stream = Stream(spark, dim, **{"lookup.busy-timeout": "1 h"})
-    before = {key: [1] for key in range(KEYS)}
-    assert stream.next() == before
-    job = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(KILLED), str(dim / "dim")],
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-    )
-    temporary = dim / "dim" / "_temporary"
-    until((temporary / "0").exists)
-    os.killpg(job.pid, signal.SIGKILL)
-    job.communicate()
-    assert temporary.exists()
-    spark.range(0, KEYS, 1, 1).selectExpr("id", "3 AS epoch").write.parquet(str(dim / "more"))
-    (added,) = (dim / "more").glob("part-*.parquet")
-    added.rename(dim / "dim" / "p=0" / "more.parquet")  # by hand: a job would remove the directory
-    changed_s = time.time() - 3600 + SPARED_S
-    for path in [temporary, *temporary.rglob("*")]:
-        os.utime(path, (changed_s, changed_s))
-    assert stream.next() == before
-    expected = {key: [1, 3] for key in range(KEYS)}
-    until(lambda: stream.next() == expected)
-    late = LookupTable(str(dim / "dim"), {"lookup.cache.dir": str(dim / "late")}).scan()
-    assert sorted(late.column("epoch").to_pylist()) == [1] * KEYS + [3] * KEYS
     stream.query.stop()

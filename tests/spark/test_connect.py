@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.test_applications import run
-from tests.spark.test_source import put
+from tests.spark.common import put, said_by, saved
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -23,9 +20,8 @@ spark = SparkSession.builder.remote("local[2]").getOrCreate()
 
 def test_spark_connect(tmp_path: Path) -> None:
     """Over Spark Connect: auto-discovered, current at every action, SQL tables and errors as elsewhere."""
-    path, replacement = tmp_path / "dim.parquet", tmp_path / "new.parquet"
-    pq.write_table(pa.table({"id": [1, 2], "name": ["a", "b"]}), path)
-    pq.write_table(pa.table({"id": [1, 2], "name": ["c", "d"]}), replacement)
+    path = saved(tmp_path / "dim.parquet", {"id": [1, 2], "name": ["a", "b"]})
+    replacement = saved(tmp_path / "new.parquet", {"id": [1, 2], "name": ["c", "d"]})
     script = """
 import os
 df = spark.read.format("lookupcache").load(path)
@@ -43,12 +39,13 @@ except Exception as problem:
 spark.sql("DROP TABLE dim")
 spark.stop()
 """
-    output = run(tmp_path, _CONNECT + script, path, replacement)
-    assert "FIRST ['a', 'b']" in output
-    assert "SECOND ['c', 'd'] 1 2" in output
-    assert "TABLE ['c', 'd']" in output
-    assert "NAMED 2" in output
-    assert "ERROR True" in output
+    assert said_by(tmp_path, _CONNECT + script, path, replacement) == [
+        "FIRST ['a', 'b']",
+        "SECOND ['c', 'd'] 1 2",
+        "TABLE ['c', 'd']",
+        "NAMED 2",
+        "ERROR True",
+    ]
 
 
 @pytest.mark.nightly
@@ -64,7 +61,7 @@ facts = spark.range(20)
 for strategy in ("cache", "broadcast", "auto"):
     for how in ("left", "inner"):
         joined = lookup_join(facts, path, "id", how, prefix="p_", strategy=strategy)
-        print("JOIN", strategy, how, joined.columns, joined.count(), joined.filter("p_version = 1").count())
+        print("JOIN", joined.columns, joined.count(), joined.filter("p_version = 1").count())
 joined = lookup_join(lookup_join(facts, path, "id", strategy="cache"), path, "id", prefix="b_", strategy="cache")
 print("EXPLAINED", explain_lookup(joined).count("strategy: cache (asked for)"))
 register_lookup(spark, "dim", path, "id")
@@ -83,20 +80,16 @@ print("AFTER", spark.sql("SELECT sum(version) FROM seen").collect()[0][0], joine
 print("OBSERVED", len(observed["values"][0]), observed["values"][1] == path)  # as Connect has it
 query.stop()
 spark.createDataFrame([("a",)], "id string").createOrReplaceTempView("texts")
-tables = {"g": "CAST(id % 40 AS STRING)", "d": "date_add(DATE'2020-01-01', CAST(id % 30 AS INT))", "n": "CAST(id % 50 AS DECIMAL(9, 2))"}
-spark.range(200).selectExpr("IF(id % 9 = 0, NULL, id % 60) AS k", *(f"{v} AS {c}" for c, v in tables.items())).write.parquet("many")
-left = spark.range(300).selectExpr("IF(id % 7 = 0, NULL, id % 90) AS k", *(f"{v} AS {c}" for c, v in tables.items()), "id")
-modes = {"NONE": {}, "FULL": {}, "PARTIAL": {"lookup.partial-cache.max-rows": "1000"}}
-for on, how in ((["k"], "left"), (["g", "d"], "inner")):
-    own = spark.read.parquet("many").selectExpr(*(f"{c} AS r_{c}" for c in ("k", *tables)))
-    condition = " AND ".join(f"{c} = r_{c}" for c in on)
-    expected = left.join(own, sf.expr(condition), how).drop(*(f"r_{c}" for c in on)).filter("id % 3 < 2")
-    for mode, bounds in modes.items():
-        options = {"lookup.cache": mode, **bounds}
-        ours = lookup_join(left, os.path.abspath("many"), on, how, prefix="r_", strategy="cache", options=options)
-        found = ours.filter("id % 3 < 2").select(expected.columns).collect()
-        same = sorted(map(str, found)) == sorted(map(str, expected.collect()))
-        print("SAME" if same and len(found) > 100 else "OTHER", on, how, mode, len(found))
+key = "CAST(id % 40 AS STRING) AS g"
+spark.range(200).selectExpr("IF(id % 9 = 0, NULL, id % 60) AS k", key, "id AS v").write.parquet("many")
+left = spark.range(300).selectExpr("IF(id % 7 = 0, NULL, id % 90) AS k", key, "id")
+for on, how in ((["k"], "left"), (["g", "k"], "inner")):
+    def rows_of(joined):
+        return sorted(map(str, joined.filter("id % 3 < 2").select("id", "v").collect()))
+    expected = rows_of(left.join(spark.read.parquet("many"), on, how))
+    for options in ({"lookup.cache": "NONE"}, {"lookup.cache": "FULL"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}):
+        ours = lookup_join(left, os.path.abspath("many"), on, how, strategy="cache", columns=["v"], options=options)
+        print("SAME", rows_of(ours) == expected or (on, how, options))
 for arguments in ({"how": "outer"}, {"columns": ["nothing"]}, {"on": {"id": "version"}, "columns": ["id"]}):
     try:
         lookup_join(facts, path, **{"on": "id", **arguments})
@@ -107,28 +100,21 @@ try:
 except PysparkLookupError as problem:
     print("ERROR", problem)
 """
-    replacement = put(tmp_path / "replacement.parquet", 10)
-    said = run(tmp_path, _CONNECT + script, path, replacement).splitlines()
-    lines = [line for line in said if line.split(" ")[0].isupper()]
-    columns = "['id', 'p_version']"
-    assert lines[:6] == [
-        f"JOIN {strategy} {how} {columns} {20 if how == 'left' else 10} 10"
-        for strategy in ("cache", "broadcast", "auto")
-        for how in ("left", "inner")
-    ]
-    assert lines[6:12] == [
+    lines = said_by(tmp_path, _CONNECT + script, path, put(tmp_path / "replacement.parquet", 10))
+    assert lines[:-1] == [
+        *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"] * 3,
         "EXPLAINED 2",
         "SQL Row(sum(dim(id).version)=10, sum(dim((id + 1)).version)=9)",
         "ROWS [Row(id=3, version=1)]",
         "BEFORE 10 20",
         "AFTER 110 100",
         "OBSERVED 32 True",
+        *["SAME True"] * 6,
+        "ERROR OptionError",
+        "ERROR SchemaError",
+        "ERROR OptionError",
     ]
-    same = [line for line in lines if line.startswith(("SAME", "OTHER"))]
-    assert [line.split()[0] for line in same] == ["SAME"] * 6, same
-    lines = [line for line in lines if line not in same]
-    assert lines[12:15] == ["ERROR OptionError", "ERROR SchemaError", "ERROR OptionError"]
-    assert "'id' is string, the table's 'id' is bigint" in lines[15]
+    assert "'id' is string, the table's 'id' is bigint" in lines[-1]
 
 
 @pytest.mark.timeout(560)  # nine steps, each with workers of its own
@@ -177,8 +163,7 @@ try:
 except Exception as problem:
     print("ERROR", "merge-schema" in str(problem))
 """
-    said = run(tmp_path, _CONNECT + script, tmp_path / "dim", "", timeout_s=500).splitlines()
-    assert [line for line in said if line.split(" ")[0].isupper()] == [
+    assert said_by(tmp_path, _CONNECT + script, tmp_path / "dim", "", timeout_s=500) == [
         "FIRST 1a 2b",
         "UPSERT 1a 2c 3d",
         "INSERT 1a 2c 3d 4e",

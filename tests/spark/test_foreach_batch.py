@@ -16,8 +16,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
 from tests.fuzzing import by_day
-from tests.spark.test_join_streams import events, stream_of
-from tests.spark.test_source import conf
+from tests.spark.common import conf, events, load, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,11 +48,9 @@ class Dim:
         register_lookup(spark, self.function, self.path, key="id", columns=["id"])
         asked = spark.createDataFrame([(key,) for key in KEYS], "id long")
         joined = lookup_join(asked, self.path, "id", columns=["id"], prefix="d_", strategy="cache")
-        called = spark.sql(
-            f"SELECT {self.function}(id).id AS d FROM VALUES {', '.join(f'({k}L)' for k in KEYS)} AS t(id)"
-        )
+        called = asked.selectExpr(f"{self.function}(id).id AS d")
         return {
-            "scan": sorted(row.id for row in spark.read.format("lookupcache").load(self.path).collect()),
+            "scan": sorted(row.id for row in load(spark, self.path).collect()),
             "join": sorted(row.d_id for row in joined.collect() if row.d_id is not None),
             "function": sorted(row.d for row in called.collect() if row.d is not None),
         }
@@ -61,31 +58,35 @@ class Dim:
 
 def each_batch(spark: SparkSession, home: Path, stream: DataFrame, act: Callable[[DataFrame, int], None]) -> None:
     """Run `act` for each of the files of events that are there."""
-    query = (
-        stream.writeStream.foreachBatch(act)
-        .option("checkpointLocation", str(home / "cp"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    writer = stream.writeStream.foreachBatch(act).option("checkpointLocation", str(home / "cp"))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 @pytest.mark.parametrize("kind", by_day(["managed", "plain"], 2))
 def test_what_a_batch_writes_it_reads_back(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """Scans, joins and functions that are made in the function after a write see what it has written."""
+    """Scans, joins and functions that are made in the function after a write see what it has written; what was built before it keeps
+    its version."""
     dim = Dim(kind, tmp_path, spark, f"read_back_{kind}")
     for number in range(2):
         events(tmp_path / "events", number, range(3))
     seen: list[Seen] = []
+    kept: list[int] = []
 
     def act(batch: DataFrame, number: int) -> None:
-        seen.append(dim.seen(batch.sparkSession))
-        dim.append(batch.sparkSession, number + 2)
-        seen.append(dim.seen(batch.sparkSession))
+        session = batch.sparkSession
+        seen.append(dim.seen(session))
+        asked = session.createDataFrame([(key,) for key in KEYS], "id long")
+        joined = lookup_join(asked, dim.path, "id", how="inner", columns=["id"], prefix="d_", strategy="cache")
+        built = (joined, load(session, dim.path))
+        kept.extend(frame.select("*").count() for frame in built)
+        dim.append(session, number + 2)
+        kept.extend(frame.select("*").count() for frame in built)
+        seen.append(dim.seen(session))
 
     each_batch(spark, tmp_path, stream_of(spark, tmp_path / "events"), act)
     expected = [[1], [1, 2], [1, 2], [1, 2, 3]]
     assert seen == [dict.fromkeys(("scan", "join", "function"), keys) for keys in expected]
+    assert kept == [1] * 4 + [2] * 4
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_the_streams_own_lookups_keep_a_batch_to_one_version(
     stream = stream_of(spark, tmp_path / "events")
     stream = lookup_join(stream, dim.path, "id", columns=["id"], prefix="join_", strategy="cache")
     stream = stream.selectExpr("id", "join_id", f"{dim.function}(id).id AS called_id")
-    scanned = spark.read.format("lookupcache").load(dim.path).selectExpr("id AS scan_id")
+    scanned = load(spark, dim.path).selectExpr("id AS scan_id")
     scanned = scanned.hint("broadcast") if side == "scan" else scanned
     stream = (stream.hint("broadcast") if side == "stream" else stream).join(scanned, sf.expr("scan_id = id"), "inner")
     seen: list[list[tuple[int, int, int]]] = []
@@ -119,28 +120,6 @@ def test_the_streams_own_lookups_keep_a_batch_to_one_version(
     with conf(spark, "spark.sql.adaptive.enabled", adaptive):
         each_batch(spark, tmp_path, stream, act)
     assert seen == [[(1, 1, 1)]] * 3 + [[(1, 1, 1), (2, 2, 2)]] * 3
-
-
-def test_what_a_function_builds_keeps_its_version_in_the_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """Two writes of one join that is built in the function are of one version; what is built later sees what came between."""
-    dim = Dim("plain", tmp_path, spark, "kept_in_batch")
-    events(tmp_path / "events", 0, range(3))
-    seen: list[int] = []
-
-    def act(batch: DataFrame, number: int) -> None:
-        session = batch.sparkSession
-        for _ in range(2):
-            asked = session.createDataFrame([(key,) for key in KEYS], "id long")
-            joined = lookup_join(asked, dim.path, "id", how="inner", columns=["id"], prefix="d_", strategy="cache")
-            scanned = session.read.format("lookupcache").load(dim.path)
-            for frame in (joined, scanned):
-                seen.append(frame.select("*").count())
-            dim.append(session, 2 + len(seen) // 4)
-            for frame in (joined, scanned):
-                seen.append(frame.select("*").count())
-
-    each_batch(spark, tmp_path, stream_of(spark, tmp_path / "events"), act)
-    assert seen == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 @pytest.mark.timeout(280)

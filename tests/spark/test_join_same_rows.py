@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, StringType
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.base.errors import OptionError, SchemaError
-from tests.fakes import wait_until_settled
 from tests.fuzzing import MORE, by_day
+from tests.spark.common import FULL, MODES, Calls, catalog_options, saved
 from tests.spark.test_same_rows import FOREIGN, NESTED, PRIMITIVES, SEED, Column, arrow_table, drawn
-from tests.spark.test_source import Calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,11 +37,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 Look = Callable[..., "DataFrame"]
-FULL = {"lookup.cache": "FULL"}
 WAYS: dict[str, dict[str, Any]] = {
-    "none": {"strategy": "cache", "options": {"lookup.cache": "NONE"}},
-    "partial": {"strategy": "cache", "options": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"}},
-    "full": {"strategy": "cache", "options": FULL},
+    **{name: {"strategy": "cache", "options": MODES[name]} for name in ("none", "partial", "full")},
     "broadcast": {"strategy": "broadcast"},
 }
 _views = itertools.count()
@@ -87,10 +82,8 @@ def difference(mine: collections.Counter[str], theirs: collections.Counter[str])
     return f"too many: {list((mine - theirs).items())[:5]}, missing: {list((theirs - mine).items())[:5]}"
 
 
-def saved(path: Path, table: pa.Table) -> str:
-    pq.write_table(table, path, row_group_size=16)
-    wait_until_settled(path)
-    return str(path)
+def file_of(path: Path, table: pa.Table) -> str:
+    return str(saved(path, table, group=16))
 
 
 # --- keys of every type ---------------------------------------------------------------------------
@@ -147,7 +140,9 @@ def varied(side: int) -> pa.Table:
 def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """(a file of facts, the table's): both with a column of every key type."""
     home, facts = tmp_path_factory.mktemp("keys"), varied(0)
-    return saved(home / "facts.parquet", facts.rename_columns(["fact", *ON])), saved(home / "dim.parquet", varied(1))
+    return file_of(home / "facts.parquet", facts.rename_columns(["fact", *ON])), file_of(
+        home / "dim.parquet", varied(1)
+    )
 
 
 def by_all_keys(spark: SparkSession, sides: tuple[str, str], look: Look, how: str) -> DataFrame:
@@ -199,7 +194,7 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A table with a column of every type, nested ones and ones that Spark does not write among them."""
     table, _ = arrow_table([*PRIMITIVES, *NESTED, *FOREIGN], random.Random(SEED))
     doubled = pa.concat_tables([table, table.slice(0, 40)])
-    return saved(tmp_path_factory.mktemp("values") / "dim.parquet", doubled)
+    return file_of(tmp_path_factory.mktemp("values") / "dim.parquet", doubled)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -234,7 +229,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         "empty": pa.table(city).slice(0, 0),
         "many": pa.table({"id": [n % 5000 for n in range(15_000)], "v": list(range(15_000))}),
     }
-    return SimpleNamespace(**{name: saved(home / f"{name}.parquet", table) for name, table in tables.items()})
+    return SimpleNamespace(**{name: file_of(home / f"{name}.parquet", table) for name, table in tables.items()})
 
 
 def viewed(df: DataFrame, query: str) -> DataFrame:
@@ -335,18 +330,14 @@ def test_queries(spark: SparkSession, files: SimpleNamespace, shape: str) -> Non
         assert (found := rows_of(mine)) == wanted, f"{way}, {difference(found, wanted)}"
 
 
-def test_tables_given_otherwise(spark: SparkSession, files: SimpleNamespace) -> None:
+def test_tables_given_otherwise(spark: SparkSession, files: SimpleNamespace, name: str) -> None:
     """A catalog table's name and a LookupTable mean the table whose path they have."""
     df = spark.read.parquet(files.facts)
     theirs = by_spark(df, files.city, "id", "left", ["name", "score"])
-    spark.sql(f"CREATE TABLE city_of_join USING lookupcache OPTIONS (path '{files.city}')")
-    try:
-        for table in ("city_of_join", "default.CITY_of_join", LookupTable(files.city, {"lookup.keys": "Id"})):
-            mine = lookup_join(df, table, "id", "left", ["name", "score"], strategy="cache", options=FULL)
-            assert columns_of(mine) == columns_of(theirs)
-            assert rows_of(mine) == rows_of(theirs)
-    finally:
-        spark.sql("DROP TABLE city_of_join")
+    spark.sql(f"CREATE TABLE {name} {catalog_options(files.city)}")
+    for table in (name, f"default.{name.upper()}", LookupTable(files.city, {"lookup.keys": "Id"})):
+        mine = lookup_join(df, table, "id", "left", ["name", "score"], strategy="cache", options=FULL)
+        assert (columns_of(mine), rows_of(mine)) == (columns_of(theirs), rows_of(theirs))
 
 
 # --- plans and costs ------------------------------------------------------------------------------
@@ -374,7 +365,7 @@ def test_calls(spark: SparkSession, files: SimpleNamespace) -> None:
     two = by_lookup("full")(one, files.city, {"qty": "Id"}, "inner", ["score"], "b_")
     two.collect()
     for query in (one, two):
-        calls = Calls(files.city, {"lookup.keys": "Id"})
+        calls = Calls(files.city)
         query.select("*").collect()  # another DataFrame: one that is collected again keeps what it broadcast
         delta = calls.since()
         assert [delta[f"ufs{kind}Count"] for kind in ("Head", "List", "Get")] == [1, 0, 0]
@@ -437,17 +428,12 @@ def test_mistakes(spark: SparkSession, files: SimpleNamespace, values: str, mist
         lookup_join(df, table, on, columns=columns, options=options, **rest)
 
 
-def test_a_column_object_as_the_key(spark: SparkSession, files: SimpleNamespace) -> None:
-    """A Column, which only Spark's own join takes, is refused with what to do."""
+def test_what_looks_odd(spark: SparkSession, files: SimpleNamespace) -> None:
+    """A Column, which only Spark's own join takes, is refused with what to do; a column may have any name but the reserved ones."""
     df = spark.read.parquet(files.facts)
     for on in (sf.col("id"), df["id"] == sf.col("Id"), [sf.col("id")]):
         with pytest.raises(OptionError, match="argument on"):
             lookup_join(df, files.city, on, columns=["name"])  # type: ignore[arg-type]
-
-
-def test_columns_named_as_those_of_a_broadcast(spark: SparkSession, files: SimpleNamespace) -> None:
-    """A DataFrame may have a column of any name but the reserved ones: it arrives as it was."""
-    df = spark.range(4).withColumn("_lookup_key_0", sf.lit(7))
-    mine, theirs = (look(df, files.city, "id", "left", ["name"]) for look in (by_lookup("broadcast"), by_spark))
-    assert mine.columns == theirs.columns
-    assert rows_of(mine) == rows_of(theirs)
+    own = spark.range(4).withColumn("_lookup_key_0", sf.lit(7))
+    mine, theirs = (look(own, files.city, "id", "left", ["name"]) for look in (by_lookup("broadcast"), by_spark))
+    assert (mine.columns, rows_of(mine)) == (theirs.columns, rows_of(theirs))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import functions as sf
@@ -16,32 +12,18 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import register_lookup
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.spark import sql_functions
-from tests.fakes import wait_until_settled
-from tests.spark.test_source import Calls, put
+from tests.spark.common import Calls, put, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-_names = itertools.count()
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """A function's name that no other test uses."""
-    yield f"fn_{next(_names)}"
 
 
 @pytest.fixture
 def facts(spark: SparkSession) -> str:
     spark.range(20).selectExpr("id", "CASE WHEN id % 5 < 4 THEN id END AS k").createOrReplaceTempView("function_facts")
     return "function_facts"
-
-
-def table_of(path: Path, rows: dict[str, list[object]]) -> Path:
-    pq.write_table(pa.table(rows), path)
-    wait_until_settled(path)
-    return path
 
 
 def test_a_row_by_key(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
@@ -54,86 +36,72 @@ def test_a_row_by_key(spark: SparkSession, tmp_path: Path, name: str, facts: str
     rows = {row.k: row.v for row in spark.sql(statement).collect()}
     assert calls.calls() == (1, 0, 0)
     assert rows == {k: 3 if k is not None and k < 10 else None for k in rows}
-    assert (
-        spark.sql(f"SELECT {name}(CAST(4 AS INT)) AS r").schema["r"].dataType.simpleString() == "struct<version:bigint>"
-    )
+    kind = spark.sql(f"SELECT {name}(CAST(4 AS INT)) AS r").schema["r"].dataType
+    assert kind.simpleString() == "struct<version:bigint>"
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "SELECT {f}(k).version AS a, {f}(k + 1).version AS b FROM {t} WHERE k BETWEEN 1 AND 5",
-        "SELECT a.v AS a, b.v AS b FROM {f}_view a JOIN {f}_view b USING (k)",
-        "SELECT max(v) AS a, min(v) AS b FROM (SELECT v FROM {f}_view UNION ALL SELECT {f}(k).version FROM {t})",
-        "SELECT {f}(k).version AS a, {f}({f}(k).version).version AS b FROM {t} WHERE k < 3",
-    ],
-    ids=["two calls", "self join", "union", "nested"],
-)
-def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: str, facts: str, statement: str) -> None:
+def test_one_version_in_a_statement(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
     """However often a statement refers to the function, what it sees is of one version, while the table changes under it."""
     path = put(tmp_path / "dim.parquet", 1)
     register_lookup(spark, name, str(path), "id")
-    spark.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW {name}_view AS SELECT k, {name}(k).version AS v FROM {facts} WHERE k < 10"
-    )
+    view = f"SELECT k, {name}(k).version AS v FROM {facts} WHERE k < 10"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name}_view AS {view}")
     for version in (2, 3, 4):
         put(path, version)
-        rows = spark.sql(statement.format(f=name, t=facts)).collect()
-        assert {(row.a, row.b) for row in rows} == {(version, version)}
+        for statement in (
+            f"SELECT {name}(k).version AS a, {name}(k + 1).version AS b FROM {facts} WHERE k BETWEEN 1 AND 5",
+            f"SELECT a.v AS a, b.v AS b FROM {name}_view a JOIN {name}_view b USING (k)",
+            f"SELECT max(v) AS a, min(v) AS b FROM (SELECT v FROM {name}_view UNION ALL SELECT {name}(k).version FROM {facts})",
+            f"SELECT {name}(k).version AS a, {name}({name}(k).version).version AS b FROM {facts} WHERE k < 3",
+        ):
+            rows = spark.sql(statement).collect()
+            assert {(row.a, row.b) for row in rows} == {(version, version)}, statement
+
+
+STANDS: list[tuple[str, int]] = [
+    ("SELECT count(*) FROM {t} WHERE {f}(k).version = 7", 8),
+    ("SELECT count(*) FROM {t} f JOIN (SELECT 7 AS v) o ON {f}(f.k).version = o.v", 8),
+    ("SELECT count(*) FROM {t} f LEFT JOIN (SELECT 7 AS v) o ON {f}(f.k).version = o.v", 20),
+    ("SELECT max(c) FROM (SELECT {f}(k).version AS v, count(*) AS c FROM {t} GROUP BY {f}(k).version)", 12),
+    ("SELECT sum({f}(k).version) FROM {t}", 56),
+    ("SELECT max(CASE WHEN k > 2 THEN {f}(k).version END) FROM {t}", 7),
+    ("SELECT max(n) FROM (SELECT row_number() OVER (PARTITION BY {f}(k).version ORDER BY id) AS n FROM {t})", 12),
+    ("SELECT first(v) FROM (SELECT {f}(k).version AS v FROM {t}) ORDER BY 1", 7),
+]
+REFUSED = [
+    "SELECT * FROM {t} ORDER BY {f}(k).version",
+    "SELECT * FROM {t} LATERAL VIEW inline(array({f}(k))) AS r",
+    "CREATE FUNCTION kept(k BIGINT) RETURN {f}(k)",
+]
 
 
 def test_where_it_may_stand(spark: SparkSession, tmp_path: Path, name: str, facts: str) -> None:
     """In WHERE, JOIN ON, GROUP BY, CASE, windows, aggregates and DataFrame expressions; not in ORDER BY, where a subselect does."""
-    path = put(tmp_path / "dim.parquet", 7)
-    register_lookup(spark, name, str(path), "id")
-    for statement, expected in [
-        (f"SELECT count(*) FROM {facts} WHERE {name}(k).version = 7", 8),
-        (f"SELECT count(*) FROM {facts} f JOIN (SELECT 7 AS v) o ON {name}(f.k).version = o.v", 8),
-        (f"SELECT count(*) FROM {facts} f LEFT JOIN (SELECT 7 AS v) o ON {name}(f.k).version = o.v", 20),
-        (
-            f"SELECT max(c) FROM (SELECT {name}(k).version AS v, count(*) AS c FROM {facts} GROUP BY {name}(k).version)",
-            12,
-        ),
-        (f"SELECT sum({name}(k).version) FROM {facts}", 56),
-        (f"SELECT max(CASE WHEN k > 2 THEN {name}(k).version END) FROM {facts}", 7),
-        (
-            f"SELECT max(n) FROM (SELECT row_number() OVER (PARTITION BY {name}(k).version ORDER BY id) AS n FROM {facts})",
-            12,
-        ),
-        (f"SELECT first(v) FROM (SELECT {name}(k).version AS v FROM {facts}) ORDER BY 1", 7),
-    ]:
-        assert spark.sql(statement).collect()[0][0] == expected, statement
+    register_lookup(spark, name, str(put(tmp_path / "dim.parquet", 7)), "id")
+    for statement, expected in STANDS:
+        assert spark.sql(statement.format(f=name, t=facts)).collect()[0][0] == expected, statement
     table = spark.table(facts)
     assert table.select(sf.call_function(name, sf.col("k")).version.alias("v")).filter("v = 7").count() == 8
     assert table.filter(sf.expr(f"{name}(k).version = 7")).count() == 8
-    for refused in (
-        f"SELECT * FROM {facts} ORDER BY {name}(k).version",
-        f"SELECT * FROM {facts} LATERAL VIEW inline(array({name}(k))) AS r",
-        f"CREATE FUNCTION kept(k BIGINT) RETURN {name}(k)",
-    ):
+    for refused in REFUSED:
         with pytest.raises(AnalysisException):
-            spark.sql(refused).collect()
+            spark.sql(refused.format(f=name, t=facts)).collect()
 
 
-def test_several_rows_for_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """`multi`: an array of all rows in file order, empty without any; otherwise a second row is an error that says what to do."""
-    path = table_of(tmp_path / "dim.parquet", {"g": ["x", "y", "x"], "n": [1, 2, 3]})
+def test_rows_of_a_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """`name_rows(key)` is a table of all rows, key columns first; `multi` an array of them in file order; otherwise a second row is
+    an error that says what to do. An absent key and null have none, and nothing is fetched for what is known."""
+    rows = {"n": [1, 2, 3], "g": ["x", "y", "x"], "w h": [None, b"b", b"c"]}
+    path = saved(tmp_path / "dim.parquet", rows)
     register_lookup(spark, name, str(path), "g", multi=True)
     (row,) = spark.sql(f"SELECT {name}('x').n AS x, {name}('z') AS z, {name}(NULL) AS nothing").collect()
     assert (row.x, row.z, row.nothing) == ([1, 3], [], [])
     register_lookup(spark, name, str(path), "g")
-    assert spark.sql(f"SELECT {name}('y').n").collect()[0][0] == 2
+    assert spark.sql(f"SELECT {name}('y').n").collect() == [(2,)]
     with pytest.raises(PythonException, match=r"several rows.*g = 'x'.*multi=True"):
         spark.sql(f"SELECT {name}('x').n").collect()
-
-
-def test_rows_of_a_constant_key(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """`name_rows(key)` is a table: key columns first; none for an absent key or null; nothing is fetched for it when it is known."""
-    path = table_of(tmp_path / "dim.parquet", {"n": [1, 2, 3], "g": ["x", "y", "x"], "w h": [None, b"b", b"c"]})
-    register_lookup(spark, name, str(path), "g")
-    rows = spark.sql(f"SELECT * FROM {name}_rows('x')").collect()
-    assert [tuple(row) for row in rows] == [("x", 1, None), ("x", 3, bytearray(b"c"))]
-    assert rows[0].asDict().keys() == {"g", "n", "w h"}
+    found = spark.sql(f"SELECT * FROM {name}_rows('x')").collect()
+    assert [row.asDict() for row in found] == [{"g": "x", "n": 1, "w h": None}, {"g": "x", "n": 3, "w h": b"c"}]
     calls = Calls(path)
     assert spark.sql(f"SELECT * FROM {name}_rows('nobody') UNION ALL SELECT * FROM {name}_rows(NULL)").collect() == []
     assert calls.calls()[2] == 0
@@ -141,74 +109,51 @@ def test_rows_of_a_constant_key(spark: SparkSession, tmp_path: Path, name: str) 
 
 
 def test_several_keys_and_odd_names(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Keys are arguments in the order that is given, whatever their names; chosen columns come in the order that is given."""
+    """Keys are arguments in the order that is given, chosen columns come in the order that is given, and columns and nested fields
+    with spaces, dashes and backquotes are what they are in the answer."""
     rows = {"a b": [1, 1], "version": ["x", "y"], "c.d": [5.0, 6.0], "é`": [True, None]}
-    path = table_of(tmp_path / "dim.parquet", rows)
-    register_lookup(spark, name, str(path), ["version", "a b"], columns=["é`", "C.D"])
+    path = saved(tmp_path / "dim.parquet", {**rows, "e-f": [{"g h": [{"i`j": 7}]}, None]})
+    register_lookup(spark, name, str(path), ["version", "a b"], columns=["é`", "C.D", "e-f"])
     (row,) = spark.sql(f"SELECT {name}('x', 1) AS r").collect()
-    assert row.r.asDict() == {"é`": True, "c.d": 5.0}
-    assert [tuple(r) for r in spark.sql(f"SELECT * FROM {name}_rows('y', 1)").collect()] == [("y", 1, None, 6.0)]
+    assert row.r.asDict(recursive=True) == {"é`": True, "c.d": 5.0, "e-f": {"g h": [{"i`j": 7}]}}
+    (row,) = spark.sql(f"SELECT * FROM {name}_rows('x', 1)").collect()
+    assert tuple(row)[:4] == ("x", 1, True, 5.0)
+    assert row["e-f"].asDict(recursive=True) == {"g h": [{"i`j": 7}]}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "says"),
-    [
+def test_refusals(spark: SparkSession, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments that do not fit are errors when the function is registered, and name what is wrong, as is a name that is another
+    lookup's table function. Both functions of a lookup are replaced, or none."""
+    old, new = (
+        saved(tmp_path / "old.parquet", {"id": [1], "v": [1]}),
+        saved(tmp_path / "new.parquet", {"id": [1], "w": ["x"]}),
+    )
+    register_lookup(spark, name, str(old), "id")
+    register_lookup(spark, f"{name}_2_rows", str(old), "id")
+    refused: list[tuple[dict[str, object], type[Exception], str]] = [
         ({"name": "a-b"}, OptionError, "name"),
+        ({"name": f"{name}_ROWS"}, OptionError, rf"both would have a function {name}_rows\(\)"),
+        ({"name": f"{name}_2"}, OptionError, f"both would have a function {name}_2_rows"),
         ({"key": "nothing"}, SchemaError, "nothing"),
         ({"key": []}, OptionError, "key"),
         ({"columns": ["nothing"]}, SchemaError, "nothing"),
         ({"columns": []}, OptionError, "columns"),
         ({"table": "no_such_table"}, OptionError, "no_such_table"),
         ({"options": {"lookup.cahce": "FULL"}}, OptionError, "did you mean lookup.cache"),
-        ({"options": {"lookup.keys": "version"}}, OptionError, "lookup.keys = 'version' is not what"),
+        ({"options": {"lookup.keys": "v"}}, OptionError, "lookup.keys = 'v' is not what"),
         ({"options": {"lookup.view": "files"}}, OptionError, "lookup.view"),
-    ],
-)
-def test_refusals(
-    spark: SparkSession, tmp_path: Path, arguments: dict[str, object], error: type[Exception], says: str
-) -> None:
-    """Arguments that do not fit are errors when the function is registered, and name what is wrong."""
-    given: dict[str, object] = {"name": "fn_bad", "table": str(put(tmp_path / "dim.parquet", 1)), "key": "id"}
-    with pytest.raises(error, match=says):
-        register_lookup(spark, **{**given, **arguments})  # type: ignore[arg-type]
+    ]
+    for arguments, error, says in refused:
+        with pytest.raises(error, match=says):
+            register_lookup(spark, **{"name": name, "table": str(new), "key": "id", **arguments})  # type: ignore[arg-type]
+    body = sql_functions._body
 
+    def broken(*arguments: object, **more: object) -> str:
+        return body(*arguments, **more) + (" nonsense" if more.get("as_rows") else "")  # type: ignore[arg-type]
 
-def test_names_that_sql_must_quote(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """Columns and nested fields with spaces, dashes and backquotes are what they are in the answer."""
-    path = table_of(tmp_path / "dim.parquet", {"a b": [1], "c-d": [{"e f": [{"g`h": 7}]}]})
-    register_lookup(spark, name, str(path), "a b")
-    (row,) = spark.sql(f"SELECT {name}(1) AS r").collect()
-    assert row.r.asDict(recursive=True) == {"c-d": {"e f": [{"g`h": 7}]}}
-    (row,) = spark.sql(f"SELECT * FROM {name}_rows(1)").collect()
-    assert row.asDict(recursive=True) == {"a b": 1, "c-d": {"e f": [{"g`h": 7}]}}
-
-
-def test_a_lookup_that_cannot_be_registered(
-    spark: SparkSession, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both functions of a lookup are replaced, or none: where Spark refuses one, the old ones answer from the old table."""
-    old = table_of(tmp_path / "old.parquet", {"id": [1], "v": [1]})
-    new = table_of(tmp_path / "new.parquet", {"id": [1], "w": ["x"]})
-    register_lookup(spark, name, str(old), "id")
-    with monkeypatch.context() as patch:
-        body = sql_functions._body
-        patch.setattr(
-            sql_functions, "_body", lambda *a, **more: body(*a, **more) + (" nonsense" if more.get("as_rows") else "")
-        )
-        with pytest.raises(AnalysisException):
-            register_lookup(spark, name, str(new), "id")
+    with monkeypatch.context() as patch, pytest.raises(AnalysisException):
+        patch.setattr(sql_functions, "_body", broken)
+        register_lookup(spark, name, str(new), "id")
     assert spark.sql(f"SELECT {name}(1).v AS v, r.v AS w FROM {name}_rows(1) r").collect() == [(1, 1)]
     register_lookup(spark, name, str(new), "id")
     assert spark.sql(f"SELECT {name}(1).w AS v, r.w AS w FROM {name}_rows(1) r").collect() == [("x", "x")]
-
-
-def test_two_lookups_with_a_function_of_one_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """A name that is another lookup's table function, or would make that one of the other's, is refused."""
-    path = table_of(tmp_path / "dim.parquet", {"id": [1], "v": [1]})
-    register_lookup(spark, name, str(path), "id")
-    with pytest.raises(OptionError, match=rf"both would have a function {name}_rows\(\)"):
-        register_lookup(spark, f"{name}_ROWS", str(path), "id")
-    register_lookup(spark, f"{name}_2_rows", str(path), "id")
-    with pytest.raises(OptionError, match=f"both would have a function {name}_2_rows"):
-        register_lookup(spark, f"{name}_2", str(path), "id")
-    assert spark.sql(f"SELECT v FROM {name}_rows(1)").collect() == [(1,)]

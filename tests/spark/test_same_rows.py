@@ -8,7 +8,7 @@ import decimal
 import math
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from pyspark_lookup import LookupTable
 from pyspark_lookup.spark.types import struct_type
 from tests.fuzzing import MORE
+from tests.spark.common import Calls, conf, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +33,6 @@ SEED = int(os.environ.get("LOOKUPCACHE_TEST_SEED", "20240131"))
 ROWS = 240
 PREDICATES = 25 * MORE  # per table
 THROUGH_SPARK = 4 * MORE  # of them, per table and way
-PUSHED = 4 * MORE
 UTC = datetime.timezone.utc
 
 
@@ -56,50 +56,17 @@ def drawn(strategy: st.SearchStrategy[T], count: int, salt: str) -> list[T]:
     return found
 
 
-# --- literals: a value as Spark SQL writes it -----------------------------------------------------
-
-
-def quoted(text: str) -> str:
-    escapes = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return "'" + "".join(escapes.get(char, char) for char in text) + "'"
-
-
-def double(value: float) -> str:
-    if math.isnan(value) or math.isinf(value):
-        return f"CAST('{value}' AS DOUBLE)"
-    return f"{value!r}D" if "e" not in repr(value) else repr(value)
-
-
-def exact(value: decimal.Decimal) -> str:
-    return format(value, "f")
-
-
-def date(value: datetime.date) -> str:
-    return f"DATE '{value.isoformat()}'"
-
-
-def instant(value: datetime.datetime, hours: int = 0) -> str:
-    """The same instant, written in a zone `hours` from UTC."""
-    shifted = value.astimezone(datetime.timezone(datetime.timedelta(hours=hours)))
-    return f"TIMESTAMP '{shifted.isoformat(' ')}'"
-
-
-def wall_clock(value: datetime.datetime) -> str:
-    return f"TIMESTAMP_NTZ '{value.isoformat(' ')}'"
-
-
 # --- columns --------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column's name and type, values for its rows, and SQL literals to compare them with (None: only IS NULL)."""
+    """A column's name and type, and values for its rows. `compared`: with literals, not only with null."""
 
     name: str
     type: pa.DataType
     values: st.SearchStrategy[Any]
-    literals: Callable[[Sequence[Any]], st.SearchStrategy[str]] | None
-    text: bool = False
+    compared: bool = True
 
     @property
     def sql(self) -> str:
@@ -109,13 +76,16 @@ class Column:
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x1a\b"), max_size=4) | st.sampled_from(
     ["", "a", "ab", "abc", "b", "é", "éa", "z", "\U0001f600", "\uffff", "it's", "a\\b", "a%b", "a_b", " a", "A", "\0"]
 )
-DAYS = st.dates(datetime.date(1, 1, 3), datetime.date(9999, 12, 28)) | st.dates(
-    datetime.date(2024, 1, 1), datetime.date(2024, 1, 9)
-)
+BYTES = st.binary(max_size=3)
+DAY = datetime.date(2024, 1, 1)
+DAYS = st.dates(datetime.date(1, 1, 3), datetime.date(9999, 12, 28)) | st.dates(DAY, datetime.date(2024, 1, 9))
+TIME = datetime.datetime(2024, 1, 1)
 TIMES = st.datetimes(datetime.datetime(1901, 1, 1), datetime.datetime(2200, 1, 1)) | st.datetimes(
-    datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2)
+    TIME, datetime.datetime(2024, 1, 2)
 )
-HOURS = st.sampled_from([0, 0, 1, -8, 13])
+INSTANTS = TIMES.map(lambda t: t.replace(tzinfo=UTC))
+SINGLES = st.floats(width=32)
+DOUBLES = st.floats() | st.sampled_from([0.0, -0.0, math.nan, 0.1])
 
 
 def either(values: Sequence[T], fresh: st.SearchStrategy[T]) -> st.SearchStrategy[T]:
@@ -129,126 +99,126 @@ def whole_numbers(bits: int) -> st.SearchStrategy[int]:
     return st.integers(low, high) | st.integers(-3, 3) | st.sampled_from([low, low + 1, high - 1, high])
 
 
-def integer_literals(values: Sequence[int], bits: int) -> st.SearchStrategy[str]:
-    near = either(values, whole_numbers(bits))
-    outside = st.sampled_from([2**bits, -(2**bits), 2 ** (bits - 1), 10**25, -(10**25)])
-    halves = st.builds(lambda i: f"{i}.5", st.integers(-1000, 1000))
-    return st.one_of(
-        near.map(str), near.map(str), near.map(str), outside.map(str), halves, near.map(lambda i: f"{i}.00"),
-        near.map(float).map(double), near.map(lambda i: f"{i}L" if abs(i) < 2**62 else str(i)),
-    )  # fmt: skip
-
-
-def decimal_literals(values: Sequence[decimal.Decimal], precision: int, scale: int) -> st.SearchStrategy[str]:
-    near = either(values, decimals(precision, scale))
-    most = 10 ** (precision - scale)
-    whole = st.integers(-most + 1, most - 1)
-    ways = [near.map(exact), near.map(exact), whole.map(str), near.map(float).map(double)]
-    if precision < 37:  # with more, Spark rounds and lookup.where refuses
-        ways.append(st.sampled_from([most, -most, most + 1, 20 * most]).map(str))
-        ways.append(st.builds(lambda v, d: f"{exact(v)}{d:02}", near, st.integers(0, 99)))
-    return st.one_of(ways)
-
-
 def decimals(precision: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
     most = 10**precision - 1
     digits = st.integers(-most, most) | st.integers(-300, 300) | st.sampled_from([most, -most, 0])
     return digits.map(lambda d: decimal.Decimal(d).scaleb(-scale, decimal.Context(prec=60)))
 
 
-def float_literals(values: Sequence[float]) -> st.SearchStrategy[str]:
-    near = either(values, st.floats(width=32))
-    small = st.decimals(-1000, 1000, places=2, allow_nan=False)
-    single = near.filter(lambda v: math.isnan(v) or math.isinf(v) or abs(v) < 3e38)
-    return st.one_of(
-        near.map(double), near.map(double), small.map(exact), st.integers(-5, 2**33).map(str),
-        single.map(lambda v: f"CAST('{v!r}' AS FLOAT)"),
-        st.sampled_from(["0.0", "-0.0D", "CAST('NaN' AS DOUBLE)", "CAST('-Infinity' AS DOUBLE)", "0.1F"]),
-    )  # fmt: skip
-
-
-def integers(name: str, bits: int, kind: pa.DataType | None = None) -> Column:
-    return Column(
-        name, kind or getattr(pa, f"int{bits}")(), whole_numbers(bits), lambda known: integer_literals(known, bits)
-    )
-
-
-def numbers(name: str, precision: int, scale: int) -> Column:
-    return Column(
-        name,
-        pa.decimal128(precision, scale),
-        decimals(precision, scale),
-        lambda known: decimal_literals(known, precision, scale),
-    )
-
-
-def times(name: str, zone: str | None) -> Column:
-    if zone is None:
-        return Column(
-            name,
-            pa.timestamp("us"),
-            TIMES,
-            lambda known: st.one_of(
-                either(known, TIMES).map(wall_clock),
-                either(known, TIMES).map(lambda v: f"'{v.isoformat(' ')}'"),
-                DAYS.map(date),
-            ),
-        )
-    zoned = TIMES.map(lambda t: t.replace(tzinfo=UTC))
-    return Column(name, pa.timestamp("us", zone), zoned, lambda known: st.builds(instant, either(known, zoned), HOURS))
-
-
-def strings(name: str, kind: pa.DataType) -> Column:
-    return Column(name, kind, TEXT, lambda known: either(known, TEXT).map(quoted), text=True)
-
-
 PRIMITIVES = [
-    Column("flag", pa.bool_(), st.booleans(), lambda known: st.sampled_from(["true", "false"])),
-    integers("tiny", 8),
-    integers("small", 16),
-    integers("plain", 32),
-    integers("Big Number", 64),
-    Column("single", pa.float32(), st.floats(width=32), float_literals),
-    Column("double", pa.float64(), st.floats() | st.sampled_from([0.0, -0.0, math.nan, 0.1]), float_literals),
-    numbers("money", 9, 2),
-    numbers("precise", 18, 6),
-    numbers("huge", 38, 10),
-    strings("name", pa.string()),
-    Column(
-        "bytes",
-        pa.binary(),
-        st.binary(max_size=3),
-        lambda known: either(known, st.binary(max_size=3)).map(lambda b: f"X'{b.hex()}'"),
-    ),
-    Column("day", pa.date32(), DAYS, lambda known: either(known, DAYS).flatmap(
-        lambda d: st.sampled_from([date(d), f"'{d.isoformat()}'"]))),
-    times("at", "UTC"),
-    times("wall.clock", None),
-]  # fmt: skip
+    Column("flag", pa.bool_(), st.booleans()),
+    Column("tiny", pa.int8(), whole_numbers(8)),
+    Column("small", pa.int16(), whole_numbers(16)),
+    Column("plain", pa.int32(), whole_numbers(32)),
+    Column("Big Number", pa.int64(), whole_numbers(64)),
+    Column("single", pa.float32(), SINGLES),
+    Column("double", pa.float64(), DOUBLES),
+    Column("money", pa.decimal128(9, 2), decimals(9, 2)),
+    Column("precise", pa.decimal128(18, 6), decimals(18, 6)),
+    Column("huge", pa.decimal128(38, 10), decimals(38, 10)),
+    Column("name", pa.string(), TEXT),
+    Column("bytes", pa.binary(), BYTES),
+    Column("day", pa.date32(), DAYS),
+    Column("at", pa.timestamp("us", "UTC"), INSTANTS),
+    Column("wall.clock", pa.timestamp("us"), TIMES),
+]
 
+_PAIR = pa.struct([("x", pa.int32()), ("y", pa.string())])
+_TAGS = pa.map_(pa.string(), pa.list_(pa.date32()))
+_TAGGED = st.dictionaries(TEXT, st.lists(st.none() | DAYS, max_size=2), max_size=2).map(lambda d: list(d.items()))
+_DEEP = st.fixed_dictionaries({"at": st.none() | INSTANTS, "tags": st.none() | _TAGGED})
+_MAPS = st.dictionaries(TEXT, st.none() | st.floats(), max_size=2).map(lambda d: list(d.items()))
 NESTED = [
-    Column("pair", pa.struct([("x", pa.int32()), ("y", pa.string())]),
-           st.fixed_dictionaries({"x": st.none() | whole_numbers(32), "y": st.none() | TEXT}), None),
-    Column("list", pa.list_(pa.int64()), st.lists(st.none() | whole_numbers(64), max_size=3), None),
-    Column("map", pa.map_(pa.string(), pa.float64()),
-           st.dictionaries(TEXT, st.none() | st.floats(), max_size=2).map(lambda d: list(d.items())), None),
-    Column("deep", pa.list_(pa.struct([("at", pa.timestamp("us", "UTC")), ("tags", pa.map_(pa.string(), pa.list_(pa.date32())))])),
-           st.lists(st.none() | st.fixed_dictionaries({
-               "at": st.none() | TIMES.map(lambda t: t.replace(tzinfo=UTC)),
-               "tags": st.none() | st.dictionaries(TEXT, st.lists(st.none() | DAYS, max_size=2), max_size=2).map(lambda d: list(d.items())),
-           }), max_size=2), None),
-]  # fmt: skip
+    Column("pair", _PAIR, st.fixed_dictionaries({"x": st.none() | whole_numbers(32), "y": st.none() | TEXT}), False),
+    Column("list", pa.list_(pa.int64()), st.lists(st.none() | whole_numbers(64), max_size=3), False),
+    Column("map", pa.map_(pa.string(), pa.float64()), _MAPS, False),
+    Column(
+        "deep",
+        pa.list_(pa.struct([("at", pa.timestamp("us", "UTC")), ("tags", _TAGS)])),
+        st.lists(st.none() | _DEEP, max_size=2),
+        False,
+    ),
+]
 
 # Types that Arrow writes and Spark does not, but reads.
 FOREIGN = [
-    integers("u8", 16, pa.uint8()),
-    integers("u16", 32, pa.uint16()),
-    integers("u32", 64, pa.uint32()),
-    strings("long text", pa.large_string()),
-    strings("codes", pa.dictionary(pa.int16(), pa.string())),
-    times("paris", "Europe/Paris"),
-    Column("list of long text", pa.large_list(pa.large_string()), st.lists(st.none() | TEXT, max_size=2), None),
+    Column("u8", pa.uint8(), st.integers(0, 2**8 - 1)),
+    Column("u16", pa.uint16(), st.integers(0, 2**16 - 1)),
+    Column("u32", pa.uint32(), st.integers(0, 2**32 - 1)),
+    Column("long text", pa.large_string(), TEXT),
+    Column("codes", pa.dictionary(pa.int16(), pa.string()), TEXT),
+    Column("paris", pa.timestamp("us", "Europe/Paris"), INSTANTS),
+    Column("list of long text", pa.large_list(pa.large_string()), st.lists(st.none() | TEXT, max_size=2), False),
 ]
+
+
+# --- literals: values as Spark SQL writes them ----------------------------------------------------
+
+
+def quoted(text: str) -> str:
+    escapes = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return "'" + "".join(escapes.get(char, char) for char in text) + "'"
+
+
+def double(value: float) -> str:
+    if math.isnan(value) or math.isinf(value):
+        return f"CAST('{value}' AS DOUBLE)"
+    return f"{value!r}D" if "e" not in repr(value) else repr(value)
+
+
+def instant(value: datetime.datetime, hours: int) -> str:
+    """The same instant, written in a zone `hours` from UTC."""
+    shifted = value.astimezone(datetime.timezone(datetime.timedelta(hours=hours)))
+    return f"TIMESTAMP '{shifted.isoformat(' ')}'"
+
+
+def literals(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]:
+    """Mostly values of the table, in each way in which they are written, and numbers that the type does not have."""
+    kind, near = column.type, either(known, column.values)
+    if pa.types.is_boolean(kind):
+        return st.sampled_from(["true", "false"])
+    if pa.types.is_integer(kind):
+        most = 2**kind.bit_width
+        long = near.map(lambda i: f"{i}L" if abs(i) < 2**62 else str(i))
+        halves = st.integers(-1000, 1000).map("{}.5".format)
+        numbers = (most, -most, 2 * most, most // 2, 10**25, -(10**25))
+        return st.one_of(
+            near.map(str),
+            near.map(str),
+            near.map("{}.00".format),
+            near.map(float).map(double),
+            long,
+            halves,
+            listed(numbers),
+        )
+    if pa.types.is_decimal(kind):
+        most, exact = 10 ** (kind.precision - kind.scale), near.map("{:f}".format)
+        ways = [exact, exact, st.integers(-most + 1, most - 1).map(str), near.map(float).map(double)]
+        if kind.precision < 37:  # with more, Spark rounds and lookup.where refuses
+            numbers = (most, -most, most + 1, 20 * most)
+            ways += [listed(numbers), st.builds("{0:f}{1:02}".format, near, st.integers(0, 99))]
+        return st.one_of(ways)
+    if pa.types.is_floating(kind):
+        single = near.filter(lambda v: math.isnan(v) or math.isinf(v) or abs(v) < 3e38)
+        small = st.decimals(-1000, 1000, places=2, allow_nan=False).map("{:f}".format)
+        numbers = ("0.0", "-0.0D", "CAST('NaN' AS DOUBLE)", "CAST('-Infinity' AS DOUBLE)", "0.1F")
+        cast = single.map("CAST('{!r}' AS FLOAT)".format)
+        return st.one_of(
+            near.map(double), near.map(double), small, st.integers(-5, 2**33).map(str), cast, listed(numbers)
+        )
+    if pa.types.is_binary(kind):
+        return near.map(lambda b: f"X'{b.hex()}'")
+    if pa.types.is_date(kind):
+        return near.map("DATE '{}'".format) | near.map("'{}'".format)
+    if pa.types.is_timestamp(kind):
+        if kind.tz is not None:
+            return st.builds(instant, near, st.sampled_from([0, 0, 1, -8, 13]))
+        return st.one_of(near.map("TIMESTAMP_NTZ '{}'".format), near.map("'{}'".format), DAYS.map("DATE '{}'".format))
+    return near.map(quoted)
+
+
+def listed(values: Sequence[Any]) -> st.SearchStrategy[str]:
+    return st.sampled_from(values).map(str)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -265,10 +235,7 @@ class Table:
 
 def column_values(column: Column, rows: int, rng: random.Random) -> tuple[list[Any], list[Any]]:
     """(values of the rows with nulls among them, the distinct ones they are taken from)."""
-    values = column.values
-    if pa.types.is_unsigned_integer(column.type):
-        values = st.integers(0, 2**column.type.bit_width - 1)
-    pool = drawn(values, 14, f"values of {column.name} {rng.random()}")
+    pool = drawn(column.values, 14, f"values of {column.name} {rng.random()}")
     nulls = rng.choice([0.0, 0.1, 0.1, 0.6])
     picked = [None if rng.random() < nulls else rng.choice(pool) for _ in range(rows)]
     return picked, pool
@@ -280,7 +247,7 @@ def arrow_table(columns: Sequence[Column], rng: random.Random) -> tuple[pa.Table
         values, known[column.name] = column_values(column, ROWS, rng)
         arrays[column.name] = pa.array(values, column.type)
     table = pa.table(arrays)
-    ordered = rng.choice([c.name for c in columns if c.literals and not pa.types.is_dictionary(c.type)])
+    ordered = rng.choice([c.name for c in columns if c.compared and not pa.types.is_dictionary(c.type)])
     # Sorted by one column, so that the bounds of row groups differ and prune.
     order = pa.compute.sort_indices(table, [(ordered, "ascending")])
     shuffled = table.take(order)
@@ -320,15 +287,13 @@ def written_in_partitions(path: Path, rng: random.Random) -> Table:
     for number, (year, day, town) in enumerate(places):
         directory = path / f"year={year}" / f"day of={day}" / f"Town={town}"
         directory.mkdir(parents=True)
-        some = table.slice(
-            number * ROWS // len(places), (number + 1) * ROWS // len(places) - number * ROWS // len(places)
-        )
-        pq.write_table(some, directory / "data.parquet", row_group_size=5)
+        start, end = (ROWS * n // len(places) for n in (number, number + 1))
+        pq.write_table(table.slice(start, end - start), directory / "data.parquet", row_group_size=5)
     years, days = [-7, 2024], [datetime.date(2024, 1, 1), datetime.date(2024, 2, 29)]
     partitions = [
-        integers("year", 32),
-        Column("day of", pa.date32(), DAYS, lambda known: either(known, DAYS).map(date)),
-        strings("Town", pa.string()),
+        Column("year", pa.int32(), whole_numbers(32)),
+        Column("day of", pa.date32(), DAYS),
+        Column("Town", pa.string(), TEXT),
     ]
     towns = ["Bonn / Beuel", "a=b"]
     return Table(path, [*columns, *partitions], known | {"year": years, "day of": days, "Town": towns})
@@ -338,12 +303,9 @@ def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timest
     """Files as Spark writes them; INT96 timestamps among them."""
     columns = [*PRIMITIVES, *NESTED]
     table, known = arrow_table(columns, rng)
-    spark.conf.set("spark.sql.parquet.outputTimestampType", timestamps)
-    try:
+    with conf(spark, "spark.sql.parquet.outputTimestampType", timestamps):
         frame = spark.createDataFrame(table, struct_type(table.schema)).repartitionByRange(2, "row_id")
         frame.write.option("parquet.block.size", "4096").option("parquet.page.size", "512").parquet(str(path))
-    finally:
-        spark.conf.unset("spark.sql.parquet.outputTimestampType")
     return Table(path, columns, known)
 
 
@@ -352,7 +314,7 @@ def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timest
 
 def leaves(table: Table) -> st.SearchStrategy[str]:
     """A comparison of one column, in each of the ways `lookup.where` knows."""
-    compared = [c for c in table.columns if c.literals is not None]
+    compared = [c for c in table.columns if c.compared]
     each = [_comparisons(c, table.known[c.name]) for c in compared]
     nulls = st.sampled_from(table.columns).flatmap(
         lambda c: st.sampled_from([f"{c.sql} IS NULL", f"{c.sql} IS NOT NULL"])
@@ -362,18 +324,17 @@ def leaves(table: Table) -> st.SearchStrategy[str]:
 
 
 def _comparisons(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]:
-    assert column.literals is not None
-    literal = column.literals([value for value in known if value is not None])
-    listed = st.lists(literal | literal | st.just("NULL"), min_size=1, max_size=4).map(", ".join)
+    literal = literals(column, known)
+    several = st.lists(literal | literal | st.just("NULL"), min_size=1, max_size=4).map(", ".join)
     negation = st.sampled_from(["", "NOT "])
     ways = [
         st.builds("{0} {1} {2}".format, st.just(column.sql), st.sampled_from(["=", "==", "<>", "!=", "<", "<=", ">", ">="]), literal),
         st.builds("{0} {1} {2}".format, literal, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), st.just(column.sql)),
         st.builds("{0} <=> {1}".format, st.just(column.sql), literal),
-        st.builds("{0} {1}IN ({2})".format, st.just(column.sql), negation, listed),
+        st.builds("{0} {1}IN ({2})".format, st.just(column.sql), negation, several),
         st.builds("{0} {1}BETWEEN {2} AND {3}".format, st.just(column.sql), negation, literal, literal),
     ]  # fmt: skip
-    if column.text:
+    if column.values is TEXT:
         prefix = either(list(known), TEXT).map(lambda t: "".join(c for c in t[:2] if c not in "%_\\"))
         ways.append(
             st.builds("{0} {1}LIKE {2}".format, st.just(column.sql), negation, prefix.map(lambda p: quoted(p + "%")))
@@ -438,19 +399,18 @@ def differences(ours: pa.Table, theirs: pa.Table) -> list[tuple[int, str, Any, A
     ]
 
 
-MAKERS: dict[str, Callable[[Path, random.Random, Any], Table]] = {
-    "arrow-1": lambda path, rng, spark: written_by_arrow(path, rng),
-    "arrow-2": lambda path, rng, spark: written_by_arrow(path, rng),
-    "arrow-3": lambda path, rng, spark: written_by_arrow(path, rng),
-    "partitions": lambda path, rng, spark: written_in_partitions(path, rng),
-    "spark-int96": lambda path, rng, spark: written_by_spark(path, rng, spark, "INT96"),
-    "spark-micros": lambda path, rng, spark: written_by_spark(path, rng, spark, "TIMESTAMP_MICROS"),
-}
+ARROW = ("arrow-1", "arrow-2", "arrow-3") if MORE > 1 else ("arrow-1",)
+TIMESTAMPS = {"spark-int96": "INT96", "spark-micros": "TIMESTAMP_MICROS"}
+TABLES = [*ARROW, "partitions", *TIMESTAMPS]
 
 
-if MORE == 1:  # by day
-    for number in "23":
-        del MAKERS[f"arrow-{number}"]
+def made(name: str, path: Path, spark: SparkSession) -> Table:
+    rng = random.Random(f"{SEED} {name}")
+    if name in ARROW:
+        return written_by_arrow(path, rng)
+    if name == "partitions":
+        return written_in_partitions(path, rng)
+    return written_by_spark(path, rng, spark, TIMESTAMPS[name])
 
 
 @pytest.fixture(scope="module")
@@ -458,20 +418,19 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Each table, written once."""
     root = tmp_path_factory.mktemp("same_rows")
     # With it, Spark's reader drops rows of -0.0 where a row group's dictionary says they are not 0.0.
-    spark.conf.set("spark.sql.parquet.filterPushdown", "false")
-    yield {name: make(root / name, random.Random(f"{SEED} {name}"), spark) for name, make in MAKERS.items()}
-    spark.conf.unset("spark.sql.parquet.filterPushdown")
+    with conf(spark, "spark.sql.parquet.filterPushdown", "false"):
+        yield {name: made(name, root / name, spark) for name in TABLES}
 
 
 def generated(name: str, table: Table) -> list[str]:
     return list(dict.fromkeys(drawn(predicates(table), PREDICATES, f"predicates of {name}")))
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", TABLES)
 def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: SparkSession) -> None:
     """Every value of every row is Spark's, through Spark and without it, and so are the column types."""
     table = tables[name]
-    theirs, ours = spark.read.parquet(str(table.path)), spark.read.format("lookupcache").load(str(table.path))
+    theirs, ours = spark.read.parquet(str(table.path)), load(spark, table.path)
     assert ours.dtypes == theirs.dtypes
     expected = theirs.toArrow()
     assert expected.num_rows == ROWS
@@ -500,7 +459,6 @@ def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkS
                 assert metrics["filesPrunedCount"] > 0
             probed += from_snapshots(name, table, dict(zip(texts, expected, strict=True)))
         compared += len(texts)
-    print(f"seed {SEED}: {compared} predicates compared, {pruned} row groups pruned, {probed} asked of snapshots")
     assert min(compared, pruned, probed) >= len(tables) * PREDICATES * 5 // 6
 
 
@@ -508,7 +466,7 @@ def from_snapshots(name: str, table: Table, expected: Mapping[str, set[int]]) ->
     """Ask the full caches over each column as key for the predicates that name it; how many that were."""
     asked = 0
     for column in table.columns:
-        if column.literals is None:
+        if not column.compared:
             continue
         options = {"lookup.keys": f"`{column.name}`", "lookup.cache": "FULL"}
         with LookupTable(str(table.path), options) as full:
@@ -520,53 +478,33 @@ def from_snapshots(name: str, table: Table, expected: Mapping[str, set[int]]) ->
     return asked
 
 
-@pytest.mark.parametrize("way", ["where", "filter", "both"])
+@pytest.mark.parametrize("way", ["where", "filter", "both", "pushed"])
 def test_predicates_answer_alike_in_spark(way: str, tables: dict[str, Table], spark: SparkSession) -> None:
-    """`lookup.where`, a Spark filter above a read, and both at once select the rows that Spark's reader gives."""
-    compared = 0
-    for name, table in tables.items():
-        texts = generated(name, table)[-THROUGH_SPARK:]
-        pairs = list(zip(texts, reversed(texts), strict=True))
-        theirs = spark.read.parquet(str(table.path))
-        whole = spark.read.format("lookupcache").load(str(table.path))
-
-        def read(text: str, path: Path = table.path) -> DataFrame:
-            return spark.read.format("lookupcache").option("lookup.where", text).load(str(path))
-
-        if way == "where":
-            ours = [read(one) for one, _ in pairs]
-        elif way == "filter":
-            ours = [whole.where(one) for one, _ in pairs]
-        else:
-            ours = [read(one).where(other) for one, other in pairs]
-        expected = [theirs.where(one).where(other if way == "both" else "true") for one, other in pairs]
-        for pair, found, rows in zip(pairs, hits_of_frames(ours), hits_of_frames(expected), strict=True):
-            assert found == rows, f"seed {SEED}, table {name}, {way}: {pair}"
-        compared += len(pairs)
-    print(f"seed {SEED}: {compared} predicates compared by {way}")
-    assert compared >= len(tables) * THROUGH_SPARK * 5 // 6
-
-
-def test_pushed_filters_answer_as_spark_does(tables: dict[str, Table], spark: SparkSession) -> None:
-    """With `lookup.filter-pushdown`, what Spark pushes prunes row groups and loses no row."""
+    """`lookup.where`, a Spark filter above a read, both at once, and what Spark pushes for `lookup.filter-pushdown` select the rows
+    that Spark's reader gives; what is pushed prunes row groups."""
     compared = pruned = 0
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    try:
+    with conf(spark, "spark.sql.python.filterPushdown.enabled", str(way == "pushed").lower()):
         for name, table in tables.items():
-            parts = drawn(leaves(table), 2 * PUSHED, f"pushed to {name}")
-            texts = [f"({one}) AND ({other})" for one, other in zip(parts[::2], parts[1::2], strict=False)]
-            theirs = spark.read.parquet(str(table.path))
-            before = LookupTable(str(table.path)).metrics()
-            # Each read is loaded for itself: until Spark 5.0 the scans of one relation share what was pushed to any.
-            reader = spark.read.format("lookupcache").option("lookup.filter-pushdown", "true")
-            ours = [reader.load(str(table.path)).where(text) for text in texts]
-            expected = [theirs.where(text) for text in texts]
-            for text, found, rows in zip(texts, hits_of_frames(ours), hits_of_frames(expected), strict=True):
-                assert found == rows, f"seed {SEED}, table {name}, pushed: {text}"
-            after = LookupTable(str(table.path)).metrics()
-            pruned += after["rowGroupsPrunedCount"] - before["rowGroupsPrunedCount"]
-            compared += len(texts)
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-    print(f"seed {SEED}: {compared} pushed predicates compared, {pruned} row groups pruned")
-    assert min(compared, pruned) >= len(tables) * PUSHED * 2 // 3
+            whole, theirs = load(spark, table.path), spark.read.parquet(str(table.path))
+            texts = generated(name, table)[-THROUGH_SPARK:]
+            pairs = [
+                (one, other if way == "both" else "true") for one, other in zip(texts, reversed(texts), strict=True)
+            ]
+            if way == "pushed":
+                parts = drawn(leaves(table), 2 * THROUGH_SPARK, f"pushed to {name}")
+                pairs = list(zip(parts[::2], parts[1::2], strict=False))
+                # Each read is loaded for itself: until Spark 5.0 the scans of one relation share what was pushed to any.
+                pushing = {"lookup.filter-pushdown": "true"}
+                ours = [load(spark, table.path, pushing).where(one).where(other) for one, other in pairs]
+            elif way == "filter":
+                ours = [whole.where(one) for one, _ in pairs]
+            else:
+                ours = [load(spark, table.path, {"lookup.where": one}).where(other) for one, other in pairs]
+            expected = [theirs.where(one).where(other) for one, other in pairs]
+            calls = Calls(table.path)
+            for pair, found, rows in zip(pairs, hits_of_frames(ours), hits_of_frames(expected), strict=True):
+                assert found == rows, f"seed {SEED}, table {name}, {way}: {pair}"
+            pruned += calls.since()["rowGroupsPrunedCount"]
+            compared += len(pairs)
+    assert compared >= len(tables) * THROUGH_SPARK * 2 // 3
+    assert way != "pushed" or pruned >= len(tables) * THROUGH_SPARK * 2 // 3

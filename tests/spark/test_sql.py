@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.spark.types import SPARK
 from tests.fuzzing import by_day
-from tests.spark.test_source import load
+from tests.spark.common import catalog_options, load
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.readwriter import DataFrameWriter
 
 pytestmark = pytest.mark.spark
 
@@ -83,12 +86,28 @@ class Tables:
         LookupTable(str(self.path), {"lookup.keys": "id"}).write(self.rows)
         self.spark.sql(f"CREATE TABLE dim USING lookupcache OPTIONS (path '{self.path}')")
 
-    def run(self, text: str) -> list[tuple[object, ...]]:
+    def run(self, *statements: str) -> list[tuple[object, ...]]:
         """The rows of the last of some statements."""
         found: list[tuple[object, ...]] = []
-        for statement in text.format(home=self.home, dim=self.path).split("; "):
-            found = [tuple(row) for row in self.spark.sql(statement).collect()]
+        for statement in statements:
+            made = self.spark.sql(statement.format(home=self.home, dim=self.path))
+            found = [tuple(row) for row in made.collect()]
         return found
+
+    @contextlib.contextmanager
+    def kept(self, changes: bool = True) -> Iterator[None]:
+        """Nothing but `dim` is changed meanwhile; that one is made anew afterwards if it is."""
+        was, beside = self.path, self.held(without=self.path)
+        try:
+            yield
+        finally:
+            self.spark.sql("DROP TABLE IF EXISTS made")
+            for view in ("shown", "dim"):
+                self.spark.catalog.dropTempView(view)
+            shutil.rmtree(was.with_name(f"{was.name}-made"), ignore_errors=True)
+            if changes:
+                self.make()
+        assert {name: n for name, n in self.held(without=self.path).items() if name != was.name} == beside
 
     def dim(self) -> list[tuple[object, ...]]:
         return sorted((tuple(row) for row in self.spark.table("dim").collect()), key=repr)
@@ -295,34 +314,52 @@ STATEMENTS = [*CREATES, *ALTERS, *WRITES, *READS]
 @pytest.mark.parametrize(("text", "expected"), by_day(STATEMENTS, 2), ids=[text for text, _ in STATEMENTS])
 def test_every_statement(tables: Tables, text: str, expected: Expected) -> None:
     """A statement works or names what does; it writes its own table only, and that one only if it works."""
-    beside = tables.held(without=tables.path)
-    try:
-        _judge(tables, text, expected)
-    finally:
-        tables.spark.sql("DROP TABLE IF EXISTS made")
-        tables.spark.sql("DROP VIEW IF EXISTS shown")
-        new = tables.path.with_name(f"{tables.path.name}-made")
-        shutil.rmtree(new, ignore_errors=True)
-        was = tables.path
-        if not isinstance(expected, Fails) or "; " in text:
-            tables.make()
-    assert {name: count for name, count in tables.held(without=tables.path).items() if name != was.name} == beside
+    *setup, last = text.split("; ")
+    with tables.kept(changes=not isinstance(expected, Fails) or bool(setup)):
+        tables.run(*setup)
+        judge(tables, expected, last, tables.run)
 
 
-def _judge(tables: Tables, text: str, expected: Expected) -> None:
+def append_to(rows: DataFrame) -> DataFrameWriter:
+    return rows.write.format("lookupcache").mode("append")
+
+
+TWIN = [*ROWS, *ROWS, (9, "other")]
+FRAMES: dict[str, tuple[Callable[[Tables, DataFrame, str], Any], Expected]] = {
+    "writeTo.append": (lambda t, rows, path: rows.writeTo("dim").append(), Leaves([*ROWS, (3, "c")])),
+    "insertInto": (lambda t, rows, path: rows.write.insertInto("dim"), Leaves([*ROWS, (3, "c")])),
+    "saveAsTable append": (lambda t, rows, path: append_to(rows).saveAsTable("dim"), Leaves([*ROWS, (3, "c")])),
+    "writeTo of a twin": (lambda t, rows, path: t.spark.table("other").writeTo("dim").append(), Leaves(TWIN)),
+    "insertInto of a twin": (lambda t, rows, path: t.spark.table("other").write.insertInto("dim"), Leaves(TWIN)),
+    "a loaded twin": (lambda t, rows, path: append_to(load(t.spark, t.home / "other")).save(path), Leaves(TWIN)),
+    "insertInto, overwrite": (lambda t, rows, path: rows.write.insertInto("dim", overwrite=True), Leaves([(3, "c")])),
+    "writeTo.overwrite": (lambda t, rows, path: rows.writeTo("dim").overwrite(sf.lit(True)), Leaves([(3, "c")])),
+    "overwritePartitions": (lambda t, rows, path: rows.writeTo("dim").overwritePartitions(), Fails("dynamic overwrite")),
+    "saveAsTable of a new name": (lambda t, rows, path: rows.write.format("lookupcache").saveAsTable("made"), Fails(UNKNOWN)),
+    "save without a mode": (lambda t, rows, path: rows.write.format("lookupcache").save(path), Fails("SAVE_MODE")),
+    "partitionBy": (lambda t, rows, path: append_to(rows).partitionBy("id").save(path), Fails("partitioning")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", FRAMES)
+def test_data_frames(tables: Tables, way: str) -> None:
+    """The same of DataFrames that are written to a table or a path."""
+    act, expected = FRAMES[way]
+    with tables.kept(changes=isinstance(expected, Leaves)):
+        judge(tables, expected, str(tables.path), lambda path: act(tables, tables.spark.table("src"), path))
+
+
+def judge(tables: Tables, expected: Expected, subject: str, run: Callable[[str], Any]) -> None:
     if isinstance(expected, Gives):
-        assert sorted(tables.run(text), key=repr) == sorted(expected.rows, key=repr)
+        assert sorted(run(subject), key=repr) == sorted(expected.rows, key=repr)
         return
     if isinstance(expected, Leaves):
-        tables.run(text)
+        run(subject)
         assert tables.dim() == sorted(expected.rows, key=repr)
         return
-    *setup, last = text.split("; ")
-    if setup:
-        tables.run("; ".join(setup))
     before = tables.held()
     with pytest.raises(Exception, match=re.compile(expected.words, re.DOTALL)) as failure:
-        tables.run(last)
+        run(subject)
     assert tables.held() == before
     said = str(failure.value)
     if expected.words in (UNKNOWN, LOST):
@@ -333,90 +370,77 @@ def _judge(tables: Tables, text: str, expected: Expected) -> None:
 
 def test_another_location_is_refused_by_name(tables: Tables) -> None:
     """Spark tells a source nothing of ALTER TABLE … SET LOCATION; where there is a session, the catalog is asked."""
-    tables.run("ALTER TABLE dim SET LOCATION '{home}/other'")
     facts = tables.spark.sql("SELECT 1 AS id")
-    for name in ("dim", "default.dim", "spark_catalog.default.dim", "`default`.`dim`"):
-        with pytest.raises(OptionError, match=r"SET LOCATION says .*/other.*CREATE TABLE"):
-            LookupTable.for_name(tables.spark, name)
-    with pytest.raises(OptionError, match="SET LOCATION"):
-        lookup_join(facts, "dim", on="id")
-    tables.run("ALTER TABLE dim SET LOCATION '{dim}'")
-    assert lookup_join(facts, "dim", on="id").collect() == [(1, "a")]
-    # A view that hides the table is what is meant, and a relative path lies where Spark does not say.
-    tables.spark.table("other").createOrReplaceTempView("dim")
-    assert lookup_join(facts, "dim", on="id").collect() == [(1, "a")]
-    tables.spark.catalog.dropTempView("dim")
-    tables.make()
-    place = os.path.relpath(tables.path)
-    tables.spark.sql(f"CREATE TABLE made USING lookupcache OPTIONS (path '{place}')")
-    assert lookup_join(facts, "made", on="id").collect() == [(1, "a")]
-    tables.spark.sql("DROP TABLE made")
+    with tables.kept():
+        tables.run("ALTER TABLE dim SET LOCATION '{home}/other'")
+        for name in ("dim", "default.dim", "spark_catalog.default.dim", "`default`.`dim`"):
+            with pytest.raises(OptionError, match=r"SET LOCATION says .*/other.*CREATE TABLE"):
+                LookupTable.for_name(tables.spark, name)
+        with pytest.raises(OptionError, match="SET LOCATION"):
+            lookup_join(facts, "dim", on="id")
+        tables.run("ALTER TABLE dim SET LOCATION '{dim}'")
+        assert lookup_join(facts, "dim", on="id").collect() == [(1, "a")]
+        # A view that hides the table is what is meant, and a relative path lies where Spark does not say.
+        tables.spark.table("other").createOrReplaceTempView("dim")
+        assert lookup_join(facts, "dim", on="id").collect() == [(1, "a")]
+        tables.spark.sql(f"CREATE TABLE made {catalog_options(os.path.relpath(tables.path))}")
+        assert lookup_join(facts, "made", on="id").collect() == [(1, "a")]
 
 
-@pytest.mark.parametrize("name", ["dim", "nums"])
+@pytest.mark.parametrize("name", ["other", "nums"])
 def test_a_table_made_of_rows_of_another_is_refused(tables: Tables, name: str) -> None:
     """Spark would keep the other table's options for the new one's own, so that its writes went there."""
-    new = f"{tables.path}-new"
-    rows = tables.spark.table(name)
-    writes = {
-        "save": lambda: rows.write.format("lookupcache").mode("append").save(new),
-        "saveAsTable": lambda: rows.write.format("lookupcache").option("path", new).saveAsTable("made"),
-        "create": lambda: rows.writeTo("made").using("lookupcache").option("path", new).create(),
-        "replace": lambda: rows.writeTo("other").using("lookupcache").option("path", new).createOrReplace(),
-    }
-    for write in writes.values():
-        with pytest.raises(Exception, match=r"carry the options of the catalog table at .*load\(path\)"):
-            write()
-    assert not os.path.exists(new)
-    load(tables.spark, tables.home / "other").write.format("lookupcache").mode("append").save(new)
-    assert load(tables.spark, new).count() == 3
-    shutil.rmtree(new)
-    place = tables.home / "other"
-    tables.spark.sql("DROP TABLE IF EXISTS other")
-    tables.spark.sql(f"CREATE TABLE other USING lookupcache OPTIONS (path '{place}')")
+    new = f"{tables.path}-made"
+    rows, format_ = tables.spark.table(name), "lookupcache"
+    with tables.kept():
+        for write in (
+            lambda: append_to(rows).save(new),
+            lambda: rows.write.format(format_).option("path", new).saveAsTable("made"),
+            lambda: rows.writeTo("made").using(format_).option("path", new).create(),
+            lambda: rows.writeTo("dim").using(format_).option("path", new).createOrReplace(),
+        ):
+            with pytest.raises(Exception, match=r"carry the options of the catalog table at .*load\(path\)"):
+                write()
+        assert not os.path.exists(new)
+        append_to(load(tables.spark, tables.home / "other")).save(new)
+        assert load(tables.spark, new).count() == 3
 
 
-def test_another_spelling_of_a_column_is_named(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    """A column that two names add in two spellings is an error, in batches and in streams."""
-    tables.run("CREATE TABLE made USING lookupcache OPTIONS (path '{dim}')")
-    tables.run(
-        "ALTER TABLE dim ADD COLUMN x INT; INSERT INTO dim VALUES (3, 'c', 7); ALTER TABLE made ADD COLUMN X INT"
-    )
-    with pytest.raises(Exception, match="column 'X' of the given schema is spelled 'x'"):
-        spark.table("made").collect()
-    query = spark.readStream.table("made").writeStream.format("memory").queryName("spelled")
-    with pytest.raises(Exception, match="column 'X' of the given schema is spelled 'x'"):
-        query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
-    spark.sql("DROP TABLE made")
-    tables.make()
+def followed(stream: DataFrame, name: str, checkpoint: Path) -> list[tuple[object, ...]]:
+    """The rows of a stream."""
+    writer = stream.writeStream.format("memory").queryName(name).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+    return sorted(map(tuple, stream.sparkSession.table(name).collect()))
 
 
-def test_a_new_column_is_in_streams_and_joins(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    """A column of ALTER TABLE … ADD COLUMN is null in a stream of the table; a lookup has the table's own columns."""
-    tables.run(ADD)
-    writer = spark.readStream.table("dim").writeStream.format("memory").queryName("followed")
-    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-    writer.start().awaitTermination()
-    assert sorted(tuple(row) for row in spark.table("followed").collect()) == [(1, "a", None), (2, "b", None)]
-    facts = spark.sql("SELECT 1 AS id")
-    assert lookup_join(facts, "dim", on="id").collect() == [(1, "a")]
-    tables.run("INSERT INTO dim VALUES (3, 'c', 7)")
-    assert lookup_join(spark.sql("SELECT 3 AS id"), "dim", on="id").collect() == [(3, "c", 7)]
-    with pytest.raises(Exception, match="zzz"):
-        query = spark.readStream.format("lookupcache").schema("id INT, zzz INT").load(str(tables.path)).writeStream
-        query.format("memory").queryName("odd").trigger(availableNow=True).start().awaitTermination()
-    tables.make()
+def test_columns_that_only_the_catalog_has(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
+    """A column of ALTER TABLE … ADD COLUMN is null in a stream of the table, a lookup has the table's own columns; one that two names
+    add in two spellings is an error, in batches and in streams."""
+    with tables.kept():
+        tables.run(ADD, MADE)
+        assert followed(spark.readStream.table("dim"), "followed", tmp_path / "1") == [(1, "a", None), (2, "b", None)]
+        assert lookup_join(spark.sql("SELECT 1 AS id"), "dim", on="id").collect() == [(1, "a")]
+        tables.run("INSERT INTO dim VALUES (3, 'c', 7)", "ALTER TABLE made ADD COLUMN X INT")
+        assert lookup_join(spark.sql("SELECT 3 AS id"), "dim", on="id").collect() == [(3, "c", 7)]
+        with pytest.raises(Exception, match="zzz"):
+            odd = spark.readStream.format("lookupcache").schema("id INT, zzz INT").load(str(tables.path))
+            followed(odd, "odd", tmp_path / "2")
+        spelled = "column 'X' of the given schema is spelled 'x'"
+        with pytest.raises(Exception, match=spelled):
+            spark.table("made").collect()
+        with pytest.raises(Exception, match=spelled):
+            followed(spark.readStream.table("made"), "spelled", tmp_path / "3")
 
 
-def test_new_columns_of_plain_files(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
+def test_new_columns_of_plain_files(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A column that ALTER TABLE adds to a table of plain files is null until files have it."""
-    spark.sql("SELECT 1 AS id, 'a' AS name").write.parquet(str(tmp_path / "plain"))
-    spark.sql(f"CREATE TABLE made USING lookupcache LOCATION '{tmp_path / 'plain'}'")
-    spark.sql("ALTER TABLE made ADD COLUMN x DOUBLE")
-    assert spark.table("made").collect() == [(1, "a", None)]
-    spark.sql("SELECT 2 AS id, 'b' AS name, 2.5D AS x").write.mode("overwrite").parquet(str(tmp_path / "plain"))
-    assert spark.table("made").collect() == [(2, "b", 2.5)]
-    spark.sql("DROP TABLE made")
+    plain = str(tmp_path / "plain")
+    spark.sql("SELECT 1 AS id, 'a' AS name").write.parquet(plain)
+    spark.sql(f"CREATE TABLE {name} USING lookupcache LOCATION '{plain}'")
+    spark.sql(f"ALTER TABLE {name} ADD COLUMN x DOUBLE")
+    assert spark.table(name).collect() == [(1, "a", None)]
+    spark.sql("SELECT 2 AS id, 'b' AS name, 2.5D AS x").write.mode("overwrite").parquet(plain)
+    assert spark.table(name).collect() == [(2, "b", 2.5)]
 
 
 def test_options_of_create_table_are_its_own(spark: SparkSession, tmp_path: Path) -> None:
@@ -425,19 +449,16 @@ def test_options_of_create_table_are_its_own(spark: SparkSession, tmp_path: Path
     with pytest.raises(OptionError, match="is for CREATE TABLE"):
         LookupTable(str(tmp_path), options)
     with pytest.raises(Exception, match="is for CREATE TABLE"):
-        spark.read.format("lookupcache").options(**options).load(str(tmp_path / "new"))
+        load(spark, tmp_path / "new", options)
     assert not (tmp_path / "new").exists()
 
 
-def test_copies_are_clean_where_they_are_asked_for(spark: SparkSession, tables: Tables) -> None:
+def test_copies_are_clean_where_they_are_asked_for(spark: SparkSession, tables: Tables, name: str) -> None:
     """A copy of a temporary view, or of a path, has nothing of ours; one of a catalog table carries its marks."""
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW shown USING lookupcache OPTIONS (path '{tables.path}')")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW shown {catalog_options(tables.path)}")
     for source in (spark.table("shown"), load(spark, tables.path)):
         source.createOrReplaceTempView("rows_of")
-        spark.sql("CREATE TABLE made USING parquet AS SELECT * FROM rows_of")
-        made = spark.table("made").schema
-        spark.sql("DROP TABLE made")
-        assert [(field.name, field.dataType.simpleString(), field.metadata) for field in made] == [
-            ("id", "int", {}),
-            ("name", "string", {}),
-        ]
+        spark.sql(f"DROP TABLE IF EXISTS {name}")
+        spark.sql(f"CREATE TABLE {name} USING parquet AS SELECT * FROM rows_of")
+        fields = [(field.name, field.dataType.simpleString(), field.metadata) for field in spark.table(name).schema]
+        assert fields == [("id", "int", {}), ("name", "string", {})]
