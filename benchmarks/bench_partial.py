@@ -47,6 +47,7 @@ from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
 from pyspark_lookup.columnar.keys import Keys, Seed
+from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 
 BATCH = 65_536
@@ -203,9 +204,10 @@ def shown(what: str, times: dict[str, list[float]], keys: str) -> None:
 def shared_cache(directory: str) -> SharedCache:
     clock, metrics = HostClock(), CacheMetricGroup()
     disk = Disk(Path(directory) / "ours", 2**32, metrics, clock.wall_s, random.Random(1))
+    context = HostContext(disk, metrics, clock, random.Random(1), lambda name, run: run())
     bounds = Bounds(float("inf"), float("inf"), None, None, True)
     keys = pa.schema([("id", pa.int64())])
-    return SharedCache(disk, "bench", keys, SEED, bounds, metrics, clock, random.Random(1), lambda name, run: run())
+    return SharedCache(disk, context, "bench", keys, SEED, bounds)
 
 
 def fresh_version() -> Freshness:

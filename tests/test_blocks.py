@@ -14,7 +14,7 @@ import pytest
 
 from pyspark_lookup.base.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations, Known
+from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.stores import FileVersion
 from tests.fakes import Host, make_host
@@ -109,17 +109,17 @@ def test_the_three_cases(source: Source) -> None:
     names = ("getBlocksAndLocationsCount", "fileLoadedCount", "fileResyncedCount", "fileCachedCount")
     old = source.version()
     located = source.locate(version=old)
-    assert (located.known, located.held) == (Known.UNKNOWN, frozenset())
+    assert located.held == frozenset()
     assert counts(source.host, *names) == (1, 1, 0, 0)
     source.read((0, 10), (50_000, 10), version=old)
     assert counts(source.host, *names) == (2, 2, 0, 0)
     located = source.locate(version=old)
-    assert (located.known, located.held) == (Known.SAME_VERSION, {(0, 10), (50_000, 10)})
+    assert located.held == {(0, 10), (50_000, 10)}
     assert counts(source.host, *names) == (3, 2, 0, 1)
     source.write(2)
     new = source.version()
     located = source.locate(version=new)
-    assert (located.known, located.held) == (Known.OTHER_VERSION, frozenset())
+    assert located.held == frozenset()
     assert counts(source.host, *names) == (4, 2, 1, 1)
     source.read((0, 10), version=new)
     assert source.locate(version=new).held == {(0, 10)}
@@ -127,14 +127,14 @@ def test_the_three_cases(source: Source) -> None:
     assert counts(source.host, *names) == (7, 2, 2, 3)
     assert source.gets() == [(0, 10)]
     for other in (dataclasses.replace(new, size=1), dataclasses.replace(new, identity="x")):
-        assert source.locate(version=other).known is Known.OTHER_VERSION
+        assert source.locate(version=other).held == frozenset()
     # Another path of this version, and this path in another store, are entries of their own.
     other_path = source.host.blocks.get_blocks_and_locations("file:///elsewhere/file", new)
-    assert (other_path.known, other_path.held) == (Known.UNKNOWN, frozenset())
+    assert other_path.held == frozenset()
     assert other_path.path_key != source.locate(version=new).path_key
     away = source.another()
     away.store.scope = "s3://elsewhere"
-    assert source.locate(away, new).known is Known.UNKNOWN
+    assert source.locate(away, new).held == frozenset()
 
 
 # --- hits, misses and requests -----------------------------------------------------------------------

@@ -69,10 +69,10 @@ def test_timers_after_the_clock_was_set_back(path: Path, cache_dir: Path) -> Non
 
     schedule.run_due()
     began_s = clock.steady_s
-    schedule.at(clock.wall_s + 5, action)
-    schedule.at(clock.wall_s + 6, action)()
-    schedule.at(clock.wall_s + 7, action)
-    cancel = schedule.at(clock.wall_s + 8, action)
+    schedule.schedule(clock.wall_s + 5, action)
+    schedule.schedule(clock.wall_s + 6, action)()
+    schedule.schedule(clock.wall_s + 7, action)
+    cancel = schedule.schedule(clock.wall_s + 8, action)
     for _ in range(5):
         clock.tick(1)
         schedule.run_due()

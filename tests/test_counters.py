@@ -55,7 +55,7 @@ class Host:
         return made
 
     def made(self, name: str, a: int, b: int) -> CounterFile:
-        file = self.disk.new_counters(name, {"url": "/t"}, NAMES)
+        file = self.disk.new_counters(name, {"url": "/t"}, dict.fromkeys(NAMES, 0))
         file.put(pair(a, b))
         return file
 
@@ -71,7 +71,7 @@ class Host:
         with pytest.MonkeyPatch.context() as patch:
             if dies:
                 patch.setattr(Disk, "_remove", lambda self, path: False)
-            self.disk.merge_counters("t", above, NAMES, added)
+            self.disk.merge_counters("t", above, added)
 
 
 def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:
@@ -251,8 +251,8 @@ def test_a_directory_that_fails(host: Host) -> None:
 
 def test_another_release_counts_beside(host: Host) -> None:
     """Files of a process with other metrics than ours are added up as far as they go."""
-    file = host.disk.new_counters("t-old", {"url": "/data/t", "host": "h", "process": 1}, ["hitCount", "goneCount"])
-    file.put(pair(5, 7))
+    about = {"url": "/data/t", "host": "h", "process": 1}
+    host.disk.new_counters("t-old", about, {"hitCount": 5, "goneCount": 7})
     publisher = host.publisher(hits=1)
     total = publisher.host_total()
     assert total["hitCount"] == 6

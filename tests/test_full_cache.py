@@ -415,7 +415,7 @@ def test_a_lost_record_of_a_version(directory: Path, cache_dir: Path, kind: str,
     """A snapshot goes on serving without the store when one of the two records of its version is gone, which is made anew."""
     first = Table(directory, cache_dir, CACHE)
     first.warm()
-    digest = first.full.version_of(first.full.reload()).digest
+    digest = first.full.reload().version.digest
     first.end()
     assert first.host.disk is not None
     place = {"files": digest, "snapshot": f"{first.full.key}-{digest}"}[kind]

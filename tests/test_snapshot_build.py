@@ -629,7 +629,7 @@ def version_of(
             opened = workshop.published(builder, [stock.described() for stock in layer])
         segment = Segment(opened)
         ranks = np.array([order.index(stock.url) if stock.live else -1 for stock in layer], np.int64)
-        marks = deleted_rows(segment, ranks)
+        marks = deleted_rows(segment, ranks, {})
         is_gone = [not stock.live for stock in layer for _ in stock.rows]
         assert (marks is None) == (not any(is_gone))  # none without need
         if marks is not None:
@@ -693,7 +693,7 @@ def check_scans(version: Version, data: st.DataObject) -> None:
             shares[data.draw(st.integers(0, 2))].append((url, first, end))
     together: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for share in shares:
-        found = scanned(version.snapshot, Ranges(tuple(data.draw(st.permutations(share)))))
+        found = scanned(version.snapshot, data.draw(st.permutations(share)))
         assert found == collections.Counter(
             row[1:]
             for stock in version.live

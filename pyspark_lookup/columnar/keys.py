@@ -307,6 +307,12 @@ def _is_range(rows: Numbers) -> bool:
     return bool(rows[-1] == len(rows) - 1 and (np.diff(rows) == 1).all())
 
 
+def as_array(values: Numbers) -> pa.Array:
+    """Numbers or booleans as an Arrow array of their type, numbers without a copy if they lie side by side."""
+    packed = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(packed)])
+
+
 def as_indices(rows: Numbers) -> pa.Array:
     """Row numbers as Arrow takes them, without a copy if they are int64."""
     return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -259,6 +259,17 @@ def cast_column(column: pa.Array, kind: pa.DataType, name: str, origin: str) -> 
         return cast_exactly(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
         raise SchemaError(f"column {name!r} of {origin} cannot be read as {kind}: {problem}") from problem
+
+
+def conform_columns(columns: Mapping[str, pa.Array], rows: int, schema: pa.Schema, origin: str) -> pa.RecordBatch:
+    """Columns by name as those of `schema`, cast as `cast_column` does; one that is not there is null in all `rows`."""
+    arrays = [
+        cast_column(columns[field.name], field.type, field.name, origin)
+        if field.name in columns
+        else pa.nulls(rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def cast_exactly(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -302,7 +302,7 @@ def _answer(
     indices = as_indices(numbers)
     taken = {name: pc.take(array, indices, boundscheck=False) for name, array in given.items()}
     columns = {**held, **taken}
-    batch = planned_columns(list(columns.values()), list(columns), len(numbers), needed, projection, plan.table.url)
+    batch = planned_columns(columns, len(numbers), needed, projection, plan.table.url)
     places = indices if not start else as_indices(numbers + start)
     if projection.predicate is not None:
         mask = evaluate(projection.predicate, dict(zip(needed, batch.columns, strict=True)), batch.num_rows)

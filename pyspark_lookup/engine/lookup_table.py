@@ -261,7 +261,7 @@ class LookupTable:
                 raise
             full = self._full()
             snapshot = full.reload()
-        return full.version_of(snapshot).digest
+        return snapshot.version.digest
 
     def warm(self) -> str:
         """Make sure that this host has a snapshot of the current version, and say which; one metadata call.

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.registry import FullTables
-from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
+from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
 from pyspark_lookup.engine.plan import ReadPlan
 from pyspark_lookup.engine.version_reader import VersionReader
@@ -108,6 +108,6 @@ class SnapshotReader:
         self, plan: ReadPlan, snapshot: Snapshot, version: TableVersion, pieces: Sequence[Slice] | None
     ) -> Iterator[pa.RecordBatch]:
         """The planned rows of a snapshot; with `pieces`, those of such parts of the version's files only."""
-        ranges = None if pieces is None else Ranges(tuple((p.file.url, p.start, p.end) for p in pieces))
+        ranges = None if pieces is None else [(p.file.url, p.start, p.end) for p in pieces]
         whole = functools.partial(self._versions.data_schema, plan.table, version)
         return snapshot_batches(snapshot, plan.projection, ranges, whole, redact("path", plan.table.url), self._metrics)

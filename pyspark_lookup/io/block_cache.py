@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import enum
 from collections.abc import Sequence
+from pathlib import Path
 
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import BlockKey, Disk, key_of
@@ -20,17 +20,12 @@ from pyspark_lookup.io.ufs import Ufs
 
 Data = bytes | memoryview
 
+_Block = tuple[int, Range]
+"""A block of one of several files: its place among them, and its range."""
+
 _CLAIMED_AT_ONCE = 256  # blocks, and open lock files, per round
 _MERGE_GAP_BYTES = 64 * 1024  # ranges this close are one request
 _MERGED_BYTES = 16 * 1024 * 1024
-
-
-class Known(enum.Enum):
-    """What the cache knew of a path when it was asked: the three cases of Alluxio's design."""
-
-    UNKNOWN = "fileLoadedCount"
-    OTHER_VERSION = "fileResyncedCount"
-    SAME_VERSION = "fileCachedCount"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +36,6 @@ class BlocksAndLocations:
     """
 
     file: FileVersion
-    known: Known
     held: frozenset[Range]
     path_key: str
     version_key: str
@@ -70,22 +64,19 @@ class BlockCache:
         return twin
 
     def get_blocks_and_locations(self, path: str, version: FileVersion) -> BlocksAndLocations:
-        """The blocks held of `path` in exactly this `version`. No call to the store.
-
-        A path the cache does not know is loaded, one it knows in another version is synced again,
-        each as its blocks are read; a known version is answered from here.
-        """
+        """The blocks held of `path` in exactly this `version`. No call to the store."""
         path_key = key_of(self._ufs.scope, path)
         version_key = key_of(version.size, version.identity)
-        versions = self._context.disk.versions_held(path_key) if self._context.disk else frozenset()
+        disk = self._context.disk
+        versions = disk.versions_held(path_key) if disk else frozenset()
         held: frozenset[Range] = frozenset()
-        if version_key in versions and self._context.disk:
-            known, held = Known.SAME_VERSION, self._context.disk.blocks_held(path_key, version_key)
-        else:
-            known = Known.OTHER_VERSION if versions else Known.UNKNOWN
+        if disk and version_key in versions:
+            known, held = "fileCachedCount", disk.blocks_held(path_key, version_key)
+        else:  # to be synced again, or loaded, as its blocks are read
+            known = "fileResyncedCount" if versions else "fileLoadedCount"
         self._context.metrics.inc("getBlocksAndLocationsCount")
-        self._context.metrics.inc(known.value)
-        return BlocksAndLocations(version, known, held, path_key, version_key)
+        self._context.metrics.inc(known)
+        return BlocksAndLocations(version, held, path_key, version_key)
 
     def read(self, wanted: Sequence[tuple[BlocksAndLocations, Sequence[Range]]]) -> list[list[Data]]:
         """The bytes of each block of each file, in the order asked; what is missing is fetched and kept.
@@ -93,8 +84,8 @@ class BlockCache:
         Raises SourceChangedError if a file that must be fetched is no longer in its version, another
         UfsError if the store fails.
         """
-        found: dict[tuple[int, Range], Data] = {}
-        missing: list[tuple[int, Range]] = []
+        found: dict[_Block, Data] = {}
+        missing: list[_Block] = []
         for index, (location, blocks) in enumerate(wanted):
             for block in dict.fromkeys(blocks):
                 data = self._cached(location, block)
@@ -111,12 +102,12 @@ class BlockCache:
     def read_anew(self, location: BlocksAndLocations, blocks: Sequence[Range]) -> list[Data]:
         """The bytes of blocks as the store gives them now, which are not kept; what is held of the file's version is forgotten.
 
-        For bytes that make no sense: they may have been damaged on their way here, and nobody may find them here again. If these
-        make sense, they were: say so by `count_damaged`. Raises as `read`.
+        For bytes that make no sense, and may have been damaged on their way here. If these make sense, they were: say so by
+        `count_damaged`. Raises as `read`.
         """
         if self._context.disk is not None:
             self._context.disk.forget_blocks(location.path_key, location.version_key)
-        found: dict[tuple[int, Range], Data] = {}
+        found: dict[_Block, Data] = {}
         self.read_only()._fetch([location], [(0, block) for block in blocks], found)
         return [found[0, block] for block in blocks]
 
@@ -129,53 +120,47 @@ class BlockCache:
             return None
         return self._context.disk.get_block(location.key(block))
 
-    def _load(
-        self,
-        locations: list[BlocksAndLocations],
-        missing: list[tuple[int, Range]],
-        found: dict[tuple[int, Range], Data],
-    ) -> None:
+    def _load(self, locations: list[BlocksAndLocations], missing: list[_Block], found: dict[_Block, Data]) -> None:
         """Fetch what no other process is fetching; then collect what others fetched meanwhile.
 
         Nothing is waited for while a lock is held, so two loaders cannot wait for each other.
         """
-        disk = self._context.disk
-        keepable = [m for m in missing if self._keepable(locations[m[0]])]
-        mine = [m for m in missing if not self._keepable(locations[m[0]])]
-        others: list[tuple[int, Range]] = []
+        mine: list[_Block] = []
+        others: list[tuple[Disk, int, Range]] = []
         with contextlib.ExitStack() as held:
-            claimed: dict[str, bool] = {}
-            for index, block in keepable:
-                assert disk is not None
-                name = locations[index].key(block).name
-                path = str(disk.lock_path("block", name))
-                if path not in claimed:
-                    claimed[path] = self._claim(disk, name, 0, held)
-                if not claimed[path]:
-                    others.append((index, block))
-                    continue
-                # Looked up again under the lock: its last holder may just have published it.
-                data = disk.get_block(locations[index].key(block))
-                if data is None:
+            claimed: dict[Path, bool] = {}
+            for index, block in missing:
+                disk = self._disk_for(locations[index])
+                if disk is None:
                     mine.append((index, block))
-                else:
-                    found[index, block] = data
-                    self._context.metrics.inc("blockHitCount")
+                    continue
+                key = locations[index].key(block)
+                path = disk.lock_path("block", key.name)
+                if path not in claimed:
+                    claimed[path] = self._claim(disk, key.name, 0, held)
+                if not claimed[path]:
+                    others.append((disk, index, block))
+                # Looked up again under the lock: its last holder may just have published it.
+                elif not self._find(disk, key, found, index):
+                    mine.append((index, block))
             self._fetch(locations, mine, found)
         wait_s = self._wait_s
-        for index, block in others:
-            assert disk is not None
+        for disk, index, block in others:
             key = locations[index].key(block)
             with contextlib.ExitStack() as held:
                 self._context.metrics.inc("blockWaitCount")
                 if not self._claim(disk, key.name, wait_s, held):
                     wait_s = 0  # patience is for the whole read, not for each block of a stuck loader
-                data = disk.get_block(key)
-                if data is None:  # the other loader failed, died, or holds on too long
+                if not self._find(disk, key, found, index):  # the other loader failed, died, or holds on too long
                     self._fetch(locations, [(index, block)], found)
-                else:
-                    found[index, block] = data
-                    self._context.metrics.inc("blockHitCount")
+
+    def _find(self, disk: Disk, key: BlockKey, found: dict[_Block, Data], index: int) -> bool:
+        """Whether a block is on disk; then it is among what was found."""
+        data = disk.get_block(key)
+        if data is not None:
+            found[index, (key.offset, key.length)] = data
+            self._context.metrics.inc("blockHitCount")
+        return data is not None
 
     def _claim(self, disk: Disk, name: str, timeout_s: float, held: contextlib.ExitStack) -> bool:
         """Whether the lock is held by us now, or cannot be had at all because the directory is broken."""
@@ -189,12 +174,7 @@ class BlockCache:
         held.callback(lock.release)
         return True
 
-    def _fetch(
-        self,
-        locations: list[BlocksAndLocations],
-        blocks: list[tuple[int, Range]],
-        found: dict[tuple[int, Range], Data],
-    ) -> None:
+    def _fetch(self, locations: list[BlocksAndLocations], blocks: list[_Block], found: dict[_Block, Data]) -> None:
         by_file: dict[int, list[Range]] = {}
         for index, block in blocks:
             by_file.setdefault(index, []).append(block)
@@ -211,11 +191,13 @@ class BlockCache:
                     part = view[offset - start : offset - start + length]
                     found[index, (offset, length)] = part
                     kept[location.key((offset, length))] = part
-            if self._context.disk and self._keepable(location):
-                self._context.disk.put_blocks(kept)
+            disk = self._disk_for(location)
+            if disk is not None:
+                disk.put_blocks(kept)
 
-    def _keepable(self, location: BlocksAndLocations) -> bool:
-        return self._keeps and self._context.disk is not None and location.file.cacheable
+    def _disk_for(self, location: BlocksAndLocations) -> Disk | None:
+        """Where blocks of a file are kept, if they are."""
+        return self._context.disk if self._keeps and location.file.cacheable else None
 
 
 def _merge(blocks: list[Range]) -> list[tuple[Range, list[Range]]]:

@@ -23,7 +23,7 @@ _MERGE_ABOVE = 64
 _GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
 _NUMBER = struct.Struct("=q")
 _GAUGES_BEGIN = len(COUNTERS) * _NUMBER.size
-_NAMES = [*COUNTERS, *GAUGES, _GAUGES_AT]
+_NAMES = (*COUNTERS, *GAUGES, _GAUGES_AT)
 
 
 class Publisher:
@@ -65,8 +65,8 @@ class Publisher:
         host, process = socket.gethostname(), os.getpid()
         name = f"{self._label}-{host}-{process}-{os.urandom(4).hex()}"
         about = {"url": self._url, "host": host, "process": process, "application": self.application}
-        file = disk.new_counters(name, about, _NAMES)
-        disk.merge_counters(self._label, _MERGE_ABOVE, _NAMES, _merged)
+        file = disk.new_counters(name, about, dict.fromkeys(_NAMES, 0))
+        disk.merge_counters(self._label, _MERGE_ABOVE, _merge)
         return file
 
     def host_total(self) -> dict[str, int]:
@@ -149,7 +149,7 @@ def _applications(counts: Counts) -> list[str]:
     return [name for name in (counts.about.get("application"), *counts.about.get("applications", ())) if name]
 
 
-def _merged(parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
+def _merge(parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
     """What a total of those is about, and its numbers."""
     values = {**_added(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
     applications = sorted({name for part in parts for name in _applications(part)})[-_MERGE_ABOVE:]

@@ -31,13 +31,6 @@ T = TypeVar("T")
 _CONCURRENT_GETS = 16
 _UNANSWERED = (UfsUnavailableError, UfsTimeoutError)
 """Errors after which a request may have been carried out all the same; they are worth another attempt."""
-_KIND_COUNTERS = {
-    "head": "ufsHeadCount",
-    "list": "ufsListCount",
-    "get": "ufsGetCount",
-    "put": "ufsPutCount",
-    "delete": "ufsDeleteCount",
-}
 
 
 class _ShortReadError(UfsUnavailableError):
@@ -229,4 +222,4 @@ class Ufs:
         return data
 
     def _count(self, kind: str) -> None:
-        self._metrics.inc(_KIND_COUNTERS[kind])
+        self._metrics.inc(f"ufs{kind.capitalize()}Count")

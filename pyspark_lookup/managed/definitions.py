@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.ddl import type_ddl
 from pyspark_lookup.columnar.keys import check_key_types
-from pyspark_lookup.columnar.types import cast_column, spark_schema, spark_type, widens
+from pyspark_lookup.columnar.types import conform_columns, spark_schema, spark_type, widens
 from pyspark_lookup.options.enums import MissingColumns
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import PATH, ROW
@@ -91,14 +91,8 @@ def _check_names(columns: pa.Schema) -> None:
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
     """Rows in the table's columns and types. Raises SchemaError for a value that does not fit."""
     given = {name.casefold(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    columns = []
-    for field in schema:
-        column = given.get(field.name.casefold())
-        if column is None:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-        else:
-            columns.append(cast_column(column, field.type, field.name, origin))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    named = {name: given[name.casefold()] for name in schema.names if name.casefold() in given}
+    return conform_columns(named, batch.num_rows, schema, origin)
 
 
 def definition_with(

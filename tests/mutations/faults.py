@@ -67,16 +67,16 @@ FAULTS = [
         "loads-of-a-snapshot-exclude-nobody",
         "Two processes of a host load the same full cache at the same time.",
         "cache/full/store.py",
-        'self._disk.acquire("reload", self._key, _LOCK_WAIT_S)',
-        'self._disk.acquire("reload", f"{self._key}{id(self)}", _LOCK_WAIT_S)',
+        'self.disk.acquire("reload", self.key, _LOCK_WAIT_S)',
+        'self.disk.acquire("reload", f"{self.key}{id(self)}", _LOCK_WAIT_S)',
         ("tests/test_full_cache.py::test_one_process_of_the_host_loads_at_a_time",),
     ),
     Fault(
         "a-key-is-loaded-twice",
         "Keys that another process is loading are loaded here as well.",
         "cache/partial/single_flight.py",
-        "theirs = (others[at] == hashes) & ours",
-        "theirs = (others[at] != others[at]) & ours",
+        "theirs = (others[at] == self.hashes) & self.mine",
+        "theirs = (others[at] != others[at]) & self.mine",
         ("tests/test_claims.py::test_nothing_is_claimed_by_who_loads_nothing",),
     ),
     Fault(
@@ -131,9 +131,9 @@ FAULTS = [
     Fault(
         "a-record-takes-the-place-of-the-first",
         "A record that has to be the first of its name replaces the one that is there.",
-        "io/disk/records.py",
-        "                os.link(temporary, path)  # fails if it exists, unlike rename\n",
-        "                path.unlink(missing_ok=True)\n                os.link(temporary, path)\n",
+        "io/disk/directory.py",
+        "            os.link(temporary, path)  # fails if it exists, unlike rename\n",
+        "            path.unlink(missing_ok=True)\n            os.link(temporary, path)\n",
         ("tests/test_disk.py::test_the_first_record_stays",),
     ),
     Fault(
@@ -565,7 +565,7 @@ FAULTS = [
         "absences-are-kept-unasked",
         "That a key has no rows is shared although lookup.partial-cache.cache-missing-key is false.",
         "cache/partial/host_cache.py",
-        "absent = np.full(count, self._bounds.missing_keys)",
+        "absent = np.full(count, self.bounds.missing_keys)",
         "absent = np.full(count, True)",
         ("tests/providers/test_caches.py::test_absences_are_not_kept_on_request",),
     ),
@@ -597,7 +597,7 @@ FAULTS = [
         "a-load-makes-its-rows-young",
         "Rows are as old as the end of their load, not as its beginning.",
         "cache/partial/read_through.py",
-        "age_s = self._context.clock.steady_s() - started_s\n",
+        "age_s = clock.steady_s() - started_s\n",
         "age_s = 0.0\n",
         ("tests/partial/test_through.py::test_entries_are_as_old_as_the_moment_before_their_load",),
     ),
@@ -605,7 +605,7 @@ FAULTS = [
         "a-key-is-loaded-once-more",
         "Who waited for another's load of a key does not look whether it is there now.",
         "cache/partial/read_through.py",
-        "                mine = self._from_shared(different, hashes, mine, cache, fresh, parts)\n",
+        "                mine = self._find_shared(different, hashes, mine, query)\n",
         "",
         ("tests/partial/test_flight.py::test_many_callers_of_few_keys",),
     ),
@@ -654,8 +654,8 @@ FAULTS = [
         "a-reload-that-nobody-was-there-for-is-not-made",
         "A reload that came due while no process lived is not made by the next one.",
         "cache/full/schedule.py",
-        "return self._trigger.next_due_s(self._last(), now_s) <= now_s",
-        "return self._trigger.next_due_s(self._last(), now_s) < 0",
+        "return self._trigger.next_due_s(self.last(), now_s) <= now_s",
+        "return self._trigger.next_due_s(self.last(), now_s) < 0",
         ("tests/test_full_cache.py::test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use",),
     ),
     Fault(
@@ -699,10 +699,10 @@ FAULTS = [
             "        with self._mutex:\n"
             "            for version in expired:\n"
             "                self._open.pop(version.digest, None)\n"
-            '                self._disk.remove_record("snapshot", self._beside(version.digest))\n'
+            '                self.disk.remove_record("snapshot", self._beside(version.digest))\n'
             "        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.deleted)}\n"
-            "        names = [name for name in self._disk.segments(self._key) if name not in used]\n"
-            "        left = tuple(name for name in names if not self._disk.remove_segment(self._key, name))\n"
+            "        names = [name for name in self.disk.segments(self.key) if name not in used]\n"
+            "        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
             "        if left != state.left:\n"
             "            self.record(dataclasses.replace(state, left=left))\n"
         ),
@@ -710,10 +710,10 @@ FAULTS = [
             "        with self._mutex:\n"
             "            for version in expired:\n"
             "                self._open.pop(version.digest, None)\n"
-            '                self._disk.remove_record("snapshot", self._beside(version.digest))\n'
+            '                self.disk.remove_record("snapshot", self._beside(version.digest))\n'
             "        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.deleted)}\n"
-            "        names = [name for name in self._disk.segments(self._key) if name not in used]\n"
-            "        left = tuple(name for name in names if not self._disk.remove_segment(self._key, name))\n"
+            "        names = [name for name in self.disk.segments(self.key) if name not in used]\n"
+            "        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
             "        self.record(dataclasses.replace(state, left=left))\n"
         ),
         ("tests/test_full_cache.py::test_no_segment_goes_before_what_names_it",),

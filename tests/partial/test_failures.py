@@ -143,7 +143,7 @@ def test_used_times_that_cannot_be(cache_dir: Path, clock: FakeClock, used: int)
 def torn(process: Process, key: int) -> None:
     """The used times of a key's rows as a process leaves them that is killed while it writes them, or as one reads them meanwhile."""
     for name in process.names():
-        part = next(part for part in process.shared._refreshed() if part.name == name)
+        part = next(part for part in process.shared._refresh() if part.name == name)
         arrays = [pa.array([key], pa.int64())]
         rows = part.segment.probe(Keys(arrays), process.hashes(arrays)).rows
         part.used[rows[: len(rows) // 2]] = int(process.clock.steady_s * 1000)

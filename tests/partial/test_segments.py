@@ -20,7 +20,7 @@ def published(opened: Opened, name: str, **more: bool) -> Path:
     try:
         writer.append("r", b"1234")
         writer.finish({}, **({"durable": more["durable"]} if "durable" in more else {}))
-        opened.disk.publish_segment(SPACE, name, writer, **({"checked": more["checked"]} if "checked" in more else {}))
+        opened.disk.publish_segment(SPACE, name, writer)
     finally:
         writer.close()
     return opened.root / "snapshots" / SPACE / name
@@ -43,9 +43,7 @@ def test_numbers_that_cannot_be_had(opened: Opened) -> None:
     assert handles_below(opened.root) == []
 
 
-@pytest.mark.parametrize(
-    ("more", "syncs"), [({}, 2), ({"durable": False}, 1), ({"durable": False, "checked": False}, 0)]
-)
+@pytest.mark.parametrize(("more", "syncs"), [({}, 2), ({"durable": False}, 0)])
 def test_what_a_small_segment_saves(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, more: dict[str, bool], syncs: int
 ) -> None:
@@ -55,7 +53,7 @@ def test_what_a_small_segment_saves(
     published(opened, "s", **more)
     assert len(calls) == syncs
     recorded = opened.disk.has_record("segment", f"{SPACE}-s")
-    assert recorded == more.get("checked", True)
+    assert recorded == more.get("durable", True)
     assert opened.disk.open_segment(SPACE, "s") is not None
     assert opened.disk.has_record("segment", f"{SPACE}-s")
 

@@ -1,3 +1,1 @@
 """The full cache: a decoded, indexed copy of a version on the host's disk, shared by all its processes."""
-
-__all__: list[str] = []

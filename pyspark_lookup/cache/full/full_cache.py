@@ -19,19 +19,13 @@ import logging
 from collections.abc import Callable
 
 from pyspark_lookup.base import progress
-from pyspark_lookup.base.errors import (
-    ReloadFailedError,
-    SourceChangedError,
-    UfsError,
-    UfsNotFoundError,
-)
+from pyspark_lookup.base.errors import ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import Layout, Progress, SnapshotLoader
-from pyspark_lookup.cache.full.manifest import State, StoredVersion
 from pyspark_lookup.cache.full.schedule import Schedule, trigger_of
 from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.cache.full.store import StoredSnapshots
+from pyspark_lookup.cache.full.store import State, StoredSnapshots, StoredVersion
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import Reload, remember_reload
@@ -50,56 +44,42 @@ _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class FullCache:
     """Snapshots of one table (its keys, columns and partitions) on this host, as this process sees them."""
 
-    def __init__(
-        self,
-        key: str,
-        table: Table,
-        options: LookupOptions,
-        layout_of: Callable[[TableVersion], Layout],
-        resolver: Resolver,
-        loader: SnapshotLoader,
-        disk: Disk,
-        context: HostContext,
-        trigger: CacheReloadTrigger | None = None,
-    ) -> None:
-        self.key = key
-        self._table = table
-        self._options = options
-        self._reloads = options.reloads or trigger is not None
-        self._layout_of = layout_of
-        self._resolver = resolver
-        self._loader = loader
-        self._disk = disk
-        self._context = context
-        self._stored = StoredSnapshots(
-            key,
-            table,
-            disk,
-            context,
-            options.retained_s,
-            functools.partial(resolver.version_of, table),
-        )
-        self._jobs = Jobs(f"lookupcache-load-{key[:8]}", context.start, self._do, self._upkeep_failed)
+    key: str
+    table: Table
+    options: LookupOptions
+    layout_of: Callable[[TableVersion], Layout]
+    resolver: Resolver
+    loader: SnapshotLoader
+    disk: Disk
+    context: HostContext
+    trigger: CacheReloadTrigger | None = None
+
+    def __post_init__(self) -> None:
+        self._reloads = self.options.reloads or self.trigger is not None
+        known = functools.partial(self.resolver.version_of, self.table)
+        self._stored = StoredSnapshots(self.key, self.table, self.disk, self.context, self.options.retained_s, known)
+        self._jobs = Jobs(f"lookupcache-load-{self.key[:8]}", self.context.start, self._do)
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
-            key,
-            lambda: trigger or trigger_of(options),
+            self.key,
+            lambda: self.trigger or trigger_of(self.options),
             self.ask_reload,
             self._last_reload,
-            options.blackout,
-            disk,
-            context,
+            self.options.blackout,
+            self.disk,
+            self.context,
         )
 
     # --- UFS --------------------------------------------------------------------------------------
 
     def find(self, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version if it is on this host. No store call, no waiting."""
-        state, snapshot = self._stored.seen(lambda state: state.find(version.digest), version)
+        state, snapshot = self._stored.find(lambda state: state.find(version.digest), version)
         self._tidy_up(state)
         return snapshot
 
@@ -111,17 +91,17 @@ class FullCache:
         if self._reloads:
             self.schedule.ensure()
         found = self.find(version)
-        if found is not None or not all(file.cacheable for file in self._chosen(version).files) or self._gave_up():
+        if found is not None or not _is_cacheable(self._choose(version)) or not self.can_keep:
             return found
         done = self._jobs.ask(version)
         try:
             done.result(timeout=wait_s)
         except concurrent.futures.TimeoutError:
-            self._fell_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
+            self._fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
         except Exception as problem:  # said and counted where it happened; the files may be readable
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self._give_up()
-            self._fell_back(logging.INFO, f"there is no snapshot: {problem}")
+            self._fall_back(logging.INFO, f"there is no snapshot: {problem}")
         return self.find(version)
 
     # --- CACHE ------------------------------------------------------------------------------------
@@ -132,72 +112,65 @@ class FullCache:
         None if the cache directory cannot hold it. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
-        state, snapshot = self._seen()
+        state, snapshot = self._find_latest()
         if state.gone:  # as the last load found it; whoever asks has just found it to be there again
-            with self._stored.locked():
-                if self._stored.state().finished_at_s == state.finished_at_s:
-                    self._load(None, None)
-            state, snapshot = self._stored.seen(lambda state: state.latest)
+            self._load_after(state)
+            state, snapshot = self._stored.find(lambda state: state.latest)
         if snapshot is None:
-            snapshot = self._first()
-        elif self._options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
+            snapshot = self._load_first()
+        elif self.options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
             self.schedule.ensure()
             raise ReloadFailedError(f"the last reload of {self._url} failed: {state.error}")
         elif self._is_stale(state):
             self.schedule.ensure()
-            snapshot = self._renewed(state)
+            snapshot = self._renew(state)
         elif state.failures:
-            self._context.metrics.inc("staleServedCount")
+            self.context.metrics.inc("staleServedCount")
         self.schedule.ensure()
         self._tidy_up(state)
-        self._context.metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self._context.clock.wall_s()) * 1000))
-        return None if snapshot is None else (self.version_of(snapshot), snapshot)
+        self.context.metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self.context.clock.wall_s()) * 1000))
+        return None if snapshot is None else (snapshot.version, snapshot)
 
     def latest(self) -> TableVersion | None:
         """The version of the latest snapshot; None without one. No store call, unless a reload is due that nobody else begins."""
-        state, snapshot = self._seen()
-        return None if snapshot is None or state.gone else self.version_of(snapshot)
+        state, snapshot = self._find_latest()
+        return None if snapshot is None or state.gone else snapshot.version
 
-    def _seen(self) -> tuple[State, Snapshot | None]:
+    def _find_latest(self) -> tuple[State, Snapshot | None]:
         """What this host has last, not older than its schedule says.
 
         Where processes live for one query only, none of them is there when a reload comes due: the next one makes it.
         """
-        state, snapshot = self._stored.seen(lambda state: state.latest)
+        state, snapshot = self._stored.find(lambda state: state.latest)
         if snapshot is None or not self._reloads or not self.schedule.is_neglected():
             return state, snapshot
-        with self._stored.locked():
-            if self._stored.state().finished_at_s == state.finished_at_s:  # nobody has by hand
-                with contextlib.suppress(
-                    Exception
-                ):  # said and counted where it happened; what there is goes on serving
-                    self._load(None, None)
-        return self._stored.seen(lambda state: state.latest)
+        with contextlib.suppress(Exception):  # said and counted where it happened; what there is goes on serving
+            self._load_after(state)
+        return self._stored.find(lambda state: state.latest)
 
-    def version_of(self, snapshot: Snapshot) -> TableVersion:
-        """The version that a snapshot holds."""
-        return self._stored.version_of(snapshot)
+    def _load_after(self, state: State) -> None:
+        """Load what the store has, unless somebody else has since."""
+        with self._stored.locked():
+            if self._stored.state().finished_at_s == state.finished_at_s:
+                self._load(None, None)
 
     def _give_up(self) -> None:
         """Build nothing for a while: a directory that is full or cannot be mapped will not be better at the next query."""
-        self._gave_up_at_s = self._context.clock.steady_s()
+        self._gave_up_at_s = self.context.clock.steady_s()
 
     @property
     def can_keep(self) -> bool:
         """Whether a snapshot can be kept here, as far as is known."""
-        return not self._gave_up()
+        return self._gave_up_at_s is None or self.context.clock.steady_s() - self._gave_up_at_s >= _GIVE_UP_S
 
-    def _gave_up(self) -> bool:
-        return self._gave_up_at_s is not None and self._context.clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
-
-    def _first(self) -> Snapshot | None:
-        if self._gave_up():
+    def _load_first(self) -> Snapshot | None:
+        if not self.can_keep:
             return None
         failures = self._stored.state().failures
         try:
             with self._stored.locked():
                 state = self._stored.state()  # whoever held the lock before may have made it
-                snapshot = self._stored.opened(state.latest)
+                snapshot = self._stored.open(state.latest)
                 if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
                     raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
@@ -205,20 +178,20 @@ class FullCache:
             if isinstance(problem, UfsError):
                 raise
             self._give_up()
-            self._context.metrics.inc("cacheFailureCount")
-            self._fell_back(logging.WARNING, f"no snapshot can be kept: {problem}")
+            self.context.metrics.inc("cacheFailureCount")
+            self._fall_back(logging.WARNING, f"no snapshot can be kept: {problem}")
             return None
 
     def _is_stale(self, state: State) -> bool:
-        limit_s = self._options.max_staleness_s
-        clock = self._context.clock
+        limit_s = self.options.max_staleness_s
+        clock = self.context.clock
         return limit_s is not None and state.age_s(clock.wall_s(), clock.steady_s(), clock.boot) > limit_s
 
-    def _renewed(self, state: State) -> Snapshot:
+    def _renew(self, state: State) -> Snapshot:
         """A snapshot in place of one that may not be served any more; whoever comes first loads it."""
         with self._stored.locked():
             after = self._stored.state()
-            snapshot = self._stored.opened(after.latest)
+            snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
             # One that failed while we waited for the lock has asked the store on our behalf.
@@ -228,7 +201,7 @@ class FullCache:
                 after = self._stored.state()
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
-            f"{self._options.max_staleness_s:g} s, and its reload failed: {after.error}"
+            f"{self.options.max_staleness_s:g} s, and its reload failed: {after.error}"
         )
 
     # --- loading ----------------------------------------------------------------------------------
@@ -242,54 +215,50 @@ class FullCache:
         """A reload beside the caller; one that waits already will do, one that runs may have asked the store before."""
         return self._jobs.ask(None)
 
-    def _upkeep_failed(self, problem: BaseException) -> None:
-        _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
-
     def _do(self, job: Job) -> None:
-        with self._stored.locked():
-            state = self._stored.state()
-            if job.tidy:
-                self._stored.write(state)
-            elif job.compact:
-                latest = self._stored.opened(state.latest)
-                if latest is not None and _is_worth_compacting(latest):
-                    self._compact(state, latest)
-            elif job.version is None or self._stored.opened(state.find(job.version.digest)) is None:
-                self._load(job.version, False)
+        try:
+            with self._stored.locked():
+                state = self._stored.state()
+                if job.tidy:
+                    self._stored.write(state)
+                elif job.compact:
+                    latest = self._stored.open(state.latest)
+                    if latest is not None and _is_worth_compacting(latest):
+                        self._compact(state, latest)
+                elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
+                    self._load(job.version, False)
+        except BaseException as problem:
+            if job.tidy or job.compact:  # nobody waits for it
+                _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
+            raise
 
     def _load(self, version: TableVersion | None, watched: bool | None) -> Snapshot:
         """Load a version, the store's current one if None, and make it the latest. The lock is held.
 
         `watched`: whether somebody waits for it at a terminal (None: found out).
         """
-        state = self._stored.state()
-        started_s, steady_s, timer_s = (
-            self._context.clock.wall_s(),
-            self._context.clock.steady_s(),
-            self._context.clock.steady_s(),
-        )
+        state, clock = self._stored.state(), self.context.clock
+        started_s, steady_s = clock.wall_s(), clock.steady_s()
         received = self._received()
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
         try:
-            with progress.shown(f"loading {self._url}", self._context.clock.steady_s, watched) as report:
-                snapshot, stored = self._loaded(state, version, report)
+            with progress.shown(f"loading {self._url}", clock.steady_s, watched) as report:
+                snapshot, stored = self._make(state, version, report)
         except BaseException as problem:
-            self._context.metrics.inc("numLoadFailures")
+            self.context.metrics.inc("numLoadFailures")
             level = logging.INFO if state.failures else logging.WARNING
-            kept, seconds = len(state.versions), self._context.clock.steady_s() - timer_s
+            kept, seconds = len(state.versions), clock.steady_s() - steady_s
             log_event(_log, level, "reload-failed", table=self._url, seconds=seconds, kept=kept, error=repr(problem))
             self._remember_reload(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
-            gone = isinstance(problem, UfsNotFoundError) and self._resolver.forget_kind(self._table)
-            failures, finished_s = state.failures + 1, self._context.clock.wall_s()
-            failed = dataclasses.replace(
-                state, finished_at_s=finished_s, failures=failures, error=str(problem)[:500], gone=gone
-            )
+            gone = isinstance(problem, UfsNotFoundError) and self.resolver.forget_kind(self.table)
+            failures, error = state.failures + 1, str(problem)[:500]
+            failed = dataclasses.replace(state, finished_at_s=clock.wall_s(), failures=failures, error=error, gone=gone)
             with contextlib.suppress(OSError):
                 self._stored.record(failed)
             raise
-        seconds, failures = self._context.clock.steady_s() - timer_s, state.failures
-        now_s = self._context.clock.wall_s()
+        seconds, failures = clock.steady_s() - steady_s, state.failures
+        now_s = clock.wall_s()
         held = state.latest
         # One whose layers were damaged has the digest of that which takes its place.
         if version is None or held is None or (held.digest, held.layers) != (stored.digest, stored.layers):
@@ -299,16 +268,16 @@ class FullCache:
             finished_at_s=now_s,
             loaded_at_s=started_s,
             loaded_steady_s=steady_s,
-            boot=self._context.clock.boot,
+            boot=clock.boot,
             failures=0,
             error="",
             gone=False,
         )
         self._stored.write(state)
         self._stored.keep_version(snapshot)
-        self._context.metrics.inc("loadCount")
-        self._context.metrics.time("loadTime", seconds)
-        self._context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
+        self.context.metrics.inc("loadCount")
+        self.context.metrics.time("loadTime", seconds)
+        self.context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
         done = Reload(started_s, seconds, stored.digest, snapshot.rows, snapshot.bytes, self._received() - received)
         self._remember_reload(done)
         facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
@@ -319,61 +288,60 @@ class FullCache:
         return snapshot
 
     def _received(self) -> int:
-        return self._context.metrics.snapshot()["ufsGetBytes"]
+        return self.context.metrics.snapshot()["ufsGetBytes"]
 
     def _remember_reload(self, reload: Reload) -> None:
         with contextlib.suppress(OSError):
-            remember_reload(self._disk, self.key, self._url, reload)
+            remember_reload(self.disk, self.key, self._url, reload)
 
-    def _fell_back(self, level: int, reason: str) -> None:
+    def _fall_back(self, level: int, reason: str) -> None:
         log_event(_log, level, "fallback", table=self._url, reason=reason, instead="reading the files")
 
-    def _loaded(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
+    def _make(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
         """A version's snapshot, of which only what changed is fetched."""
-        given = version
 
         def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
-            chosen, known = self._chosen(version), state.find(version.digest)
-            unchanged = self._stored.opened(known, version)
-            if unchanged is not None and known is not None and all(file.cacheable for file in chosen.files):
+            chosen, known = self._choose(version), state.find(version.digest)
+            unchanged = self._stored.open(known, version)
+            if unchanged is not None and known is not None and _is_cacheable(chosen):
                 return unchanged, known
-            last = self._stored.mapped(state.latest)
+            last = self._stored.map(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
-            layers = self._loader.load(self._table, chosen, self._layout_of(version), last, stored, report)
-            self._context.metrics.inc("snapshotBuildCount")
+            layers = self.loader.load(chosen, self.layout_of(version), last, stored, report)
+            self.context.metrics.inc("snapshotBuildCount")
             return self._stored.add(version, layers)
 
-        def renewed(gone: TableVersion, change: SourceChangedError) -> TableVersion:
-            if given is not None:
+        def resolve() -> TableVersion:
+            """The store's current version, with its files old enough to be told from their next state."""
+            found = self.resolver.ask(self.table, patient=state.latest is None)
+            return self.resolver.settled(self.table, found)
+
+        def renew(gone: TableVersion, change: SourceChangedError) -> TableVersion:
+            if version is not None:
                 raise change
-            return self._resolved(patient=state.latest is None)
+            return resolve()
 
-        first = given if given is not None else self._resolved(patient=state.latest is None)
-        return read_with_restarts(self._table, first, load, renewed)[0]
+        first = resolve() if version is None else version
+        return read_with_restarts(self.table, first, load, renew)[0]
 
-    def _resolved(self, patient: bool) -> TableVersion:
-        """The store's current version, with its files old enough to be told from their next state."""
-        return self._resolver.settled(self._table, self._resolver.ask(self._table, patient))
-
-    def _chosen(self, version: TableVersion) -> TableVersion:
+    def _choose(self, version: TableVersion) -> TableVersion:
         """What `lookup.partition` leaves of a version."""
-        if self._options.partition is None:
+        if self.options.partition is None:
             return version
-        return version.of_files(select_partitions(self._table, version, self._options))
+        return version.of_files(select_partitions(self.table, version, self.options))
 
     def _compact(self, state: State, latest: Snapshot) -> None:
         """One base in place of the latest version's layers; nothing is fetched."""
         assert state.latest is not None
-        version = self.version_of(latest)
-        chosen = self._chosen(version)
-        if not all(file.cacheable for file in chosen.files):
+        version, chosen = latest.version, self._choose(latest.version)
+        if not _is_cacheable(chosen):
             return
-        layout = self._layout_of(version)
-        layers = self._loader.load(self._table, chosen, layout, latest, state.latest.layers, _no_progress, compact=True)
+        layout = self.layout_of(version)
+        layers = self.loader.load(chosen, layout, latest, state.latest.layers, lambda done, total: None, compact=True)
         _, stored = self._stored.add(version, layers)
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
-        self._context.metrics.inc("snapshotCompactionCount")
+        self.context.metrics.inc("snapshotCompactionCount")
 
     def _last_reload(self) -> LastReload | None:
         state = self._stored.state()
@@ -383,7 +351,7 @@ class FullCache:
 
     def _tidy_up(self, state: State) -> None:
         """Have what is past its time removed, beside the caller; now and then, for somebody may be using it."""
-        now_s = self._context.clock.steady_s()
+        now_s = self.context.clock.steady_s()
         if now_s < self._tidy_from_s:
             return
         if state.left or self._stored.expired(state):
@@ -392,7 +360,7 @@ class FullCache:
 
     @property
     def _url(self) -> str:
-        return redact("path", self._table.url)
+        return redact("path", self.table.url)
 
     def close(self) -> None:
         """Stop taking part in the schedule and forget open snapshots; a load under way ends by itself."""
@@ -408,5 +376,5 @@ def _is_worth_compacting(snapshot: Snapshot) -> bool:
     return over + deleted > _COMPACTION_SHARE * base.segment.rows
 
 
-def _no_progress(done: int, total: int) -> None:
-    """Nobody is watching."""
+def _is_cacheable(version: TableVersion) -> bool:
+    return all(file.cacheable for file in version.files)

@@ -21,22 +21,14 @@ class Job:
     compact: bool = False
     tidy: bool = False
 
-    @property
-    def is_upkeep(self) -> bool:
-        """Whether nobody waits for it."""
-        return self.compact or self.tidy
-
 
 class Jobs:
-    """Runs `do` for each job that was asked for. `failed`: told what upkeep has failed with."""
+    """Runs `do` for each job that was asked for."""
 
-    def __init__(
-        self, name: str, start: Start, do: Callable[[Job], None], failed: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, name: str, start: Start, do: Callable[[Job], None]) -> None:
         self._name = name
         self._start = start
         self._do = do
-        self._failed = failed
         self._mutex = threading.Lock()
         self._jobs: list[Job] = []  # the one that runs first
         self._running: Job | None = None
@@ -74,23 +66,20 @@ class Jobs:
                     waiting, self._jobs = self._jobs, []
                     break
                 job = self._running = self._jobs[0]
+            problem = None
             try:
                 self._do(job)
-            except BaseException as problem:
-                if job.is_upkeep:
-                    self._failed(problem)
-                self._finished(job)
-                job.done.set_exception(problem)
-            else:
-                self._finished(job)
+            except BaseException as raised:
+                problem = raised
+            with self._mutex:
+                self._jobs.remove(job)
+                self._running = None
+            if problem is None:
                 job.done.set_result(None)
+            else:
+                job.done.set_exception(problem)
         for job in waiting:
             job.done.cancel()
-
-    def _finished(self, job: Job) -> None:
-        with self._mutex:
-            self._jobs.remove(job)
-            self._running = None
 
     def close(self) -> None:
         """Begin none any more; who waits for one is told, one under way ends by itself."""

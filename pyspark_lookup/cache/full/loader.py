@@ -11,9 +11,11 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import random
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +25,8 @@ from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
-from pyspark_lookup.columnar.types import cast_column, is_source
-from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.columnar.types import conform_columns, is_source
+from pyspark_lookup.io.disk import Disk, SegmentWriter, key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.scan.contract import PreparedScan, TableScan
 from pyspark_lookup.scan.deletes import live_mask
@@ -105,24 +106,18 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | N
     return marks
 
 
+@dataclasses.dataclass(frozen=True)
 class SnapshotLoader:
     """Makes layers of one table on this host. Only one at a time may work on a table: see `FullCache`."""
 
-    def __init__(
-        self,
-        scan: TableScan,
-        disk: Disk,
-        context: HostContext,
-        table_key: str,
-    ) -> None:
-        self._scan = scan
-        self._disk = disk
-        self._context = context
-        self._table_key = table_key
+    scan: TableScan
+    disk: Disk
+    rng: random.Random
+    table: Table
+    table_key: str
 
     def load(
         self,
-        table: Table,
         version: TableVersion,
         layout: Layout,
         last: Snapshot | None,
@@ -135,51 +130,31 @@ class SnapshotLoader:
         `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, or OSError if the directory cannot be written.
         """
-        held = _Held(last, version, layout.columns, self._scan.deleted(table, version.files))
-        fetched = [file for file in version.files if file not in held.places]
-        if last is not None and not compact and self._is_small(version, held, fetched, last, layout):
+        load = _Load(version, layout, last, self.scan.deleted(self.table, version.files), progress)
+        if last is not None and not compact and load.is_small(last):
             with contextlib.suppress(SkewedError):  # a base may have another seed
-                return self._over(table, version, layout, held, fetched, last, stored, progress)
+                return self._put_over(load, last, stored)
         for attempt in range(_SEEDS):
-            seed, strict = draw_seed(self._context.rng), attempt + 1 < _SEEDS
-            try:
-                return (self._written(table, list(version.files), layout, held, fetched, seed, strict, progress),)
-            except SkewedError:
-                continue
+            seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
+            with contextlib.suppress(SkewedError):
+                return (self._write(load, version.files, seed, strict),)
         raise AssertionError("the last attempt takes any seed")
 
-    def _over(
-        self,
-        table: Table,
-        version: TableVersion,
-        layout: Layout,
-        held: _Held,
-        fetched: list[FileVersion],
-        last: Snapshot,
-        stored: Sequence[StoredLayer],
-        progress: Progress,
-    ) -> tuple[StoredLayer, ...]:
+    def _put_over(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         """The layers there are, less what is gone, and a delta of what is new; a fourth delta takes the others in."""
         count = len(last.layers)
-        kept = [0] if fetched and count > DELTAS_AT_MOST else list(range(count))
+        kept = [0] if load.fetched and count > DELTAS_AT_MOST else list(range(count))
         layers = [
-            self._kept(last.layers[n].segment, stored[n], held.ranks[n], held.deleted)
+            self._keep(last.layers[n].segment, stored[n], load.ranks[n], load.deleted)
             for n in kept
-            if n == 0 or (held.ranks[n] >= 0).any()
+            if n == 0 or (load.ranks[n] >= 0).any()
         ]
-        files = [file for file in version.files if file not in held.places or held.places[file][0] not in kept]
+        files = [file for file in load.version.files if file not in load.places or load.places[file][0] not in kept]
         if files:
-            layers.append(self._written(table, files, layout, held, fetched, last.seed, True, progress))
+            layers.append(self._write(load, files, last.seed, True))
         return tuple(layers)
 
-    def _is_small(
-        self, version: TableVersion, held: _Held, fetched: list[FileVersion], last: Snapshot, layout: Layout
-    ) -> bool:
-        same = last.schema.equals(layout.columns) and last.keys == layout.keys
-        changed = sum(file.size for file in fetched) + held.gone_bytes
-        return same and changed <= _DELTA_SHARE * max(version.bytes, 1)
-
-    def _kept(
+    def _keep(
         self, segment: Segment, stored: StoredLayer, ranks: Numbers, places: Mapping[str, Numbers]
     ) -> StoredLayer:
         """A layer of the version before as one of this."""
@@ -190,87 +165,72 @@ class SnapshotLoader:
         marks = deleted_rows(segment, ranks, places)
         if marks is None:
             return StoredLayer(stored.name, None, gone, marked)
-        name = f"{self._context.rng.getrandbits(64):016x}"
-        writer = self._disk.create_segment({"deleted": len(marks)})
-        try:
+        writer = self.disk.create_segment({"deleted": len(marks)})
+        with contextlib.closing(writer):
             writer.append("deleted", marks)
-            writer.finish({})
-            self._disk.publish_segment(self._table_key, name, writer)
-        finally:
-            writer.close()
-        return StoredLayer(stored.name, name, gone, marked)
+            return StoredLayer(stored.name, self._publish(writer, {}), gone, marked)
 
-    def _written(
-        self,
-        table: Table,
-        files: list[FileVersion],
-        layout: Layout,
-        held: _Held,
-        fetched: list[FileVersion],
-        seed: Seed,
-        strict: bool,
-        progress: Progress,
-    ) -> StoredLayer:
+    def _publish(self, writer: SegmentWriter, meta: Mapping[str, Any]) -> str:
+        """The new name of a segment that is written but for its footer."""
+        name = f"{self.rng.getrandbits(64):016x}"
+        writer.finish(meta)
+        self.disk.publish_segment(self.table_key, name, writer)
+        return name
+
+    def _write(self, load: _Load, files: Sequence[FileVersion], seed: Seed, strict: bool) -> StoredLayer:
         """A new segment of these files: rows from the layers that hold them, the others fetched."""
+        schema = load.layout.columns
         counts = [0] * len(files)
         units: list[list[tuple[int, int]]] = [[] for _ in files]
         total = max(sum(file.size for file in files), 1)
         done = 0
-        builder = SegmentBuilder(layout.columns, layout.keys, seed, self._disk.spill_file, _memory_bytes())
-        try:
-            for layer in held.layers_of(files):
+        builder = SegmentBuilder(schema, load.layout.keys, seed, self.disk.spill_file, _memory_bytes())
+        with contextlib.closing(builder):
+            for layer in load.layers_of(files):
                 segment = layer.segment
                 for place, number in enumerate(layer.ranks.tolist()):
                     if number >= 0:
                         counts[number], units[number] = segment.files[place].rows, list(segment.files[place].units)
                         done += files[number].size
-                names = [name for name in layout.columns.names if name in segment.schema.names]
+                names = [name for name in schema.names if name in segment.schema.names]
                 for columns, positions in layer.pieces(names):
-                    builder.add(_conformed(columns, names, len(positions), layout.columns), positions, done / total)
-                progress(done, total)
+                    # Types have widened, new columns are null.
+                    batch = conform_columns(dict(zip(names, columns, strict=True)), len(positions), schema, "")
+                    builder.add(batch, positions, done / total)
+                load.progress(done, total)
             numbers = {file: number for number, file in enumerate(files)}
-            for pieces, prepared in self._prepared(table, fetched, layout):
+            for pieces, prepared in self._prepare(load):
                 size = sum(piece.end - piece.start for piece in pieces)
                 for file, middle, batches in prepared.units():
                     number, before = numbers[file], counts[numbers[file]]
                     for batch in batches:
                         first = np.uint64(counts[number]) | (np.uint64(number) << ROW_BITS)
                         positions = np.arange(batch.num_rows, dtype=np.uint64) + first
-                        seen = live_mask(held.deleted.get(file.url), counts[number], batch.num_rows)
-                        if seen is None:
+                        live = live_mask(load.deleted.get(file.url), counts[number], batch.num_rows)
+                        if live is None:
                             builder.add(batch, positions, (done + size / 2) / total)
-                        elif seen.any():
-                            builder.add(batch.filter(pa.array(seen)), positions[seen], (done + size / 2) / total)
+                        elif live.any():
+                            builder.add(batch.filter(pa.array(live)), positions[live], (done + size / 2) / total)
                         counts[number] += batch.num_rows
                     units[number].append((middle, counts[number] - before))
                 done += size
-                progress(done, total)
-            writer = builder.finish(self._disk.create_segment, counts, strict)
-        finally:
-            builder.close()
-        name = f"{self._context.rng.getrandbits(64):016x}"
-        meta = builder.meta
-        meta["files"] = [
-            [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
-            for n, f in enumerate(files)
-        ]
-        meta["marks"] = held.marks
-        try:
-            writer.finish(meta)
-            self._disk.publish_segment(self._table_key, name, writer)
-        finally:
-            writer.close()
-        return StoredLayer(name, None, (), _digest([file.url for file in files], held.deleted))
+                load.progress(done, total)
+            writer = builder.finish(self.disk.create_segment, counts, strict)
+        with contextlib.closing(writer):
+            of_files = [
+                [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
+                for n, f in enumerate(files)
+            ]
+            name = self._publish(writer, {**builder.meta, "files": of_files, "marks": load.marks})
+        return StoredLayer(name, None, (), _digest([file.url for file in files], load.deleted))
 
-    def _prepared(
-        self, table: Table, files: Sequence[FileVersion], layout: Layout
-    ) -> Iterator[tuple[list[Slice], PreparedScan]]:
-        """The files in order, some at once; the next are fetched while these are decoded."""
-        rounds = list(_rounds(files, self._scan.splittable(table)))
+    def _prepare(self, load: _Load) -> Iterator[tuple[list[Slice], PreparedScan]]:
+        """The files to be fetched in order, some at once; the next are fetched while these are decoded."""
+        rounds = list(_rounds(load.fetched, self.scan.splittable(self.table)))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
             def fetch(pieces: list[Slice]) -> concurrent.futures.Future[PreparedScan]:
-                return pool.submit(self._scan.prepare, table, pieces, layout.projection)
+                return pool.submit(self.scan.prepare, self.table, pieces, load.layout.projection)
 
             ahead = fetch(rounds[0]) if rounds else None
             for number, pieces in enumerate(rounds):
@@ -297,25 +257,34 @@ def _rounds(files: Sequence[FileVersion], splittable: bool) -> Iterator[list[Sli
         yield group
 
 
-class _Held:
-    """Which files of a version lie in the latest layers: `places` (layer, place in it), `ranks` of each layer's files.
+class _Load:
+    """A version that is to be loaded; which of its files lie in the latest layers: `places` (layer, place in it), `ranks` of each
+    layer's files; and which are `fetched`.
 
-    A layer whose `columns` had types that do not widen to those of now holds none of them: its values are not what the files
+    A layer whose columns had types that do not widen to those of now holds none of them: its values are not what the files
     say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the rows of files that do
     not count in the version, by URL; `marks`: the files that say so.
     """
 
     def __init__(
-        self, last: Snapshot | None, version: TableVersion, columns: pa.Schema, deleted: Mapping[str, Numbers]
+        self,
+        version: TableVersion,
+        layout: Layout,
+        last: Snapshot | None,
+        deleted: Mapping[str, Numbers],
+        progress: Progress,
     ) -> None:
+        self.version = version
+        self.layout = layout
         self.deleted = deleted
+        self.progress = progress
         self.marks = [one.name for one in version.deletes]
         self._layers = last.layers if last is not None else ()
         self.places: dict[FileVersion, tuple[int, int]] = {}
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
-        self.gone_bytes = 0
+        self._gone_bytes = 0
         current = {file: rank for rank, file in enumerate(version.files) if file.cacheable}
-        if last is not None and not is_source(last.schema, columns):
+        if last is not None and not is_source(last.schema, layout.columns):
             current = {}
         for number, layer in enumerate(self._layers):
             # Rows that were left out of it may count in a version that is older.
@@ -328,7 +297,14 @@ class _Held:
                     self.places[file] = number, place
                     self.ranks[number][place] = current[file]
                 else:
-                    self.gone_bytes += held.size
+                    self._gone_bytes += held.size
+        self.fetched = [file for file in version.files if file not in self.places]
+
+    def is_small(self, last: Snapshot) -> bool:
+        """Whether a delta over the latest layers costs less than a new base."""
+        same = last.schema.equals(self.layout.columns) and last.keys == self.layout.keys
+        changed = sum(file.size for file in self.fetched) + self._gone_bytes
+        return same and changed <= _DELTA_SHARE * max(self.version.bytes, 1)
 
     def layers_of(self, files: Sequence[FileVersion]) -> Iterator[Layer]:
         """The layers with only the rows of these files visible, their ranks being places in `files`."""
@@ -362,16 +338,6 @@ def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
     """A name for the rows of those files that do not count; "" if there are none."""
     parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
     return key_of(*parts) if parts else ""
-
-
-def _conformed(columns: list[pa.Array], names: list[str], rows: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of an older segment with the columns and types of now: types have widened, new columns are null."""
-    held = dict(zip(names, columns, strict=True))
-    arrays = [
-        cast_column(held[field.name], field.type, field.name, "") if field.name in held else pa.nulls(rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _memory_bytes() -> int:

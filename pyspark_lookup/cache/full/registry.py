@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -19,29 +20,24 @@ from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.resolver import Resolver
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class FullTables:
     """Caches of whole tables in this process and on this host. `trigger`: when they are reloaded, in place of the options' say."""
 
-    def __init__(
-        self,
-        scan: TableScan,
-        resolver: Resolver,
-        layout_of: Callable[[Table, LookupOptions, TableVersion], Layout],
-        context: HostContext,
-        trigger: CacheReloadTrigger | None,
-    ) -> None:
-        self._scan = scan
-        self._resolver = resolver
-        self._layout_of = layout_of
-        self._context = context
-        self._trigger = trigger
+    scan: TableScan
+    resolver: Resolver
+    layout_of: Callable[[Table, LookupOptions, TableVersion], Layout]
+    context: HostContext
+    trigger: CacheReloadTrigger | None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._caches: dict[tuple[object, ...], FullCache] = {}
         self._users: dict[FullCache, weakref.WeakSet[object]] = {}
 
     def of(self, table: Table, options: LookupOptions) -> FullCache | None:
         """The full cache that the options ask for; None if they do not, or there is no cache directory."""
-        if options.cache is not CacheMode.FULL or self._context.disk is None:
+        if options.cache is not CacheMode.FULL or self.context.disk is None:
             return None
         # Columns that a predicate needs are kept beside those that were chosen.
         columns = None if options.columns is None else (options.columns, options.where)
@@ -54,12 +50,12 @@ class FullTables:
                     key,
                     table,
                     options,
-                    functools.partial(self._layout_of, table, options),
-                    self._resolver,
-                    SnapshotLoader(self._scan, self._context.disk, self._context, key),
-                    self._context.disk,
-                    self._context,
-                    self._trigger,
+                    functools.partial(self.layout_of, table, options),
+                    self.resolver,
+                    SnapshotLoader(self.scan, self.context.disk, self.context.rng, table, key),
+                    self.context.disk,
+                    self.context,
+                    self.trigger,
                 )
             return self._caches[place]
 

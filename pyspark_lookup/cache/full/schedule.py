@@ -53,35 +53,28 @@ class _Action:
     run: Callable[[], object]
 
 
-class Schedule:
-    """Runs one table's trigger while this process holds the host's lock for it.
+@dataclasses.dataclass(eq=False, repr=False)
+class Schedule(CacheReloadTrigger.Context):
+    """Runs one table's trigger, of which it is the context (FLIP-221), while this process holds the host's lock for it.
 
-    `reload` asks for a reload; `last` says how the latest attempt went. `start` runs the loop.
+    `reload` asks for a reload; `last` says how the latest attempt of any process went.
     """
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], CacheReloadTrigger | None],
-        reload: Callable[[], concurrent.futures.Future[None]],
-        last: Callable[[], LastReload | None],
-        blackout: Blackout | None,
-        disk: Disk,
-        context: HostContext,
-    ) -> None:
-        self._name = name
-        self._make = make
-        self._reload = reload
-        self._last = last
-        self._blackout = blackout
-        self._disk = disk
-        self._context = context
+    name: str
+    make: Callable[[], CacheReloadTrigger | None]
+    reload: Callable[[], concurrent.futures.Future[None]]
+    last: Callable[[], LastReload | None]
+    blackout: Blackout | None
+    disk: Disk
+    context: HostContext
+
+    def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._changed = threading.Event()
         self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
-        self._wall_ahead_s = 0.0  # of the steady context.clock, when actions were run last
+        self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = self._opened = False
 
@@ -91,7 +84,7 @@ class Schedule:
             if self._running or self._closed:
                 return
             self._running = True
-        self._context.start(f"lookupcache-schedule-{self._name[:8]}", self._loop)
+        self.context.start(f"lookupcache-schedule-{self.name[:8]}", self._loop)
 
     def is_neglected(self) -> bool:
         """Whether a reload is due and no process of the host is there to begin it.
@@ -104,12 +97,12 @@ class Schedule:
             try:
                 if self._trigger is None:
                     self._make_trigger()
-                now_s = self._context.clock.wall_s()
+                now_s = self.context.clock.wall_s()
                 if not isinstance(self._trigger, DueTrigger):
                     return False
-                if self._blackout is not None and self._blackout.postponed_s(now_s) > now_s:
+                if self.blackout is not None and self.blackout.postponed_s(now_s) > now_s:
                     return False
-                return self._trigger.next_due_s(self._last(), now_s) <= now_s
+                return self._trigger.next_due_s(self.last(), now_s) <= now_s
             finally:
                 self._release()  # whoever stays takes it
 
@@ -117,7 +110,7 @@ class Schedule:
         """Hold the schedule, if nobody else does."""
         if self._lease is None:
             try:
-                self._lease = self._disk.acquire("reload", f"{self._name}-schedule", 0.0)
+                self._lease = self.disk.acquire("reload", f"{self.name}-schedule", 0.0)
             except OSError:
                 return False
         return self._lease is not None
@@ -137,17 +130,17 @@ class Schedule:
             try:
                 due.run()
             except Exception:  # a custom trigger's; the schedule goes on
-                _log.exception("reload trigger of %s failed", self._name)
+                _log.exception("reload trigger of %s failed", self.name)
         with self._mutex:
             next_s = min((action.at_s for action in self._actions), default=math.inf)
-        return min(max(next_s - self._context.clock.wall_s(), 0.0), _POLL_S)
+        return min(max(next_s - self.context.clock.wall_s(), 0.0), _POLL_S)
 
     def _make_trigger(self) -> None:
         try:
-            self._trigger = self._make()
+            self._trigger = self.make()
         except Exception:
             self._broken = True
-            _log.exception("reload trigger of %s cannot be made", self._name)
+            _log.exception("reload trigger of %s cannot be made", self.name)
 
     def _open(self) -> None:
         self._opened = True
@@ -155,20 +148,20 @@ class Schedule:
             self._make_trigger()
         try:
             if self._trigger is not None:
-                self._trigger.open(_Context(self))
+                self._trigger.open(self)
         except Exception:
             self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
-            _log.exception("reload trigger of %s cannot be opened", self._name)
+            _log.exception("reload trigger of %s cannot be opened", self.name)
 
     def _clock_set_back(self) -> bool:
         """Whether the wall clock has been set back since this was asked last, by more than a slew comes to."""
-        before, self._wall_ahead_s = self._wall_ahead_s, self._context.clock.wall_s() - self._context.clock.steady_s()
+        before, self._wall_ahead_s = self._wall_ahead_s, self.context.clock.wall_s() - self.context.clock.steady_s()
         return self._wall_ahead_s < before - _POLL_S
 
     def _next_due(self) -> _Action | None:
         with self._mutex:
             first = min(self._actions, key=lambda action: action.at_s, default=None)
-            if first is None or first.at_s > self._context.clock.wall_s():
+            if first is None or first.at_s > self.context.clock.wall_s():
                 return None
             self._actions.remove(first)
             return first
@@ -197,17 +190,13 @@ class Schedule:
 
     # --- what a trigger sees ----------------------------------------------------------------------
 
-    def now_s(self) -> float:
-        """Unix time."""
-        return self._context.clock.wall_s()
+    def current_processing_time(self) -> float:
+        return self.context.clock.wall_s()
 
     def last_reload(self) -> LastReload | None:
-        """How the latest attempt of any process went."""
-        return self._last()
+        return self.last()
 
-    def at(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
-        """Run `action` once, at a Unix time or as soon as possible after it, or when the clock was set back; returns what
-        cancels it."""
+    def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
         planned = _Action(at_s, action)
         with self._mutex:
             self._actions.append(planned)
@@ -220,16 +209,16 @@ class Schedule:
 
         return cancel
 
-    def trigger(self) -> concurrent.futures.Future[None]:
+    def trigger_reload(self) -> concurrent.futures.Future[None]:
         """A reload now, or when the blackout ends."""
-        if self._blackout is not None:
-            now_s = self._context.clock.wall_s()
-            free_s = self._blackout.postponed_s(now_s)
+        if self.blackout is not None:
+            now_s = self.context.clock.wall_s()
+            free_s = self.blackout.postponed_s(now_s)
             if free_s > now_s:
-                return self._postponed(free_s)
-        return self._reload()
+                return self._postpone(free_s)
+        return self.reload()
 
-    def _postponed(self, at_s: float) -> concurrent.futures.Future[None]:
+    def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
         """The one reload at the end of a blackout, however often it comes due before."""
         if self._put_off is not None:
             return self._put_off
@@ -238,9 +227,9 @@ class Schedule:
 
         def begin() -> None:
             self._put_off = None
-            self.trigger().add_done_callback(lambda inner: _copy(inner, done))
+            self.trigger_reload().add_done_callback(lambda inner: _copy(inner, done))
 
-        self.at(at_s, begin)
+        self.schedule(at_s, begin)
         return done
 
 
@@ -250,22 +239,3 @@ def _copy(inner: concurrent.futures.Future[None], outer: concurrent.futures.Futu
         outer.set_exception(problem)
     else:
         outer.set_result(None)
-
-
-class _Context(CacheReloadTrigger.Context):
-    """FLIP-221's context over a schedule."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-
-    def current_processing_time(self) -> float:
-        return self._schedule.now_s()
-
-    def trigger_reload(self) -> concurrent.futures.Future[None]:
-        return self._schedule.trigger()
-
-    def last_reload(self) -> LastReload | None:
-        return self._schedule.last_reload()
-
-    def schedule(self, at_s: float, action: Callable[[], object]) -> Callable[[], None]:
-        return self._schedule.at(at_s, action)

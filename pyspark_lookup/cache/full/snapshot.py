@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +16,13 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.cache.segments.builder import ROW_BITS
 from pyspark_lookup.cache.segments.segment import Segment
-from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
+from pyspark_lookup.columnar.keys import Keys, Numbers, as_array, as_indices
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.table.model import TableVersion
 
-_NOTHING: Mapping[str, Numbers] = MappingProxyType({})
+Ranges = Sequence[tuple[str, int, int]]
+"""Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +56,6 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ranges:
-    """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
-
-    parts: tuple[tuple[str, int, int], ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Answer:
     """One row per match: `keys` (int64, the key's place in the batch, ascending) and the columns asked for."""
 
@@ -71,6 +65,8 @@ class Answer:
 
 class Snapshot:
     """All rows of one version. `layers`: the base first; all with one schema, seed and keys."""
+
+    version: TableVersion  # set once it is known
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = tuple(layers)
@@ -125,14 +121,14 @@ class Snapshot:
                     continue
                 columns = layer.segment.slice(names, start, stop)
                 if kept is not None and not kept.all():
-                    mask = _boolean(kept)
+                    mask = as_array(kept)
                     columns = [column.filter(mask) for column in columns]
                     yield int(np.count_nonzero(kept)), columns
                 else:
                     yield stop - start, columns
 
 
-def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers] = _NOTHING) -> Numbers | None:
+def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Numbers | None:
     """A mark for each row that does not count; None if there is no such row.
 
     That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
@@ -157,7 +153,7 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
     """Ascending ordinals at which the wanted rows of a layer begin and end, in turn."""
     files = {file.url: number for number, file in enumerate(layer.segment.files) if layer.ranks[number] >= 0}
     bounds: list[tuple[int, int]] = []
-    for url, first, end in ranges.parts:
+    for url, first, end in ranges:
         if url not in files:
             continue
         at = int(layer.segment.file_starts[files[url]])
@@ -185,11 +181,6 @@ def _kept(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
         seen = layer.deleted[start:stop] == 0
         kept = seen if kept is None else kept & seen
     return kept
-
-
-def _boolean(mask: Numbers) -> pa.BooleanArray:
-    bits = np.packbits(mask, bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
 
 
 def _joined(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -12,7 +13,7 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, columns_of
-from pyspark_lookup.columnar.types import cast_column, check_readable
+from pyspark_lookup.columnar.types import check_readable, conform_columns
 from pyspark_lookup.scan.batches import coalesced, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
@@ -50,7 +51,8 @@ def snapshot_batches(
         for rows, columns in pieces:
             for start in range(0, rows, BATCH_ROWS):
                 part = [column.slice(start, BATCH_ROWS) for column in columns] if rows > BATCH_ROWS else columns
-                batch = planned_columns(part, stored, min(rows - start, BATCH_ROWS), names, projection, url)
+                held = dict(zip(stored, part, strict=True))
+                batch = planned_columns(held, min(rows - start, BATCH_ROWS), names, projection, url)
                 kept = matching_rows(batch, predicate)
                 if kept is not None:
                     yield kept.select(projection.columns.names)
@@ -62,9 +64,7 @@ def _check(
     snapshot: Snapshot, projection: Projection, names: Sequence[str], whole: Callable[[], pa.Schema], url: str
 ) -> None:
     """Raise SchemaError as reading the files would."""
-    lost = [name for name in names if name not in snapshot.schema.names]
-    if projection.declared:
-        lost = []
+    lost = [] if projection.declared else [name for name in names if name not in snapshot.schema.names]
     if lost:
         elsewhere = {name.casefold() for name in whole().names}
         lost = [name for name in lost if name.casefold() not in elsewhere]
@@ -84,23 +84,10 @@ def _planned(projection: Projection, name: str) -> pa.Field:
 
 
 def planned_columns(
-    columns: Sequence[pa.Array],
-    stored: Sequence[str],
-    rows: int,
-    names: Sequence[str],
-    projection: Projection,
-    url: str,
+    columns: Mapping[str, pa.Array], rows: int, names: Sequence[str], projection: Projection, url: str
 ) -> pa.RecordBatch:
-    """Columns of a snapshot (those named `stored`) as the planned ones; one that it lacks is null."""
-    found = dict(zip(stored, columns, strict=True))
-    fields = [_planned(projection, name) for name in names]
-    arrays = [
-        cast_column(found[field.name], field.type, field.name, url)
-        if field.name in found
-        else pa.nulls(rows, field.type)
-        for field in fields
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    """Columns of a snapshot as the planned ones of those names; one that it lacks is null."""
+    return conform_columns(columns, rows, pa.schema([_planned(projection, name) for name in names]), url)
 
 
 def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
@@ -117,10 +104,7 @@ def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:
         if any(isinstance(value, float) for value in values) and not pa.types.is_floating(field.type):
             return None  # compared as doubles, of which one equals several large whole numbers
         choices.append(values)
-    count = 1
-    for values in choices:
-        count *= len(values)
-    if count > _KEYS_AT_MOST:
+    if math.prod(map(len, choices)) > _KEYS_AT_MOST:
         return None
     rows = list(itertools.product(*choices))
     try:

@@ -1,6 +1,6 @@
 """`StoredSnapshots`: one table's snapshots on this host's disk, and those that this process has mapped.
 
-The record of what there is is replaced whole by whoever holds the table's lock; readers take none.
+The record of what there is, a `State`, is replaced whole by whoever holds the table's lock; readers take none.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pyspark_lookup.base.decoding import count_of, counts_of, name_of, number_of, text_of
 from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
-from pyspark_lookup.cache.full.manifest import State, StoredVersion
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
@@ -24,75 +23,178 @@ _LOCK_WAIT_S = 1.0
 _KEPT_OPEN = 2
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredVersion:
+    """A version as layers on disk. `superseded_at_s`: since when a newer one is the latest (None: it is)."""
+
+    digest: str
+    layers: tuple[StoredLayer, ...]
+    rows: int
+    bytes: int
+    superseded_at_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The versions held (the latest last), and how the loads went. Times in Unix seconds.
+
+    `started_at_s`, `finished_at_s`: of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
+    clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
+    `failures`: attempts that failed since. `gone`: the path holds another kind of table by now. `left`: segments that could not
+    be removed, being in use.
+    """
+
+    versions: tuple[StoredVersion, ...] = ()
+    first_started_at_s: float | None = None
+    started_at_s: float | None = None
+    finished_at_s: float | None = None
+    loaded_at_s: float | None = None
+    loaded_steady_s: float = 0.0
+    boot: str = ""
+    failures: int = 0
+    error: str = ""
+    gone: bool = False
+    left: tuple[str, ...] = ()
+
+    @property
+    def latest(self) -> StoredVersion | None:
+        return self.versions[-1] if self.versions else None
+
+    def find(self, digest: str) -> StoredVersion | None:
+        return next((version for version in self.versions if version.digest == digest), None)
+
+    def age_s(self, wall_s: float, steady_s: float, boot: str) -> float:
+        """How old the latest version may be, by the clock that says more."""
+        if self.loaded_at_s is None:
+            return float("inf")
+        steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
+        return max(wall_s - self.loaded_at_s, steady)
+
+    def with_version(self, stored: StoredVersion, now_s: float) -> State:
+        """The state in which `stored` is the latest, in place of one of the same digest if there is one."""
+        others = [
+            version if version.superseded_at_s is not None else dataclasses.replace(version, superseded_at_s=now_s)
+            for version in self.versions
+            if version.digest != stored.digest
+        ]
+        return dataclasses.replace(self, versions=(*others, dataclasses.replace(stored, superseded_at_s=None)))
+
+    def expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
+        """Superseded versions that were retained long enough; all that seem to be from a future, too."""
+        return tuple(
+            version
+            for version in self.versions[:-1]
+            if version.superseded_at_s is None or abs(now_s - version.superseded_at_s) > retain_s
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Any) -> State:
+        """The state that a record holds. Raises one of `decoding.UNREADABLE` if it is none of ours."""
+        versions = tuple(map(_version_of, record["versions"]))
+        left, times = tuple(map(name_of, record["left"])), {name: _time_of(record[name]) for name in _TIMES}
+        return cls(
+            versions,
+            loaded_steady_s=number_of(record["loaded_steady_s"]),
+            boot=text_of(record["boot"]),
+            failures=count_of(record["failures"]),
+            error=text_of(record["error"]),
+            gone=record["gone"] is True,
+            left=left,
+            **times,
+        )
+
+
+_TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s")
+
+
+def _time_of(found: Any) -> float | None:
+    return None if found is None else number_of(found)
+
+
+def _version_of(row: Any) -> StoredVersion:
+    layers = tuple(map(_layer_of, row["layers"]))
+    if not layers:
+        raise ValueError("a version has layers")
+    return StoredVersion(
+        name_of(row["digest"]),
+        layers,
+        count_of(row["rows"]),
+        count_of(row["bytes"]),
+        _time_of(row["superseded_at_s"]),
+    )
+
+
+def _layer_of(found: Any) -> StoredLayer:
+    deleted = None if found["deleted"] is None else name_of(found["deleted"])
+    return StoredLayer(name_of(found["name"]), deleted, counts_of(found["gone"]), text_of(found["marked"]))
+
+
+@dataclasses.dataclass(eq=False, repr=False)
 class StoredSnapshots:
     """The snapshots of a table under a key. `retained_s`: how long one is kept when there is a newer one.
 
     `known`: a version by its digest, if this host knows it otherwise.
     """
 
-    def __init__(
-        self,
-        key: str,
-        table: Table,
-        disk: Disk,
-        context: HostContext,
-        retained_s: float,
-        known: Callable[[str], TableVersion | None],
-    ) -> None:
-        self._key = key
-        self._table = table
-        self._disk = disk
-        self._context = context
-        self._retained_s = retained_s
-        self._known = known
+    key: str
+    table: Table
+    disk: Disk
+    context: HostContext
+    retained_s: float
+    known: Callable[[str], TableVersion | None]
+
+    def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
-        self._versions: weakref.WeakKeyDictionary[Snapshot, TableVersion] = weakref.WeakKeyDictionary()
 
     # --- what there is ----------------------------------------------------------------------------
 
     def state(self) -> State:
         """What is on this host."""
-        return self._disk.get_record("snapshot", self._key, State.from_json) or State()
+        return self.disk.get_record("snapshot", self.key, State.from_json) or State()
 
-    def seen(
+    def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
     ) -> tuple[State, Snapshot | None]:
         """The state, and the snapshot that is chosen from it; of `version`, if the caller knows."""
         while True:
             state = self.state()
             stored = choose(state)
-            snapshot = self.opened(stored, version)
+            snapshot = self.open(stored, version)
             # Between reading of its layers and opening them they may have been compacted.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
     def expired(self, state: State) -> tuple[StoredVersion, ...]:
         """The versions past their time."""
-        return state.expired(self._context.clock.wall_s(), self._retained_s)
+        return state.expired(self.context.clock.wall_s(), self.retained_s)
 
-    def opened(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
+    def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
         """A stored version, mapped; None if it is damaged or gone. `version`: which one it is, if the caller knows."""
         held = self._held(stored)
         if stored is None or held is not None:
             return held
         # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
-        found = self._disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
+        found = self.disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
         lost = found is None or found.digest != stored.digest
         if lost:
-            found = version or self._known(stored.digest)
-        snapshot = self.mapped(stored) if found is not None and found.digest == stored.digest else None
+            found = version or self.known(stored.digest)
+        snapshot = self.map(stored) if found is not None and found.digest == stored.digest else None
         if snapshot is not None and found is not None:
-            self._remember(stored, snapshot, found)
+            snapshot.version = found
+            self._remember(stored, snapshot)
             if lost:
                 self.keep_version(snapshot)
         return snapshot
 
-    def mapped(self, stored: StoredVersion | None) -> Snapshot | None:
+    def map(self, stored: StoredVersion | None) -> Snapshot | None:
         """The layers of a stored version, whatever is known of it; None if they are damaged or gone."""
         if stored is None:
             return None
-        return self._held(stored) or open_layers(self._disk, self._key, stored.layers)
+        return self._held(stored) or open_layers(self.disk, self.key, stored.layers)
 
     def _held(self, stored: StoredVersion | None) -> Snapshot | None:
         with self._mutex:
@@ -101,29 +203,22 @@ class StoredSnapshots:
 
     def keep_version(self, snapshot: Snapshot) -> None:
         """See to it that a snapshot's version is on record, as one that is in use."""
-        version = self.version_of(snapshot)
-        place = self._beside(version.digest)
-        if self._disk.get_record("snapshot", place, self._version_in) is None:
+        place = self._beside(snapshot.version.digest)
+        if self.disk.get_record("snapshot", place, self._version_in) is None:
             with contextlib.suppress(OSError):
-                self._disk.replace_record("snapshot", place, version.to_json())
+                self.disk.replace_record("snapshot", place, snapshot.version.to_json())
 
     def _version_in(self, found: Any) -> TableVersion:
-        return TableVersion.from_json(self._table.id, found)
+        return TableVersion.from_json(self.table.id, found)
 
-    def version_of(self, snapshot: Snapshot) -> TableVersion:
-        """The version that a snapshot holds."""
-        with self._mutex:
-            return self._versions[snapshot]
-
-    def _remember(self, stored: StoredVersion, snapshot: Snapshot, version: TableVersion) -> None:
+    def _remember(self, stored: StoredVersion, snapshot: Snapshot) -> None:
         with self._mutex:
             self._open.pop(stored.digest, None)
             self._open[stored.digest] = stored.layers, snapshot
-            self._versions[snapshot] = version
             while len(self._open) > _KEPT_OPEN:  # the oldest; who reads from it keeps it mapped
                 del self._open[next(iter(self._open))]
-        self._context.metrics.set_gauge("numCachedRecords", snapshot.rows)
-        self._context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
+        self.context.metrics.set_gauge("numCachedRecords", snapshot.rows)
+        self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
     def forget(self) -> None:
         """Let go of what is mapped; what is on disk stays."""
@@ -137,29 +232,27 @@ class StoredSnapshots:
         """Hold the table's lock of this host, however long it takes."""
         lock = None
         while lock is None:
-            lock = self._disk.acquire("reload", self._key, _LOCK_WAIT_S)
+            lock = self.disk.acquire("reload", self.key, _LOCK_WAIT_S)
         try:
             yield
         finally:
             lock.release()
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
-        """A version as those layers, which are on disk, mapped.
-
-        Raises OSError if they cannot be.
-        """
-        snapshot = open_layers(self._disk, self._key, layers)
+        """A version as those layers, which are on disk, mapped. Raises OSError if they cannot be."""
+        snapshot = open_layers(self.disk, self.key, layers)
         if snapshot is None:
-            url = redact("path", self._table.url)
+            url = redact("path", self.table.url)
             raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
-        self._disk.replace_record("snapshot", self._beside(version.digest), version.to_json())
+        self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json())
         stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
-        self._remember(stored, snapshot, version)
+        snapshot.version = version
+        self._remember(stored, snapshot)
         return snapshot, stored
 
     def record(self, state: State) -> None:
         """Have that be what is on this host."""
-        self._disk.replace_record("snapshot", self._key, state.to_json())
+        self.disk.replace_record("snapshot", self.key, state.to_json())
 
     def write(self, state: State) -> None:
         """Record a state without versions past their time, then remove their segments."""
@@ -170,12 +263,12 @@ class StoredSnapshots:
         with self._mutex:
             for version in expired:
                 self._open.pop(version.digest, None)
-                self._disk.remove_record("snapshot", self._beside(version.digest))
+                self.disk.remove_record("snapshot", self._beside(version.digest))
         used = {name for version in versions for layer in version.layers for name in (layer.name, layer.deleted)}
-        names = [name for name in self._disk.segments(self._key) if name not in used]
-        left = tuple(name for name in names if not self._disk.remove_segment(self._key, name))
+        names = [name for name in self.disk.segments(self.key) if name not in used]
+        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))
         if left != state.left:
             self.record(dataclasses.replace(state, left=left))
 
     def _beside(self, digest: str) -> str:
-        return f"{self._key}-{digest}"
+        return f"{self.key}-{digest}"

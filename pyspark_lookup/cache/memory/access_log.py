@@ -82,23 +82,18 @@ class AccessLog:
     def trim(self, live: int, latest: Callable[[Numbers], Numbers]) -> None:
         """Leave out what no longer counts, if that is more than the rest. `live`: entries there are."""
         if self._length > 2 * live + _SLACK or len(self._batches) > _BATCHES_AT_MOST:
-            self._rewrite(lambda entries, numbers: (entries, latest(entries) == numbers))
+            self._rewrite(lambda entries: entries, latest)
 
     def renumber(self, numbers_there: Numbers, latest: Callable[[Numbers], Numbers]) -> None:
         """Entries have new numbers (-1: gone); `latest` knows them by the new ones."""
+        self._rewrite(lambda entries: numbers_there[entries], latest)
 
-        def there(entries: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
-            moved = numbers_there[entries]
-            kept = moved >= 0
-            kept[kept] = latest(moved[kept]) == numbers[kept]
-            return moved, kept
-
-        self._rewrite(there)
-
-    def _rewrite(self, rewritten: Callable[[Numbers, Numbers], tuple[Numbers, Numbers]]) -> None:
+    def _rewrite(self, move: Callable[[Numbers], Numbers], latest: Callable[[Numbers], Numbers]) -> None:
         entries, numbers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for held, accesses in self._batches:
-            moved, kept = rewritten(held, accesses)
+            moved = move(held)
+            kept = moved >= 0
+            kept[kept] = latest(moved[kept]) == accesses[kept]
             entries.append(moved[kept])
             numbers.append(accesses[kept])
         whole = np.concatenate(entries), np.concatenate(numbers)

@@ -6,6 +6,7 @@ its memory until as much of it has come together as there is in use; then the re
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import threading
@@ -90,7 +91,7 @@ class DefaultLookupCache(LookupCache):
         clock: Callable[[], float] = _CLOCK.steady_s,
         rng: random.Random | None = None,
     ) -> None:
-        self._config = {
+        self._config: dict[str, Any] = {
             "expire_after_access_s": expire_after_access_s,
             "expire_after_write_s": expire_after_write_s,
             "max_rows": max_rows,
@@ -144,7 +145,7 @@ class DefaultLookupCache(LookupCache):
         return f"DefaultLookupCache({shown})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _of_config, (self._config,)
+        return functools.partial(DefaultLookupCache, **self._config), ()
 
     # --- the five operations ----------------------------------------------------------------------
 
@@ -196,8 +197,6 @@ class DefaultLookupCache(LookupCache):
     def _live(self, held: Entries, keys: Keys, now_s: float) -> Numbers:
         """The entry of each key that may be answered from, else -1."""
         entries = held.find(keys, keys.hashes(self._seed))
-        if keys.valid is not None:
-            entries[~keys.valid] = -1
         if self._access_s is None and self._write_s is None:
             return entries
         found = np.flatnonzero(entries >= 0)
@@ -229,10 +228,7 @@ class DefaultLookupCache(LookupCache):
                 return
             now_s = self._time()
             written_s = np.full(asked.rows, now_s) if ages_s is None else now_s - ages_s
-            # Numbers below zero mean gone, so none is given until the log has given it.
-            entries = held.put(
-                asked, asked.hashes(self._seed), columns, counts, np.zeros(asked.rows, np.int64), written_s
-            )
+            entries = held.put(asked, asked.hashes(self._seed), columns, counts, written_s)
             alive = entries[held.used(entries) >= 0]
             held.touch(alive, self._log.add(alive, now_s))
             weights, sizes = held.weights(slice(int(entries[0]), None))
@@ -250,8 +246,6 @@ class DefaultLookupCache(LookupCache):
             if held is not None:
                 asked = Keys(cast_keys(keys, held.key_fields))
                 entries = held.find(asked, asked.hashes(self._seed))
-                if asked.valid is not None:
-                    entries[~asked.valid] = -1
                 held.remove(np.unique(entries[entries >= 0]))
                 self._compact(held)
                 self._tell()
@@ -329,10 +323,6 @@ class DefaultLookupCache(LookupCache):
         held = self._entries
         self._metrics.set_gauge("numCachedRecords", 0 if held is None else held.live_rows)
         self._metrics.set_gauge("numCachedBytes", 0 if held is None else held.live_bytes)
-
-
-def _of_config(config: dict[str, Any]) -> DefaultLookupCache:
-    return DefaultLookupCache(**config)
 
 
 def _grouped(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:

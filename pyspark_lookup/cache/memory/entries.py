@@ -53,19 +53,22 @@ class Entries:
     # --- finding ----------------------------------------------------------------------------------
 
     def find(self, keys: Keys, hashes: Numbers) -> Numbers:
-        """The entry of each key, -1 where there is none; keys with a null mean nothing."""
+        """The entry of each key, -1 where there is none or the key has a null."""
         stored = Keys([column.view() for column in self._keys])
-        if self._fixed:
-            return self._slots.find(hashes, lambda entries, rows: stored.equal(entries, keys, rows))
         known = self._hashes.seen
 
         def same(entries: Numbers, rows: Numbers) -> Numbers:
+            if self._fixed:
+                return stored.equal(entries, keys, rows)
             equal: Numbers = known[entries] == hashes[rows]
             near = np.flatnonzero(equal)
             equal[near] = stored.equal(entries[near], keys, rows[near])
             return equal
 
-        return self._slots.find(hashes, same)
+        found = self._slots.find(hashes, same)
+        if keys.valid is not None:
+            found[~keys.valid] = -1
+        return found
 
     def rows_of(self, entries: Numbers) -> tuple[Numbers, Numbers]:
         """(place in `entries`, row) of each row of the entries, in turn."""
@@ -105,13 +108,7 @@ class Entries:
         self._columns = [GrowingColumn(field.type) for field in row_fields]
 
     def put(
-        self,
-        keys: Keys,
-        hashes: Numbers,
-        columns: Sequence[pa.Array],
-        counts: Numbers,
-        access: Numbers,
-        written_s: Numbers,
+        self, keys: Keys, hashes: Numbers, columns: Sequence[pa.Array], counts: Numbers, written_s: Numbers
     ) -> Numbers:
         """Add an entry per key, with the next `counts` of the rows; the entries' numbers. Older ones of the keys are gone."""
         for column, array in zip(self._columns, columns, strict=True):
@@ -137,7 +134,7 @@ class Entries:
             total = np.concatenate([[0], np.cumsum(row_bytes)])
             sizes += total[ends] - total[ends - counts]
         self._hashes.append(hashes)
-        self._used.append(access)
+        self._used.append(np.zeros(len(hashes), np.int64))  # below zero means gone: until an access is said
         self._written.append(written_s)
         self._starts.append(self._row_end + ends - counts)
         self._counts.append(counts)

@@ -44,9 +44,8 @@ class GrowingNumbers:
         self._held[self._count : end] = numbers
         self._count = end
 
-    def drop_last(self, count: int) -> None:
-        """Forget the last `count` numbers."""
-        self._count -= count
+    def drop_last(self) -> None:
+        self._count -= 1
 
     def as_type(self, dtype: Any) -> GrowingNumbers:
         """The same numbers in another type."""
@@ -70,7 +69,7 @@ class _GrowingBits:
         if spare:
             # The last byte again, with the same bits below: readers of earlier rows see no change.
             last = np.unpackbits(self._bytes.seen[-1:], bitorder="little", count=spare)
-            self._bytes.drop_last(1)
+            self._bytes.drop_last()
             bits = np.concatenate([last, bits.view(np.uint8)])
         self._bytes.append(np.packbits(bits, bitorder="little"))
         self._count += len(bits) - spare
@@ -149,15 +148,13 @@ class GrowingColumn:
         return read_column(self._name, self.kind, self.rows, self._streams())
 
     def _streams(self) -> dict[str, pa.Buffer]:
-        found: dict[str, pa.Buffer] = {}
-        if self._valid is not None:
-            found[f"{self._name}.valid"] = self._valid.buffer()
-        if self._offsets is not None:
-            found[f"{self._name}.offsets"] = self._offsets.buffer()
-        if self._bits is not None:
-            found[f"{self._name}.values"] = self._bits.buffer()
-        elif self._values is not None:
-            found[f"{self._name}.bytes" if is_bytes(self.kind) else f"{self._name}.values"] = self._values.buffer()
+        data = "bytes" if is_bytes(self.kind) else "values"
+        own = {
+            "valid": self._valid,
+            "offsets": self._offsets,
+            data: self._bits if self._bits is not None else self._values,
+        }
+        found = {f"{self._name}.{part}": held.buffer() for part, held in own.items() if held is not None}
         for column in self._children:
             found |= column._streams()
         return found

@@ -36,12 +36,7 @@ _REWRITES = b"rewrites"
 class Changes:
     """Bounds of the files of a table's versions, by the columns `keys`, as this host has them on record. `space`: names both."""
 
-    def __init__(
-        self,
-        context: HostContext,
-        space: str,
-        keys: pa.Schema,
-    ) -> None:
+    def __init__(self, context: HostContext, space: str, keys: pa.Schema) -> None:
         self._latest = f"latest-{space}"
         self._context = context
         self._keys = keys
@@ -78,12 +73,14 @@ class Changes:
 
     def is_latest(self, digest: str) -> bool:
         """Whether no version was put on record after this one. (One that the table went back to is not: it is no news.)"""
-        return self._context.disk is None or self._context.disk.get_record("bounds", self._latest, name_of) in (
-            None,
-            digest,
+        return self._latest_known() in (None, digest)
+
+    def _latest_known(self) -> str | None:
+        return (
+            self._context.disk.get_record("bounds", self._latest, name_of) if self._context.disk is not None else None
         )
 
-    def may_differ(self, old: str, new: str, keys: Sequence[pa.Array]) -> Numbers | None:
+    def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
         """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""
         before, after = self._recorded(old), self._recorded(new)
         if before is None or after is None or before.schema != after.schema:
@@ -108,11 +105,7 @@ class Changes:
 
     def _rewritten(self, rewrites: Rewrites) -> pa.Table:
         """What is on record of the files of compactions, and of those that they took the place of."""
-        latest = (
-            self._context.disk.get_record("bounds", self._latest, name_of)
-            if rewrites and self._context.disk is not None
-            else None
-        )
+        latest = self._latest_known() if rewrites else None
         before = self._recorded(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
@@ -121,14 +114,11 @@ class Changes:
 
     def _recorded(self, digest: str) -> pa.Table | None:
         with self._lock:
-            known = self._known.get(digest)
-        if known is not None:
-            return known
-        table: pa.Table | None = None
-        if self._context.disk is not None:
+            table: pa.Table | None = self._known.get(digest)
+        if table is None and self._context.disk is not None:
             table = self._context.disk.get_record("bounds", self._key(digest), self._bounds_of)
-        if table is not None:
-            self._keep(digest, table)
+            if table is not None:
+                self._keep(digest, table)
         return table
 
     def _bounds_of(self, found: Any) -> pa.Table:
@@ -171,7 +161,6 @@ def _name(file: FileVersion) -> str:
 def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
     """The rows of files in which two versions differ. What a compaction between them has replaced is among them, its own files are not."""
     rewrites = _rewrites_of(after)
-    rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
     alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))
     on_record = _names(after)
     changed: set[str] = set()
@@ -181,7 +170,8 @@ def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
             changed |= set(replaced) - known
             known = (known - set(replaced)) | set(own)
     changed |= known ^ alive
-    return rows.filter(pc.is_in(rows.column("file"), value_set=pa.array(sorted(changed), pa.string())))
+    rows = pa.concat_tables([after.replace_schema_metadata(), before.replace_schema_metadata()])
+    return _named(rows, sorted(changed))
 
 
 def _rewrites_of(table: pa.Table) -> Rewrites:

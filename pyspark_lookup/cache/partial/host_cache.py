@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,9 @@ from pyspark_lookup.base.decoding import UNREADABLE, name_of, text_of, texts_of
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
-from pyspark_lookup.cache.segments.segment import Segment, open_rows
-from pyspark_lookup.columnar.key_rows import key_numbers
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, bits_of
+from pyspark_lookup.cache.segments.segment import open_rows
+from pyspark_lookup.columnar.key_rows import key_numbers, merged_rows
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_indices, bits_of, one_array
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
@@ -40,24 +40,18 @@ _MEMORY_BYTES = 256 * 1024 * 1024
 _STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest version merges, too
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class SharedCache:
     """Rows by the columns `keys` of one table on this host. A failing directory is a miss, counted."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        context: HostContext,
-        space: str,
-        keys: pa.Schema,
-        seed: Seed,
-        bounds: Bounds,
-    ) -> None:
-        self._disk = disk
-        self._context = context
-        self._space = space
-        self._keys = keys
-        self._seed = seed
-        self._bounds = bounds
+    disk: Disk
+    context: HostContext
+    space: str
+    keys: pa.Schema
+    seed: Seed
+    bounds: Bounds
+
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._parts: dict[str, HostSegment] = {}
         self._covered: set[str] = set()
@@ -68,12 +62,12 @@ class SharedCache:
 
     def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
         """What the host holds of these keys, all different and none null; None if that is nothing."""
-        now_s = self._context.clock.steady_s()
+        now_s = self.context.clock.steady_s()
         present = np.zeros(len(hashes), np.bool_)
         ages_s = np.zeros(len(hashes), np.float64)
         left = np.arange(len(hashes))
-        found: list[tuple[Numbers, list[pa.Array]]] = []
-        for part in self._refreshed():
+        found: list[pa.Table] = []
+        for part in self._refresh():
             if not len(left):
                 break
             if not self._fits(part, fresh):
@@ -90,36 +84,37 @@ class SharedCache:
             if not len(rows):
                 continue
             if part.version != fresh.version:
-                self._context.metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
+                self.context.metrics.inc("sharedCarriedOverCount", len(np.unique(places)))
             part.touch(rows, int(now_s * MS))
             present[places] = True
             ages_s[places] = now_s - part.loaded_s[rows]
             real = part.found[rows]
-            found.append((places[real], self._taken(part, rows[real], fresh.schema)))
+            columns = self._take(part, rows[real], fresh.schema)
+            schema = fresh.schema.append(pa.field(KEY_INDEX, pa.int64()))
+            found.append(pa.Table.from_arrays([*columns, as_indices(places[real])], schema=schema))
             left = left[~present[left]]
         if not present.any():
             return None
-        return SharedRows(present, _by_key(found, fresh.schema), ages_s)
+        return SharedRows(present, merged_rows(found, fresh.schema), ages_s)
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
         """Say that these keys are in use; other than by `get`."""
-        now_ms = int(self._context.clock.steady_s() * MS)
+        now_ms = int(self.context.clock.steady_s() * MS)
         asked = Keys(keys)
-        for part in self._refreshed():
+        for part in self._refresh():
             if self._is_keyed(part):
                 part.touch(part.segment.probe(asked, hashes).rows, now_ms)
 
     def sizes(self) -> tuple[int, int]:
         """(rows, bytes on disk) that the host holds, as far as this process has seen."""
         with self._lock:
-            parts = list(self._parts.values())
-        return sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
+            return _sizes_of([*self._parts.values()])
 
     def _is_keyed(self, part: HostSegment) -> bool:
         """Whether a segment is by these keys, of the types of now, and hashed as they are."""
         held = part.segment.schema
-        same = part.segment.keys == tuple(self._keys.names) and part.segment.seed == self._seed
-        return same and all(held.field(field.name).type == field.type for field in self._keys)
+        same = part.segment.keys == tuple(self.keys.names) and part.segment.seed == self.seed
+        return same and all(held.field(field.name).type == field.type for field in self.keys)
 
     def _fits(self, part: HostSegment, fresh: Freshness) -> bool:
         held = part.segment.schema
@@ -129,7 +124,7 @@ class SharedCache:
 
     def _live(self, part: HostSegment, rows: Numbers, now_s: float) -> Numbers:
         """Which rows have not expired."""
-        bounds, live = self._bounds, np.ones(len(rows), np.bool_)
+        bounds, live = self.bounds, np.ones(len(rows), np.bool_)
         if not part.this_boot and (bounds.expire_after_write_s is not None or bounds.expire_after_access_s is not None):
             return ~live  # nobody can say how old they are
         if bounds.expire_after_write_s is not None:
@@ -138,20 +133,20 @@ class SharedCache:
             live &= part.used_ms(rows, int(now_s * MS)) > (now_s - bounds.expire_after_access_s) * MS
         return live
 
-    def _taken(self, part: HostSegment, rows: Numbers, schema: pa.Schema) -> list[pa.Array]:
+    def _take(self, part: HostSegment, rows: Numbers, schema: pa.Schema) -> list[pa.Array]:
         arrays = part.segment.take(schema.names, rows)
         return [cast_column(array, field.type, field.name, "") for array, field in zip(arrays, schema, strict=True)]
 
-    def _refreshed(self) -> list[HostSegment]:
+    def _refresh(self) -> list[HostSegment]:
         """The segments that count, the latest first."""
         with self._lock:
-            names = set(self._disk.segments(self._space))
+            names = set(self.disk.segments(self.space))
             self._covered &= names
             if names != self._parts.keys() | self._covered:
                 self._parts = {name: part for name, part in self._parts.items() if name in names}
                 for name in sorted(names - self._parts.keys(), reverse=True):
                     # What a merged one has taken in lies there only until the merger has removed it, or was killed.
-                    part = self._opened(name) if name not in self._covered else None
+                    part = self._open(name) if name not in self._covered else None
                     if part is not None:
                         self._parts[name] = part
                         self._covered |= part.members & names
@@ -159,104 +154,92 @@ class SharedCache:
                     self._parts.pop(name, None)
             return [self._parts[name] for name in sorted(self._parts, reverse=True)]
 
-    def _opened(self, name: str) -> HostSegment | None:
-        segment = open_rows(self._disk, self._space, name)
+    def _open(self, name: str) -> HostSegment | None:
+        segment = open_rows(self.disk, self.space, name)
         if segment is None:
             return None
-        numbers = self._disk.open_numbers(self._space, name, segment.rows)
+        numbers = self.disk.open_numbers(self.space, name, segment.rows)
         try:
-            return self._part(name, segment, numbers)
+            meta = segment.meta
+            if segment.schema.field(_FOUND).type != pa.bool_() or segment.schema.field(_LOADED).type != pa.float64():
+                raise ValueError("rows here say whether they are some, and since when")
+            found, loaded = segment.take([_FOUND, _LOADED], np.arange(segment.rows))
+            return HostSegment(
+                name,
+                segment,
+                name_of(meta["version"]),
+                text_of(meta["boot"]) == self.context.clock.boot,
+                frozenset(texts_of(meta["members"])),
+                bits_of(found),
+                np.frombuffer(loaded.buffers()[1] or b"", np.float64, len(loaded)),
+                np.zeros(segment.rows, np.int64) if numbers is None else np.frombuffer(numbers, np.int64, segment.rows),
+            )
         except UNREADABLE:
-            self._disk.discard_segment(self._space, name)
+            self.disk.discard_segment(self.space, name)
             return None
-
-    def _part(self, name: str, segment: Segment, numbers: memoryview | None) -> HostSegment:
-        """A segment as one of ours. Raises one of `UNREADABLE` if it is none."""
-        meta = segment.meta
-        if segment.schema.field(_FOUND).type != pa.bool_() or segment.schema.field(_LOADED).type != pa.float64():
-            raise ValueError("rows here say whether they are some, and since when")
-        found, loaded = segment.take([_FOUND, _LOADED], np.arange(segment.rows))
-        return HostSegment(
-            name,
-            segment,
-            name_of(meta["version"]),
-            text_of(meta["boot"]) == self._context.clock.boot,
-            frozenset(texts_of(meta["members"])),
-            bits_of(found),
-            np.frombuffer(loaded.buffers()[1] or b"", np.float64, len(loaded)),
-            np.zeros(segment.rows, np.int64) if numbers is None else np.frombuffer(numbers, np.int64, segment.rows),
-        )
 
     # --- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: Sequence[pa.Array], hashes: Numbers, rows: pa.Table, fresh: Freshness, loaded_s: float) -> None:
         """Share the rows (by `KEY_INDEX`) of keys that were loaded at `loaded_s` on the steady clock."""
-        self._refreshed()
+        self._refresh()
         held_rows, held_bytes = self.sizes()
-        bounds = self._bounds
+        bounds = self.bounds
         if held_rows > bounds.rows * REFUSE_ABOVE or held_bytes > bounds.bytes * REFUSE_ABOVE:
-            self._context.metrics.inc("sharedRefusedCount")
+            self.context.metrics.inc("sharedRefusedCount")
         else:
             batch = self._as_stored(keys, rows, loaded_s, len(hashes))
             if batch.num_rows and batch.num_rows <= bounds.rows:
                 try:
                     self._publish([batch], fresh.version, (), None)
                 except OSError:
-                    self._context.metrics.inc("cacheFailureCount")
+                    self.context.metrics.inc("cacheFailureCount")
                     return
         self._tidy(fresh)
 
     def _as_stored(self, keys: Sequence[pa.Array], rows: pa.Table, loaded_s: float, count: int) -> pa.RecordBatch:
         """Rows, and keys without rows, with the columns of a segment."""
         numbers = key_numbers(rows)
-        absent = np.full(count, self._bounds.missing_keys)
+        absent = np.full(count, self.bounds.missing_keys)
         absent[numbers] = False
         lacking = as_indices(np.flatnonzero(absent))
-        columns: list[pa.Array] = []
-        fields: list[pa.Field] = []
-        for field, key in zip(self._keys, keys, strict=True):
-            held = rows.column(field.name) if field.name in rows.column_names else None
-            there = key.take(as_indices(numbers)) if held is None else _whole(held, field.type)
-            columns.append(pa.concat_arrays([there, key.take(lacking)]))
-            fields.append(pa.field(field.name, field.type))
+        columns: dict[str, pa.Array] = {}
+        for field, key in zip(self.keys, keys, strict=True):
+            given = field.name in rows.column_names
+            there = one_array(rows.column(field.name)) if given else key.take(as_indices(numbers))
+            columns[field.name] = pa.concat_arrays([there, key.take(lacking)])
         for field in rows.schema:
-            if field.name != KEY_INDEX and field.name not in self._keys.names:
-                there = _whole(rows.column(field.name), field.type)
-                columns.append(pa.concat_arrays([there, pa.nulls(len(lacking), field.type)]))
-                fields.append(pa.field(field.name, field.type))
+            if field.name != KEY_INDEX and field.name not in columns:
+                there = one_array(rows.column(field.name))
+                columns[field.name] = pa.concat_arrays([there, pa.nulls(len(lacking), field.type)])
         total = len(numbers) + len(lacking)
-        marks = np.arange(total) < len(numbers)
-        columns += [_boolean(marks), _doubles(np.full(total, loaded_s))]
-        fields += [pa.field(_FOUND, pa.bool_()), pa.field(_LOADED, pa.float64())]
-        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+        columns[_FOUND] = as_array(np.arange(total) < len(numbers))
+        columns[_LOADED] = as_array(np.full(total, loaded_s))
+        return pa.record_batch(columns)
 
     def _publish(
         self, batches: Sequence[pa.RecordBatch], version: str, members: Sequence[str], used: Numbers | None
     ) -> None:
         rows = sum(batch.num_rows for batch in batches)
-        builder = SegmentBuilder(batches[0].schema, self._keys.names, self._seed, self._disk.spill_file, _MEMORY_BYTES)
-        try:
+        builder = SegmentBuilder(batches[0].schema, self.keys.names, self.seed, self.disk.spill_file, _MEMORY_BYTES)
+        with contextlib.closing(builder):
             done = 0
             for batch in batches:
                 positions = np.arange(done, done + batch.num_rows, dtype=np.uint64)
                 done += batch.num_rows
                 builder.add(batch, positions, done / rows)
-            writer = builder.finish(self._disk.create_segment, [rows], strict=False)
-        finally:
-            builder.close()
-        at_ns = int(self._context.clock.wall_s() * 1e9)
-        name = f"{at_ns:016x}-{self._context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
-        meta = {**builder.meta, "version": version, "boot": self._context.clock.boot, "members": list(members)}
+            writer = builder.finish(self.disk.create_segment, [rows], strict=False)
+        at_ns = int(self.context.clock.wall_s() * 1e9)
+        name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"
+        meta = {**builder.meta, "version": version, "boot": self.context.clock.boot, "members": list(members)}
         meta["files"] = [["", 0, "", rows, []]]
-        try:
+        with contextlib.closing(writer):
             # A small one is read through when it is opened, so it need not be on the disk to be told from half of one.
             writer.finish(meta, durable=bool(members))
-            numbers = self._disk.open_numbers(self._space, name, rows, create=True)
-            self._disk.publish_segment(self._space, name, writer, checked=bool(members))
-        finally:
-            writer.close()
+            numbers = self.disk.open_numbers(self.space, name, rows, create=True)
+            self.disk.publish_segment(self.space, name, writer)
         if used is not None and numbers is not None:
-            part = self._opened(name)
+            part = self._open(name)
             if part is not None:
                 everything = np.arange(rows)
                 by_key = np.frombuffer(numbers, np.int64, rows)
@@ -266,9 +249,9 @@ class SharedCache:
 
     def _tidy(self, fresh: Freshness) -> None:
         """Have segments merged beside the caller, if there are many or too much."""
-        parts = self._refreshed()
-        rows, size = sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
-        full = rows > self._bounds.rows or size > self._bounds.bytes
+        parts = self._refresh()
+        rows, size = _sizes_of(parts)
+        full = rows > self.bounds.rows or size > self.bounds.bytes
         self._fresh = fresh
         if self._merging or not (full or len(parts) > _SEGMENTS_AT_MOST):
             return
@@ -276,31 +259,22 @@ class SharedCache:
 
         def merge() -> None:
             try:
-                with self._alone() as mine:
-                    if mine and self._fresh is not None:
+                with self.disk.hold("merge", self.space, 0) as alone:
+                    if alone and self._fresh is not None:
                         self._merge(self._fresh)  # what was put last, not what was put when this was asked for
             except OSError:
-                self._context.metrics.inc("cacheFailureCount")
+                self.context.metrics.inc("cacheFailureCount")
             finally:
                 self._merging = False
 
-        self._context.start(f"lookupcache-merge-{self._space[:8]}", merge)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        lock = self._disk.acquire("merge", self._space, 0)
-        try:
-            yield lock is not None
-        finally:
-            if lock is not None:
-                lock.release()
+        self.context.start(f"lookupcache-merge-{self.space[:8]}", merge)
 
     def _merge(self, fresh: Freshness) -> None:
         """Make one segment of the latest ones, or, to have room again, of all that is worth keeping."""
         # As they were used until now: others go on using them.
-        parts = [dataclasses.replace(part, used=part.used.copy()) for part in self._refreshed()]
-        rows, size = sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
-        bounds = self._bounds
+        parts = [dataclasses.replace(part, used=part.used.copy()) for part in self._refresh()]
+        rows, size = _sizes_of(parts)
+        bounds = self.bounds
         room = min(
             _EVICT_TO * bounds.rows if rows > bounds.rows else float("inf"),
             _EVICT_TO * bounds.bytes * rows / size if size > bounds.bytes else float("inf"),
@@ -308,10 +282,10 @@ class SharedCache:
         if room == float("inf"):
             # Who answers from an older version would give up what is newer.
             latest = fresh.latest() or len(parts) > _STRAGGLERS_AT_MOST
-            parts = _worth_merging(parts) if latest else []
+            parts = _choose_for_merging(parts) if latest else []
         if not parts:
             return
-        now_s = self._context.clock.steady_s()
+        now_s = self.context.clock.steady_s()
         kept: list[tuple[HostSegment, Numbers]] = []
         for part in parts:
             kept.append((part, self._worth_keeping(part, kept, fresh, now_s)))
@@ -329,10 +303,10 @@ class SharedCache:
             gone |= {member for part in parts for member in part.members} & self._covered
         if batches:
             self._publish(batches, fresh.version, sorted(gone), np.concatenate(used))
-            self._context.metrics.inc("sharedMergeCount")
+            self.context.metrics.inc("sharedMergeCount")
         for name in gone:
-            self._disk.unlink_segment(self._space, name)
-        self._refreshed()
+            self.disk.unlink_segment(self.space, name)
+        self._refresh()
 
     def _worth_keeping(
         self, part: HostSegment, newer: Sequence[tuple[HostSegment, Numbers]], fresh: Freshness, now_s: float
@@ -349,12 +323,12 @@ class SharedCache:
         for start in range(0, part.segment.rows, BATCH_ROWS):
             rows = np.arange(start, min(start + BATCH_ROWS, part.segment.rows))
             good = self._live(part, rows, now_s)
-            keys = self._key_arrays(part, rows)
+            keys = self._take(part, rows, self.keys)
             if part.version != fresh.version:
                 stale = fresh.may_differ(part.version, keys)
                 good = np.zeros(len(rows), np.bool_) if stale is None else good & ~stale
             asked = Keys(keys)
-            hashes = asked.hashes(self._seed)
+            hashes = asked.hashes(self.seed)
             for other, mask in there:
                 if mask.any():
                     matches = other.segment.probe(asked, hashes)
@@ -371,30 +345,31 @@ class SharedCache:
             of_part = [np.zeros(0, np.int64)]
             for start in range(0, len(alive), BATCH_ROWS):
                 rows = alive[start : start + BATCH_ROWS]
-                hashes = Keys(self._key_arrays(part, rows)).hashes(self._seed)
+                hashes = Keys(self._take(part, rows, self.keys)).hashes(self.seed)
                 # Of those used in the same moment some go and some stay.
                 of_part.append((part.used_ms(rows, now_ms) << 12) | (hashes >> np.uint64(52)).astype(np.int64))
             ranks.append(np.concatenate(of_part))
         together = np.concatenate(ranks)
         limit = np.partition(together, len(together) - room - 1)[len(together) - room - 1]
-        self._context.metrics.inc("sharedEvictedCount", int(np.count_nonzero(together <= limit)))
+        self.context.metrics.inc("sharedEvictedCount", int(np.count_nonzero(together <= limit)))
         return [(part, alive[rank > limit]) for (part, alive), rank in zip(kept, ranks, strict=True)]
 
-    def _key_arrays(self, part: HostSegment, rows: Numbers) -> list[pa.Array]:
-        arrays = part.segment.take(self._keys.names, rows)
-        return [cast_column(array, field.type, "", "") for array, field in zip(arrays, self._keys, strict=True)]
-
     def _stored_batch(self, part: HostSegment, rows: Numbers, fresh: Freshness) -> pa.RecordBatch:
-        others = [field for field in fresh.schema if field.name not in self._keys.names]
-        fields = [*self._keys, *others, pa.field(_FOUND, pa.bool_()), pa.field(_LOADED, pa.float64())]
+        others = [field for field in fresh.schema if field.name not in self.keys.names]
+        fields = [*self.keys, *others, pa.field(_FOUND, pa.bool_()), pa.field(_LOADED, pa.float64())]
         schema = pa.schema([pa.field(field.name, field.type) for field in fields])
-        arrays = self._taken(part, rows, schema)
+        arrays = self._take(part, rows, schema)
         if not part.this_boot:  # by the clock of another boot, which says nothing to this one's
-            arrays[-1] = _doubles(np.full(len(rows), -np.inf))
+            arrays[-1] = as_array(np.full(len(rows), -np.inf))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _worth_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
+def _sizes_of(parts: Sequence[HostSegment]) -> tuple[int, int]:
+    """(rows, bytes on disk) of some segments."""
+    return sum(part.segment.rows for part in parts), sum(part.segment.bytes for part in parts)
+
+
+def _choose_for_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
     """The latest segments as long as the next is not much larger than those before it: each row is moved a few times only."""
     chosen: list[HostSegment] = []
     rows = 0
@@ -404,25 +379,3 @@ def _worth_merging(parts: Sequence[HostSegment]) -> list[HostSegment]:
         chosen.append(part)
         rows += part.segment.rows
     return chosen
-
-
-def _by_key(found: Sequence[tuple[Numbers, list[pa.Array]]], schema: pa.Schema) -> pa.Table:
-    numbers = np.concatenate([places for places, _ in found])
-    columns = [pa.concat_arrays(arrays) for arrays in zip(*(columns for _, columns in found), strict=True)]
-    if len(found) > 1 or (numbers[1:] < numbers[:-1]).any():
-        order = np.argsort(numbers, kind="stable")
-        columns, numbers = [column.take(as_indices(order)) for column in columns], numbers[order]
-    return pa.Table.from_arrays([*columns, as_indices(numbers)], schema=schema.append(pa.field(KEY_INDEX, pa.int64())))
-
-
-def _whole(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], kind)
-
-
-def _boolean(mask: Numbers) -> pa.BooleanArray:
-    bits = np.packbits(mask, bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
-
-
-def _doubles(numbers: Numbers) -> pa.Array:
-    return pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])

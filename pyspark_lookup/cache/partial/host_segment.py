@@ -12,11 +12,7 @@ from pyspark_lookup.cache.segments.segment import Segment
 from pyspark_lookup.columnar.keys import Numbers
 
 MS = 1000.0
-
-
 _AHEAD_MS = 60_000
-
-
 _LONG_AGO_MS = -(2**50)
 
 

@@ -7,6 +7,7 @@ loaded here is one miss, and one load or one failure.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 
@@ -18,7 +19,7 @@ from pyspark_lookup.cache.memory import CachedRows, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.single_flight import Flights
-from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merged_rows, no_rows, renumbered, rows_for
+from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merged_rows, renumbered, rows_for
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
 from pyspark_lookup.io.context import HostContext
 
@@ -28,6 +29,7 @@ Load = Callable[[Sequence[pa.Array]], pa.Table]
 _TOUCH_EVERY_S = 1.0
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class PartialCache:
     """Rows by key of one table (its keys and columns) as this process and its host hold them.
 
@@ -35,22 +37,17 @@ class PartialCache:
     same one, emptied: what threads do that still answer from the other version then passes it by.
     """
 
-    def __init__(
-        self,
-        key_names: Sequence[str],
-        make_cache: Callable[[], LookupCache],
-        shared: SharedCache | None,
-        flights: Flights,
-        context: HostContext,
-    ) -> None:
-        self._names = list(key_names)
-        self._make_cache = make_cache
-        self._shared = shared
-        self._flights = flights
-        self._context = context
+    key_names: Sequence[str]
+    make_cache: Callable[[], LookupCache]
+    shared: SharedCache | None
+    flights: Flights
+    context: HostContext
+
+    def __post_init__(self) -> None:
+        self._names = list(self.key_names)
         self._lock = threading.Lock()
         self._cache: _OfVersion | None = None
-        self._touched_s = context.clock.steady_s()
+        self._touched_s = self.context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
         """The rows of all keys, by the column `KEY_INDEX`; keys may repeat, one with a null has no rows.
@@ -59,135 +56,109 @@ class PartialCache:
         """
         asked = Keys(keys)
         known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
-        cache = self._cache_of(fresh)
-        found = cache.get(self._table(keys))
-        lacking = ~found.present if asked.valid is None else ~found.present & asked.valid
-        rest = np.flatnonzero(lacking)
-        loaded = _Loaded()
+        query = _Query(self._cache_of(fresh), fresh)
+        rest, _ = self._find_here(asked, keys, query)
         try:
-            parts = [no_rows(fresh.schema)] if found.rows is None else [found.rows]
             if len(rest):
-                indices = as_indices(rest)
-                parts.append(self._beyond([array.take(indices) for array in keys], rest, cache, fresh, load, loaded))
-            elif self._shared is not None:
+                self._find_beyond(keys, rest, query, load)
+            elif self.shared is not None:
                 self._touch(keys)
-            return merged_rows(parts, fresh.schema)
+            return merged_rows(query.parts, fresh.schema)
         finally:
-            self._context.metrics.inc("hitCount", known - loaded.keys)
-            self._context.metrics.inc("missCount", loaded.keys)
+            self.context.metrics.inc("hitCount", known - query.loaded)
+            self.context.metrics.inc("missCount", query.loaded)
             if len(rest):
-                self._tell(cache)
+                self._tell(query.cache)
 
     def held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
         """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and which keys these are."""
         asked = Keys(keys)
-        cache = self._cache_of(fresh)
-        found = cache.get(self._table(keys))
-        parts = [no_rows(fresh.schema)] if found.rows is None else [found.rows]
-        rest = np.flatnonzero(~found.present if asked.valid is None else ~found.present & asked.valid)
-        present = found.present.copy()
-        if len(rest) and self._shared is not None:
-            hashes = asked.hashes(self._flights.seed)
+        query = _Query(self._cache_of(fresh), fresh)
+        rest, present = self._find_here(asked, keys, query)
+        if len(rest) and self.shared is not None:
+            hashes = asked.hashes(self.flights.seed)
             present[rest] = True
-            present[self._from_shared(keys, hashes, rest, cache, fresh, parts)] = False
-        self._context.metrics.inc("hitCount", int(np.count_nonzero(present)))
-        return merged_rows(parts, fresh.schema), present
+            present[self._find_shared(keys, hashes, rest, query)] = False
+        self.context.metrics.inc("hitCount", int(np.count_nonzero(present)))
+        return merged_rows(query.parts, fresh.schema), present
 
-    def _beyond(
-        self,
-        keys: Sequence[pa.Array],
-        numbers: Numbers,
-        cache: _OfVersion,
-        fresh: Freshness,
-        load: Load,
-        loaded: _Loaded,
-    ) -> pa.Table:
-        """The rows of keys that this process does not hold, `KEY_INDEX` being `numbers` of them."""
-        asked = Keys(keys)
-        chosen, places = distinct_keys(asked, asked.hashes(self._flights.seed))
-        indices = as_indices(chosen)
-        different = [array.take(indices) for array in keys]
-        hashes = Keys(different).hashes(self._flights.seed)
-        parts = [no_rows(fresh.schema)]
-        left = self._from_shared(different, hashes, np.arange(len(chosen)), cache, fresh, parts)
+    def _find_here(self, asked: Keys, keys: Sequence[pa.Array], query: _Query) -> tuple[Numbers, Numbers]:
+        """The keys that this process does not hold, and which ones it does; their rows are in the query's parts."""
+        found = query.cache.get(self._table(keys))
+        if found.rows is not None:
+            query.parts.append(found.rows)
+        lacking = ~found.present if asked.valid is None else ~found.present & asked.valid
+        return np.flatnonzero(lacking), found.present.copy()
+
+    def _find_beyond(self, keys: Sequence[pa.Array], rest: Numbers, query: _Query, load: Load) -> None:
+        """The rows of the keys `rest`, which this process does not hold."""
+        some = _take(keys, rest)
+        asked = Keys(some)
+        chosen, places = distinct_keys(asked, asked.hashes(self.flights.seed))
+        different = _take(some, chosen)
+        hashes = Keys(different).hashes(self.flights.seed)
+        before, query.parts = query.parts, []  # until the end by places among the different keys
+        left = self._find_shared(different, hashes, np.arange(len(chosen)), query)
         while len(left):
-            with self._flights.claim(hashes[left], fresh.version) as flight:
+            with self.flights.claim(hashes[left], query.fresh.version) as flight:
                 mine = left[flight.mine]
                 # Once more, now that nobody else loads them: who did may have finished in between.
-                mine = self._from_shared(different, hashes, mine, cache, fresh, parts)
+                mine = self._find_shared(different, hashes, mine, query)
                 if len(mine):
-                    parts.append(self._loaded(different, hashes, mine, cache, fresh, load, loaded))
+                    self._load(different, hashes, mine, query, load)
             theirs = left[~flight.mine]
             flight.wait()
-            left = self._from_shared(different, hashes, theirs, cache, fresh, parts)
-        rows = rows_for(merged_rows(parts, fresh.schema), places)
-        return renumbered(rows, numbers[key_numbers(rows)])
+            left = self._find_shared(different, hashes, theirs, query)
+        rows = rows_for(merged_rows(query.parts, query.fresh.schema), places)
+        query.parts = [*before, renumbered(rows, rest[key_numbers(rows)])]
 
-    def _from_shared(
-        self,
-        keys: Sequence[pa.Array],
-        hashes: Numbers,
-        wanted: Numbers,
-        cache: _OfVersion,
-        fresh: Freshness,
-        parts: list[pa.Table],
-    ) -> Numbers:
-        """Adds the rows of those of the `wanted` keys that the host holds to `parts`; the others."""
+    def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, wanted: Numbers, query: _Query) -> Numbers:
+        """Those of the `wanted` keys that the host does not hold; the rows of the others are in the query's parts."""
         if not len(wanted):
             return wanted
-        indices = as_indices(wanted)
-        some = [array.take(indices) for array in keys]
-        if self._shared is None:  # another thread may have loaded them
-            held = cache.get(self._table(some), peek=True)
+        some = _take(keys, wanted)
+        if self.shared is None:  # another thread may have loaded them
+            held = query.cache.get(self._table(some), peek=True)
             if held.rows is not None:
-                parts.append(renumbered(held.rows, wanted[key_numbers(held.rows)]))
+                query.add(held.rows, wanted)
             return wanted[~held.present]
-        found = self._shared.get(some, hashes[wanted], fresh)
+        found = self.shared.get(some, hashes[wanted], query.fresh)
         if found is None:
             return wanted
         here = np.flatnonzero(found.present)
         if len(here):
-            taken = [array.take(as_indices(here)) for array in some]
             places = np.cumsum(found.present) - 1
-            cache.put(self._table(taken), renumbered(found.rows, places[key_numbers(found.rows)]), found.ages_s[here])
-            parts.append(renumbered(found.rows, wanted[key_numbers(found.rows)]))
+            rows = renumbered(found.rows, places[key_numbers(found.rows)])
+            query.cache.put(self._table(_take(some, here)), rows, found.ages_s[here])
+            query.add(found.rows, wanted)
         return wanted[~found.present]
 
-    def _loaded(
-        self,
-        keys: Sequence[pa.Array],
-        hashes: Numbers,
-        wanted: Numbers,
-        cache: _OfVersion,
-        fresh: Freshness,
-        load: Load,
-        loaded: _Loaded,
-    ) -> pa.Table:
-        indices = as_indices(wanted)
-        some = [array.take(indices) for array in keys]
-        started_s = self._context.clock.steady_s()
-        loaded.keys += len(wanted)
+    def _load(self, keys: Sequence[pa.Array], hashes: Numbers, wanted: Numbers, query: _Query, load: Load) -> None:
+        some = _take(keys, wanted)
+        metrics, clock = self.context.metrics, self.context.clock
+        started_s = clock.steady_s()
+        query.loaded += len(wanted)
         try:
             rows = load(some)
         except BaseException:
-            self._context.metrics.inc("numLoadFailures", len(wanted))
+            metrics.inc("numLoadFailures", len(wanted))
             raise
-        self._context.metrics.inc("loadCount", len(wanted))
+        metrics.inc("loadCount", len(wanted))
         # As old as the moment before it was asked for.
-        age_s = self._context.clock.steady_s() - started_s
-        self._context.metrics.set_gauge("latestLoadTime", int(age_s * 1000))
-        self._context.metrics.time("loadTime", age_s)
-        cache.put(self._table(some), rows, np.full(len(wanted), age_s))
-        if self._shared is not None:
-            self._shared.put(some, hashes[wanted], rows, fresh, started_s)
-        return renumbered(rows, wanted[key_numbers(rows)])
+        age_s = clock.steady_s() - started_s
+        metrics.set_gauge("latestLoadTime", int(age_s * 1000))
+        metrics.time("loadTime", age_s)
+        query.cache.put(self._table(some), rows, np.full(len(wanted), age_s))
+        if self.shared is not None:
+            self.shared.put(some, hashes[wanted], rows, query.fresh, started_s)
+        query.add(rows, wanted)
 
     def _touch(self, keys: Sequence[pa.Array]) -> None:
         """Tell the host now and then what is in use here, or it would give up what every process holds."""
-        now_s = self._context.clock.steady_s()
-        if now_s - self._touched_s >= _TOUCH_EVERY_S and self._shared is not None:
+        now_s = self.context.clock.steady_s()
+        if now_s - self._touched_s >= _TOUCH_EVERY_S and self.shared is not None:
             self._touched_s = now_s
-            self._shared.touch(keys, Keys(keys).hashes(self._flights.seed))
+            self.shared.touch(keys, Keys(keys).hashes(self.flights.seed))
 
     def _table(self, keys: Sequence[pa.Array]) -> pa.Table:
         return pa.Table.from_arrays(list(keys), self._names)
@@ -197,13 +168,13 @@ class PartialCache:
             if self._cache is None or not self._cache.holds(fresh):
                 if self._cache is not None:
                     self._cache.give_up()
-                self._cache = _OfVersion(fresh, self._make_cache())
+                self._cache = _OfVersion(fresh, self.make_cache())
             return self._cache
 
     def _tell(self, cache: _OfVersion) -> None:
-        rows, size = cache.sizes() if self._shared is None else self._shared.sizes()
-        self._context.metrics.set_gauge("numCachedRecords", rows)
-        self._context.metrics.set_gauge("numCachedBytes", size)
+        rows, size = cache.sizes() if self.shared is None else self.shared.sizes()
+        self.context.metrics.set_gauge("numCachedRecords", rows)
+        self.context.metrics.set_gauge("numCachedBytes", size)
 
 
 class _OfVersion:
@@ -242,5 +213,20 @@ class _OfVersion:
             self._cache = None
 
 
-class _Loaded:
-    keys = 0
+@dataclasses.dataclass
+class _Query:
+    """A lookup: the cache and the version that answer it, the rows found so far, and how many keys were loaded for it."""
+
+    cache: _OfVersion
+    fresh: Freshness
+    parts: list[pa.Table] = dataclasses.field(default_factory=list)
+    loaded: int = 0
+
+    def add(self, rows: pa.Table, keys: Numbers) -> None:
+        """Rows whose `KEY_INDEX` is a place in `keys`."""
+        self.parts.append(renumbered(rows, keys[key_numbers(rows)]))
+
+
+def _take(keys: Sequence[pa.Array], places: Numbers) -> list[pa.Array]:
+    indices = as_indices(places)
+    return [array.take(indices) for array in keys]

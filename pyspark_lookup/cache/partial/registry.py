@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,13 +15,12 @@ from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
 from pyspark_lookup.cache.partial.single_flight import Flights
-from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
+from pyspark_lookup.columnar.keys import Seed, draw_seed
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
 
-_INFINITE = float("inf")
 _FLIGHT_WAIT_S = 60.0
 _CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds what one is given up with
 
@@ -34,11 +32,7 @@ class PartialTables:
     its bounds cannot hold for the host, so nothing is shared then.
     """
 
-    def __init__(
-        self,
-        context: HostContext,
-        own: LookupCache | None = None,
-    ) -> None:
+    def __init__(self, context: HostContext, own: LookupCache | None = None) -> None:
         self._own = own
         self._context = context
         self._lock = threading.Lock()
@@ -59,75 +53,55 @@ class PartialTables:
         """
         cache, changes = self._cache(space, options, keys)
         changes.remember(version, bounds_of)
-        may_differ = functools.partial(_may_differ, changes, version.digest)
+        may_differ = functools.partial(changes.may_differ, version.digest)
         latest = functools.partial(changes.is_latest, version.digest)
         return cache, Freshness(version.digest, columns, may_differ, latest)
 
     def _cache(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+        bounds = sorted(options.partial_cache.items())
+        place = key_of(space, keys.serialize().hex(), bounds, options.cache_max_bytes)
         with self._lock:
-            place = key_of(
-                space, keys.serialize().hex(), sorted(options.partial_cache.items()), options.cache_max_bytes
-            )
-            found = self._caches.pop(place, None) or self._made(space, options, keys)
+            found = self._caches.pop(place, None) or self._make(space, options, keys)
             self._caches[place] = found  # the latest used last
             while len(self._caches) > _CACHES_AT_MOST:
                 del self._caches[next(iter(self._caches))]
             return found
 
-    def _made(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+    def _make(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         seed, disk = self._seed(space)
         context = dataclasses.replace(self._context, disk=disk)
-        shared = None
-        config = options.partial_cache if self._own is None else None
-        if isinstance(self._own, DefaultLookupCache):
-            config = self._own.config
+        own, shared = self._own, None
+        config = options.partial_cache if own is None else None
+        if isinstance(own, DefaultLookupCache):
+            config = own.config
         for gauge, name in (("maxCachedRecords", "max_rows"), ("maxCachedBytes", "max_bytes")):
             if config is not None and config[name] is not None:
-                self._context.metrics.set_gauge(gauge, int(config[name]))
+                context.metrics.set_gauge(gauge, int(config[name]))
         if disk is not None and config is not None:
+            rows, size = (math.inf if bound is None else bound for bound in (config["max_rows"], config["max_bytes"]))
             bounds = Bounds(
-                _or_infinite(config["max_rows"]),
-                min(options.cache_max_bytes, _or_infinite(config["max_bytes"])),
+                rows,
+                min(options.cache_max_bytes, size),
                 config["expire_after_access_s"],
                 config["expire_after_write_s"],
                 config["cache_missing_key"],
             )
             shared = SharedCache(disk, context, space, keys, seed, bounds)
+
+        def make_cache() -> LookupCache:
+            return DefaultLookupCache.from_options(options, context.clock.steady_s) if own is None else own
+
         flights = Flights(context, space, seed, _FLIGHT_WAIT_S)
-        make: Callable[[], LookupCache] = functools.partial(
-            DefaultLookupCache.from_options, options, context.clock.steady_s
-        )
-        own = self._own
-        if own is not None:
-            make = functools.partial(_same, own)
-        cache = PartialCache(keys.names, make, shared, flights, context)
-        return cache, Changes(context, space, keys)
+        return PartialCache(keys.names, make_cache, shared, flights, context), Changes(context, space, keys)
 
     def _seed(self, space: str) -> tuple[Seed, Disk | None]:
         """The seed of the hashes of this space's keys, the same in all processes of the host."""
-        seed = draw_seed(self._context.rng)
-        if self._context.disk is None:
+        seed, disk = draw_seed(self._context.rng), self._context.disk
+        if disk is None:
             return seed, None
         try:
-            return self._context.disk.create_record(
-                "snapshot", space, {"seed": seed.to_json()}, _seed_of
-            ), self._context.disk
+            value = {"seed": seed.to_json()}
+            return disk.create_record("snapshot", space, value, lambda found: Seed.from_json(found["seed"])), disk
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
             return seed, None
-
-
-def _seed_of(found: Any) -> Seed:
-    return Seed.from_json(found["seed"])
-
-
-def _same(cache: LookupCache) -> LookupCache:
-    return cache
-
-
-def _or_infinite(bound: float | None) -> float:
-    return _INFINITE if bound is None else bound
-
-
-def _may_differ(changes: Changes, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
-    return changes.may_differ(old, new, keys)

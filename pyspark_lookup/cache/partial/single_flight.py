@@ -24,9 +24,19 @@ _LOCK_WAIT_S = 1.0
 class Flight:
     """What of the keys that were asked for is for the caller to load (`mine`, bool per key), and what others are loading."""
 
-    def __init__(self, mine: Numbers, waits: list[Callable[[], None]]) -> None:
-        self.mine = mine
-        self._waits = waits
+    def __init__(self, hashes: Numbers) -> None:
+        self.mine = np.ones(len(hashes), np.bool_)
+        self.hashes = hashes
+        self._waits: list[Callable[[], None]] = []
+
+    def leave(self, others: Numbers, wait: Callable[[], None]) -> int:
+        """Leave to others the keys with these hashes (ascending), which they are loading; how many these are."""
+        at = np.minimum(np.searchsorted(others, self.hashes), len(others) - 1)
+        theirs = (others[at] == self.hashes) & self.mine if len(others) else np.zeros_like(self.mine)
+        if theirs.any():
+            self.mine[theirs] = False
+            self._waits.append(wait)
+        return int(np.count_nonzero(theirs))
 
     def wait(self) -> None:
         """Until the others have loaded theirs, or given up. Not while one's own claim is held."""
@@ -55,18 +65,17 @@ class Flights:
     @contextlib.contextmanager
     def claim(self, hashes: Numbers, version: str) -> Iterator[Flight]:
         """Say that those keys are being loaded which nobody else loads; until the block ends."""
-        ours = np.ones(len(hashes), np.bool_)
-        waits: list[Callable[[], None]] = []
+        flight = Flight(hashes)
         with self._lock:
-            for flight, (of_version, others, event) in self._here.items():
-                if of_version == version and flight not in self._stuck_here:
-                    self._leave(hashes, others, ours, waits, functools.partial(self._await_here, flight, event))
+            for other, (of_version, others, event) in self._here.items():
+                if of_version == version and other not in self._stuck_here:
+                    self._leave(flight, others, functools.partial(self._await_here, other, event))
             number, done = self._next, threading.Event()
             self._next += 1
-            self._here[number] = version, np.sort(hashes[ours]), done
+            self._here[number] = version, np.sort(hashes[flight.mine]), done
         try:
-            with self._on_host(hashes, ours, version, waits):
-                yield Flight(ours, waits)
+            with self._on_host(flight, version):
+                yield flight
         finally:
             with self._lock:
                 del self._here[number]
@@ -74,20 +83,17 @@ class Flights:
             done.set()
 
     @contextlib.contextmanager
-    def _on_host(self, hashes: Numbers, ours: Numbers, version: str, waits: list[Callable[[], None]]) -> Iterator[None]:
-        claim = None
-        if self._context.disk is not None and ours.any():
+    def _on_host(self, flight: Flight, version: str) -> Iterator[None]:
+        claim, disk = None, self._context.disk
+        if disk is not None and flight.mine.any():
             try:
-                lock = self._context.disk.acquire("claim", self._space, _LOCK_WAIT_S)
-                if lock is not None:
-                    try:
-                        for name, payload in self._context.disk.claims(self._space, version):
-                            if name not in self._stuck:
-                                others = np.frombuffer(payload, np.uint64, len(payload) // 8)
-                                self._leave(hashes, others, ours, waits, functools.partial(self._await, name))
-                        claim = self._context.disk.create_claim(self._space, version, np.sort(hashes[ours]).tobytes())
-                    finally:
-                        lock.release()
+                with disk.hold("claim", self._space, _LOCK_WAIT_S) as alone:
+                    for name, payload in disk.claims(self._space, version) if alone else ():
+                        if name not in self._stuck:
+                            others = np.frombuffer(payload, np.uint64, len(payload) // 8)
+                            self._leave(flight, others, functools.partial(self._await, name))
+                    if alone:
+                        claim = disk.create_claim(self._space, version, np.sort(flight.hashes[flight.mine]).tobytes())
             except OSError:
                 self._context.metrics.inc("cacheFailureCount")
         try:
@@ -96,23 +102,8 @@ class Flights:
             if claim is not None:
                 claim.release()
 
-    def _leave(
-        self,
-        hashes: Numbers,
-        others: Numbers,
-        ours: Numbers,
-        waits: list[Callable[[], None]],
-        wait: Callable[[], None],
-    ) -> None:
-        """Leave to others what they are loading. Their hashes are sorted."""
-        if not len(others):
-            return
-        at = np.minimum(np.searchsorted(others, hashes), len(others) - 1)
-        theirs = (others[at] == hashes) & ours
-        if theirs.any():
-            ours[theirs] = False
-            self._context.metrics.inc("loadWaitCount", int(np.count_nonzero(theirs)))
-            waits.append(wait)
+    def _leave(self, flight: Flight, others: Numbers, wait: Callable[[], None]) -> None:
+        self._context.metrics.inc("loadWaitCount", flight.leave(others, wait))
 
     def _await_here(self, flight: int, done: threading.Event) -> None:
         if not done.wait(self._wait_s):

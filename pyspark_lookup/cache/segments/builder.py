@@ -8,10 +8,9 @@ codes with a dictionary: gathering codes costs a tenth of gathering text.
 
 from __future__ import annotations
 
-import base64
+import collections
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_hidden_values
 from pyspark_lookup.columnar.hash_index import IndexBuilder, order_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, offsets_and_data
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_indices, offsets_and_data
+from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import SegmentWriter
 
 CODES = pa.uint16()
@@ -54,14 +54,14 @@ class SegmentBuilder:
         }
         self._bounds: tuple[int, int] | None = None  # of a key that is one whole number
         self._sizes = [ColumnSizes(f"c{n}", field.type) for n, field in enumerate(schema)]
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_positions: list[Numbers] = []
+        self._waiting: list[tuple[pa.RecordBatch, Numbers]] = []
         self._partition_bits = 0
         self._dealing = False
         self._pending_bytes = 0
         self._last_position = -1
         self._in_order = True
         self.rows = 0
+        self.meta: dict[str, Any] = {}  # what the footer says, after `finish`; the caller fills in `files`
 
     def add(self, batch: pa.RecordBatch, positions: Numbers, share_done: float) -> None:
         """Rows with the segment's schema, at `positions` (uint64: file number << ROW_BITS | row in the file).
@@ -77,8 +77,7 @@ class SegmentBuilder:
         if self._dealing:
             self._deal(batch, positions)
         else:
-            self._waiting.append(batch)
-            self._waiting_positions.append(positions)
+            self._waiting.append((batch, positions))
             self._pending_bytes += batch.nbytes
             if self._pending_bytes > _DEAL_ABOVE_BYTES:
                 wanted = self._pending_bytes / max(share_done, 1e-6) / _PARTITION_BYTES
@@ -92,10 +91,9 @@ class SegmentBuilder:
 
     def _deal_waiting(self) -> None:
         self._dealing, self._pending_bytes = True, 0
-        for batch, positions in zip(self._waiting, self._waiting_positions, strict=True):
+        for batch, positions in self._waiting:
             self._deal(batch, positions)
         self._waiting.clear()
-        self._waiting_positions.clear()
 
     def _deal(self, batch: pa.RecordBatch, positions: Numbers) -> None:
         """Give each row to its partition; rows without a key go to the one behind all others."""
@@ -145,9 +143,9 @@ class SegmentBuilder:
         sizes = [size.as_codes(CODES) if n in coded else size for n, size in enumerate(self._sizes)]
         regions = {name: size for column in sizes for name, size in column.streams().items()}
         regions["ordinals"] = self.rows * np.dtype(narrow).itemsize
-        self._meta = {
+        self.meta = {
             "rows": self.rows,
-            "schema": base64.b64encode(self._schema.serialize()).decode(),
+            "schema": text_of_schema(self._schema),
             "keys": [self._schema.names[n] for n in self._keys],
             "seed": self._seed.to_json(),
             "files": [],
@@ -169,18 +167,13 @@ class SegmentBuilder:
                 column_writer.finish()
             self._write_dictionaries(writer)
             if index is not None:
-                self._meta |= {"keyed_rows": index.rows, "low": index.low}
+                self.meta |= {"keyed_rows": index.rows, "low": index.low}
                 for name, array in index.arrays(strict).items():
                     writer.add(f"index.{name}", array)
         except BaseException:
             writer.close()
             raise
         return writer
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What the footer says of the segment, after `finish`; the caller fills in `files`."""
-        return self._meta
 
     def _encoded(self, number: int, column: pa.Array) -> pa.Array:
         codes = self._codes.get(number)
@@ -201,9 +194,8 @@ class SegmentBuilder:
             values = values[keys.valid]
         if len(values):
             low, high = int(values.min()), int(values.max())
-            self._bounds = (
-                (low, high) if self._bounds is None else (min(low, self._bounds[0]), max(high, self._bounds[1]))
-            )
+            known = self._bounds or (low, high)
+            self._bounds = min(low, known[0]), max(high, known[1])
 
     def _index(self) -> IndexBuilder:
         keyed = self.rows - self._store.rows(1 << self._partition_bits)
@@ -242,14 +234,13 @@ class SegmentBuilder:
                 continue
             sizes = ColumnSizes(f"d{number}", pa.string())
             sizes.add(codes.entries)
-            streams: dict[str, list[Any]] = {name: [] for name in sizes.streams()}
-            column = ColumnWriter(sizes, lambda name, data, streams=streams: streams[name].append(bytes(data)))  # type: ignore[misc]
+            for name, size in sizes.streams().items():
+                writer.reserve(name, size)
+            column = ColumnWriter(sizes, writer.append)
             column.add(codes.entries)
             column.finish()
-            for name, parts in streams.items():
-                writer.add(name, b"".join(parts))
             counts[str(number)] = len(codes.entries)
-        self._meta["dictionaries"] = counts
+        self.meta["dictionaries"] = counts
 
     def close(self) -> None:
         """Remove the temporary files."""
@@ -271,11 +262,7 @@ class _Piece:
 
     def batch(self) -> pa.RecordBatch:
         """The piece as it is written to a temporary file."""
-        numbers = [
-            pa.Array.from_buffers(pa.uint64(), len(n), [None, pa.py_buffer(np.ascontiguousarray(n))])
-            for n in (self.hashes, self.positions)
-        ]
-        columns = [*self.columns, *numbers]
+        columns = [*self.columns, as_array(self.hashes), as_array(self.positions)]
         return pa.RecordBatch.from_arrays(columns, [str(number) for number in range(len(columns))])
 
     def taken(self, rows: Numbers) -> _Piece:
@@ -291,15 +278,15 @@ class _PartitionStore:
         self._spill = spill
         self._held: dict[int, list[_Piece]] = {}
         self._spilled: dict[int, list[_Piece]] = {}
-        self._rows: dict[int, int] = {}
+        self._rows: collections.Counter[int] = collections.Counter()
         self._paths: list[Path] = []
 
     def add(self, part: int, piece: _Piece) -> None:
         self._held.setdefault(part, []).append(piece)
-        self._rows[part] = self._rows.get(part, 0) + len(piece.hashes)
+        self._rows[part] += len(piece.hashes)
 
     def rows(self, part: int) -> int:
-        return self._rows.get(part, 0)
+        return self._rows[part]
 
     def parts(self) -> list[int]:
         return sorted(self._rows)
@@ -318,18 +305,15 @@ class _PartitionStore:
         """Bring what is in memory to a temporary file, and map it in its place."""
         path = self._spill()
         self._paths.append(path)
-        parts = [part for part, pieces in self._held.items() for _ in pieces]
-        batches = (piece.batch() for pieces in self._held.values() for piece in pieces)
-        first = next(batches)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
-            for batch in itertools.chain([first], batches):
+        batches = [(part, piece.batch()) for part, pieces in self._held.items() for piece in pieces]
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batches[0][1].schema) as writer:
+            for _, batch in batches:
                 writer.write_batch(batch)
         self._held.clear()
-        with pa.memory_map(
-            str(path)
-        ) as file:  # closed, its descriptor is free; what is mapped stays as long as pieces do
+        # Closed, its descriptor is free; what is mapped stays as long as pieces do.
+        with pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_file(file)
-            for number, part in enumerate(parts):
+            for number, (part, _) in enumerate(batches):
                 self._spilled.setdefault(part, []).append(_Piece.of(reader.get_batch(number)))
 
     def close(self) -> None:
@@ -353,8 +337,6 @@ class _Codes:
 
     def encoded(self, column: pa.Array) -> pa.Array | None:
         """The column as codes; None from the moment when there are too many texts."""
-        if self.entries is None:
-            return None
         found = pc.dictionary_encode(column)
         numbers = pc.index_in(found.dictionary, value_set=self._known) if len(self._known) else None
         fresh = found.dictionary if numbers is None else found.dictionary.filter(numbers.is_null())
@@ -367,7 +349,6 @@ class _Codes:
         return pc.take(numbers, found.indices)
 
     def decoded(self, codes: pa.Array) -> pa.Array:
-        """Text of codes."""
         return pc.take(self._known, codes)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from pyspark_lookup.io.disk.directory import (
     directories_in,
     entries_below,
     is_own_file,
-    open_file,
+    names_in,
     unwrap,
+    use_file,
     wrap,
 )
 from pyspark_lookup.io.disk.segments import Segments
@@ -68,8 +70,7 @@ class DiskSpace:
 class Disk(Segments, Claims, Counters):
     """One host's cache directory within `max_bytes` of blocks. Safe from many processes and threads.
 
-    Raises CacheDirectoryError on creation if the directory is not this user's own and private.
-    Afterwards reads and writes of blocks never raise: a failure is counted and the answer is a miss.
+    Once it is made, reads and writes of blocks never raise: a failure is counted and the answer is a miss.
     """
 
     def __init__(
@@ -88,17 +89,11 @@ class Disk(Segments, Claims, Counters):
 
     def versions_held(self, path_key: str) -> frozenset[str]:
         """Version keys of which any block of this path lies on disk."""
-        try:
-            return frozenset(os.listdir(self._root / "blocks" / path_key[:2] / path_key))
-        except OSError:
-            return frozenset()
+        return frozenset(names_in(self._root / "blocks" / path_key[:2] / path_key))
 
     def blocks_held(self, path_key: str, version_key: str) -> frozenset[tuple[int, int]]:
         """(offset, length) of the blocks of one file version on disk at this moment."""
-        try:
-            names = os.listdir(self._root / "blocks" / path_key[:2] / path_key / version_key)
-        except OSError:
-            return frozenset()
+        names = names_in(self._root / "blocks" / path_key[:2] / path_key / version_key)
         pairs = (name.split("-") for name in names)
         return frozenset((int(p[0]), int(p[1])) for p in pairs if len(p) == 2 and all(map(str.isdecimal, p)))
 
@@ -173,31 +168,20 @@ class Disk(Segments, Claims, Counters):
 
     # --- space ------------------------------------------------------------------------------------
 
-    def _add_usage(self, amount: int) -> int:
-        """Add to the bytes held by all blocks; the new total."""
+    def _add_usage(self, amount: int, recount: bool = False) -> int:
+        """Add to the bytes held by all blocks; the new total. `recount`: to what is on disk, and forget what killed writers claimed."""
         with self._locked("usage.lock"):
-            try:
-                used = self._counted()
-            except (OSError, ValueError):
-                used = self.used_bytes()
-            used = max(used + amount, 0)
+            used = max((self.used_bytes() if recount else self._counted()) + amount, 0)
             self._publish(self._root / "usage", b"%d" % used)
         return used
 
     def _counted(self) -> int:
-        """What the file says that holds the total. OSError or ValueError if it says nothing."""
-        fd = open_file(self._root / "usage")
+        """The total on record; counted if there is none."""
         try:
-            return int(os.read(fd, _USAGE_AT_MOST) if is_own_file(os.fstat(fd)) else b"")
-        finally:
-            os.close(fd)
-
-    def _recount(self, claimed: int) -> int:
-        """Set the total to what is on disk and `claimed`, about to be. Claims of killed writers are forgotten."""
-        with self._locked("usage.lock"):
-            used = self.used_bytes() + claimed
-            self._publish(self._root / "usage", b"%d" % used)
-        return used
+            with use_file(self._root / "usage") as fd:
+                return int(os.read(fd, _USAGE_AT_MOST) if is_own_file(os.fstat(fd)) else b"")
+        except (OSError, ValueError):
+            return self.used_bytes()
 
     def _walk(self, root: Path) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes on disk, path) of the blocks below a directory."""
@@ -229,7 +213,7 @@ class Disk(Segments, Claims, Counters):
                 if sampled >= 4 * needed:
                     break
             if sampled < needed:  # more must go than there is: the count is wrong
-                needed = self._recount(claimed) - int(self._max_bytes * _KEEP_FULL)
+                needed = self._add_usage(claimed, recount=True) - int(self._max_bytes * _KEEP_FULL)
             freed = 0
             for _, size, path in sorted(sample, key=lambda found: found[0]):
                 if freed >= needed:
@@ -248,10 +232,7 @@ class Disk(Segments, Claims, Counters):
 
     def space(self) -> DiskSpace:
         """What the directory takes, without a look at each block; -1 where that cannot be found out."""
-        try:
-            blocks = self._counted()
-        except (OSError, ValueError):
-            blocks = self.used_bytes()
+        blocks = self._counted()
         try:
             segments = sum(path.lstat().st_blocks * 512 for path in entries_below(self._root / "snapshots"))
             free = os.statvfs(self._root)
@@ -273,7 +254,7 @@ class Disk(Segments, Claims, Counters):
             self._sweep_segments(now)
             self._sweep_claims(now)
             self._sweep_counters(now)
-            self._recount(0)
+            self._add_usage(0, recount=True)
 
     def clear(self) -> tuple[int, int]:
         """Remove blocks, segments and what is known of snapshots; (files, bytes) of that. Who reads meanwhile has misses, no more.
@@ -281,22 +262,18 @@ class Disk(Segments, Claims, Counters):
         What queries that run have agreed on, what this host has committed, and counters stay.
         """
         files = freed = 0
-        kept = ("records/", "counters/", "locks/", "tmp/")
-        for directory, _, names in os.walk(self._root, topdown=False):
-            place = Path(directory).relative_to(self._root).as_posix() + "/"
-            for name in names:
-                path = Path(directory) / name
-                gone = place.startswith(("records/snapshot/", "records/segment/")) or not (place + name).startswith(
-                    kept
-                )
-                with contextlib.suppress(OSError):
-                    size = path.lstat().st_blocks * 512
-                    if gone and place != "./" and self._remove(path):
-                        files, freed = files + 1, freed + size
-            if place.count("/") > 1 and not place.startswith(kept):
-                with contextlib.suppress(OSError):
-                    os.rmdir(directory)
-        self._recount(0)
+        for kind in ("blocks", "snapshots", "claims", "records/snapshot", "records/segment"):
+            for directory, _, names in os.walk(self._root / kind, topdown=False):
+                for name in names:
+                    path = Path(directory) / name
+                    with contextlib.suppress(OSError):
+                        size = path.lstat().st_blocks * 512
+                        if self._remove(path):
+                            files, freed = files + 1, freed + size
+                if not kind.startswith("records/") and Path(directory) != self._root / kind:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(directory)
+        self._add_usage(0, recount=True)
         return files, freed
 
     def check(self, repair: bool = False) -> DiskReport:
@@ -317,8 +294,9 @@ class Disk(Segments, Claims, Counters):
         leftovers = self._leftovers(self._now_s())
         if repair:
             for name in damaged:
-                self._remove_whole(self._root / name)
+                if not self._remove(self._root / name):  # a directory that somebody has put there
+                    shutil.rmtree(self._root / name, ignore_errors=True)
             for path in leftovers:
                 self._remove(path)
-            self._recount(0)
+            self._add_usage(0, recount=True)
         return DiskReport(blocks, total, tuple(sorted(damaged)), tuple(sorted(p.name for p in leftovers)))

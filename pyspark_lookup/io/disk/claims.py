@@ -7,6 +7,7 @@ lets go of the lock when the writer dies; a claim without a lock is nobody's, an
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import os
@@ -19,25 +20,26 @@ from pyspark_lookup.io.disk.directory import (
     Directory,
     entries_below,
     is_own_file,
-    open_file,
+    is_unlocked,
+    older_than,
+    use_file,
 )
 
 _POLL_S = 0.002
 _POLL_AT_MOST_S = 0.05
 
 
+@dataclasses.dataclass(frozen=True)
 class Claim:
     """A claim that is held. Release it when done, however it ended."""
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self._path = path
-        self._fd = fd
+    path: Path
+    fd: int
 
     def release(self) -> None:
-        """Take the claim back."""
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
-        os.close(self._fd)
+            os.unlink(self.path)
+        os.close(self.fd)
 
 
 class Claims(Directory):
@@ -73,19 +75,15 @@ class Claims(Directory):
             return []
         for name in names:
             try:
-                fd = open_file(directory / name)
+                with use_file(directory / name) as fd:
+                    status = os.fstat(fd)
+                    if is_unlocked(fd):
+                        self._remove(directory / name)
+                    elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
+                        found.append((name, os.pread(fd, status.st_size, 0)))
             except OSError as problem:
-                if problem.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # over; or a link, a socket
-                    continue
-                raise
-            try:
-                status = os.fstat(fd)
-                if self._is_over(fd):
-                    self._remove(directory / name)
-                elif is_own_file(status) and status.st_size <= CONTENT_AT_MOST:
-                    found.append((name, os.pread(fd, status.st_size, 0)))
-            finally:
-                os.close(fd)
+                if problem.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # over; or a link, a socket
+                    raise
         return found
 
     def wait_for_claim(self, space: str, name: str, timeout_s: float, clock: HostClock) -> bool:
@@ -94,14 +92,11 @@ class Claims(Directory):
         pause_s = _POLL_S
         while True:
             try:
-                fd = open_file(self._root / "claims" / space / name)
+                with use_file(self._root / "claims" / space / name) as fd:
+                    if is_unlocked(fd):
+                        return True
             except OSError:
                 return True
-            try:
-                if self._is_over(fd):
-                    return True
-            finally:
-                os.close(fd)
             if clock.steady_s() >= until_s:
                 return False
             clock.sleep(pause_s)
@@ -109,19 +104,7 @@ class Claims(Directory):
 
     def _sweep_claims(self, now_s: float) -> None:
         """Remove what dead processes left behind."""
-        for path in entries_below(self._root / "claims"):
-            with contextlib.suppress(OSError):
-                if now_s - path.lstat().st_mtime > LEFTOVER_AFTER_S:
-                    fd = open_file(path)
-                    try:
-                        if self._is_over(fd):
-                            self._remove(path)
-                    finally:
-                        os.close(fd)
-
-    def _is_over(self, fd: int) -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        for path in older_than(LEFTOVER_AFTER_S, now_s, entries_below(self._root / "claims")):
+            with contextlib.suppress(OSError), use_file(path) as fd:
+                if is_unlocked(fd):
+                    self._remove(path)

@@ -2,7 +2,7 @@
 
 A file is a header that says whose numbers these are and what they are called, and behind it the numbers with a checksum, put
 by one write. Its process holds a lock on it: a file whose lock is free is of one that has ended, and may be added to the total
-into the total of its kind.
+of its kind.
 """
 
 from __future__ import annotations
@@ -13,12 +13,20 @@ import fcntl
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, texts_of
-from pyspark_lookup.io.disk.directory import HEADER_BYTES, is_own_file, open_file, wrap
+from pyspark_lookup.io.disk.directory import (
+    HEADER_BYTES,
+    is_own_file,
+    is_unlocked,
+    names_in,
+    older_than,
+    use_file,
+    wrap,
+)
 from pyspark_lookup.io.disk.records import Records, json_bytes, record_value
 
 _READS = 20  # of a file whose process may be writing
@@ -60,14 +68,9 @@ class CounterFile:
 class Counters(Records):
     """A directory with counters of processes, by a prefix for each thing that they count."""
 
-    def new_counters(self, name: str, about: Mapping[str, Any], names: Sequence[str]) -> CounterFile:
-        """A file for this process, with every number 0. OSError if the directory cannot be written."""
-        return self._new_counters(name, about, names, [0] * len(names))
-
-    def _new_counters(
-        self, name: str, about: Mapping[str, Any], names: Sequence[str], values: Sequence[int]
-    ) -> CounterFile:
-        head = wrap(json_bytes({**about, "names": list(names)}), f"counters/{name}")
+    def new_counters(self, name: str, about: Mapping[str, Any], values: Mapping[str, int]) -> CounterFile:
+        """A file for this process, with these numbers. OSError if the directory cannot be written."""
+        head = wrap(json_bytes({**about, "names": list(values)}), f"counters/{name}")
         temporary = self._temporary()
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         file = CounterFile(descriptor, len(head))
@@ -75,7 +78,7 @@ class Counters(Records):
             with contextlib.suppress(OSError):  # some file systems have no such locks: never added
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(descriptor, head, 0)
-            file.put(_numbers(names).pack(*values))
+            file.put(_numbers(values).pack(*values.values()))
             os.replace(temporary, self._root / "counters" / name)
         except OSError:
             self._remove(temporary)
@@ -102,11 +105,7 @@ class Counters(Records):
         return found
 
     def merge_counters(
-        self,
-        prefix: str,
-        above: int,
-        names: Sequence[str],
-        merge: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]],
+        self, prefix: str, above: int, merge: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]]
     ) -> None:
         """Put one total in place of the files of processes that have ended, if there are more than `above` files of a prefix.
 
@@ -122,9 +121,7 @@ class Counters(Records):
             if gone:
                 about, values = merge(ended)
                 # Who reads between here and the removals, or after a death there, counts them once.
-                self._new_counters(
-                    total, {**about, "includes": [*gone, *left]}, names, [values[name] for name in names]
-                )
+                self.new_counters(total, {**about, "includes": [*gone, *left]}, values)
                 self._forget_included(total)
 
     def _forget_included(self, total: str) -> list[str]:
@@ -134,45 +131,34 @@ class Counters(Records):
         return [path.name for path in paths if not self._remove(path) and path.exists()]
 
     def _counter_names(self, prefix: str) -> list[str]:
-        try:
-            return sorted(name for name in os.listdir(self._root / "counters") if name.startswith(prefix))
-        except OSError:
-            return []
+        return sorted(name for name in names_in(self._root / "counters") if name.startswith(prefix))
 
     def _counts(self, name: str) -> Counts | None:
         try:
-            descriptor = open_file(self._place("counters", name))
+            with use_file(self._place("counters", name)) as descriptor:
+                for _ in range(_READS if is_own_file(os.fstat(descriptor)) else 0):
+                    found = _parse(os.pread(descriptor, _LARGEST_HEAD, 0), name)
+                    if found is not None:
+                        return Counts(name, *found, alive=not is_unlocked(descriptor))
         except FileNotFoundError:
             return None
         except OSError:
-            self._metrics.inc("cacheFailureCount")
-            return None
-        try:
-            for _ in range(_READS if is_own_file(os.fstat(descriptor)) else 0):
-                found = _parsed(os.pread(descriptor, _LARGEST_HEAD, 0), name)
-                if found is not None:
-                    return Counts(name, *found, alive=not _is_free(descriptor))
-        except OSError:
             pass
-        finally:
-            os.close(descriptor)
         self._metrics.inc("cacheFailureCount")
         return None
 
     def _sweep_counters(self, now_s: float) -> None:
         """Remove totals to which nothing was added for long."""
-        for name in self._counter_names(""):
-            path = self._root / "counters" / name
-            with contextlib.suppress(OSError):
-                if name.endswith("-ended") and now_s - path.stat().st_mtime > _TOTAL_KEPT_S:
-                    self._remove(path)
+        totals = (self._root / "counters" / name for name in self._counter_names("") if name.endswith("-ended"))
+        for path in older_than(_TOTAL_KEPT_S, now_s, totals):
+            self._remove(path)
 
     def _damaged_counters(self) -> list[Path]:
         directory = self._root / "counters"
         return [directory / name for name in self._counter_names("") if self._counts(name) is None]
 
 
-def _parsed(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | None:
+def _parse(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | None:
     """What a file says; None if anything about it is wrong."""
     length = HEADER_BYTES + int.from_bytes(blob[8:16], "little")
     head = record_value(blob[:length], f"counters/{name}")
@@ -195,16 +181,6 @@ def _checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
 
 
-def _numbers(names: Sequence[str]) -> struct.Struct:
+def _numbers(names: Collection[str]) -> struct.Struct:
     """One int64 for each name, in this machine's byte order: no other one reads its cache directory."""
     return struct.Struct(f"={len(names)}q")
-
-
-def _is_free(descriptor: int) -> bool:
-    """Whether the process that a file belongs to has ended."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return True

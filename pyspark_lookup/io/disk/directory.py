@@ -1,21 +1,17 @@
-"""A private directory of the host and how files come and go in it: whole, by rename, or not at all.
-
-Every small file is a header (magic, length, CRC-32, the name it was made for) and its payload.
-"""
+"""A private directory of the host and how files come and go in it: whole, by rename, or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import errno
+import fcntl
 import hashlib
 import os
-import shutil
 import stat
 import struct
-import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,8 +52,6 @@ class Directory:
         self._root = root / _LAYOUT
         self._metrics = metrics
         self._now_s = now_s
-        self._serial = 0
-        self._mutex = threading.Lock()
         own_private_directory(root)
         own_private_directory(self._root)
         for name in ("blocks", "records", "locks", "tmp", "snapshots", "claims", "counters"):
@@ -88,6 +82,16 @@ class Directory:
             return None
         return lock
 
+    @contextlib.contextmanager
+    def hold(self, kind: str, name: str, timeout_s: float) -> Iterator[bool]:
+        """As `acquire`, released at the end of the block; whether it was had."""
+        lock = self.acquire(kind, name, timeout_s)
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                lock.release()
+
     def lock_path(self, kind: str, name: str) -> Path:
         """The file behind a lock: equal for names that exclude each other by chance."""
         shared = key_of(name)[:3] if kind != "reload" else key_of(name)
@@ -111,10 +115,7 @@ class Directory:
 
     def _temporary(self) -> Path:
         """A name in `tmp/` that nobody else has."""
-        with self._mutex:
-            self._serial += 1
-            serial = self._serial
-        return self._root / "tmp" / f"{os.getpid()}-{threading.get_ident()}-{serial}-{os.urandom(4).hex()}"
+        return self._root / "tmp" / os.urandom(16).hex()
 
     def _write_temporary(self, data: bytes) -> Path:
         path = self._temporary()
@@ -134,6 +135,17 @@ class Directory:
             self._remove(temporary)
             raise
 
+    def _publish_new(self, path: Path, data: bytes) -> bool:
+        """`_publish` where there is no file yet; whether there was none."""
+        temporary = self._write_temporary(data)
+        try:
+            os.link(temporary, path)  # fails if it exists, unlike rename
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+        return True
+
     def _remove(self, path: Path) -> bool:
         try:
             os.unlink(path)
@@ -141,19 +153,9 @@ class Directory:
             return False
         return True
 
-    def _remove_whole(self, path: Path) -> None:
-        """Remove what may be a directory that somebody has put where a file belongs."""
-        if not self._remove(path):
-            shutil.rmtree(path, ignore_errors=True)
-
     def _leftovers(self, now_s: float) -> list[Path]:
         """Files of writers that were killed."""
-        found = []
-        for path in (self._root / "tmp").iterdir():
-            with contextlib.suppress(OSError):
-                if now_s - path.lstat().st_mtime > LEFTOVER_AFTER_S:
-                    found.append(path)
-        return found
+        return older_than(LEFTOVER_AFTER_S, now_s, (self._root / "tmp").iterdir())
 
 
 def own_private_directory(path: Path) -> None:
@@ -186,14 +188,38 @@ def _own_directory(path: Path) -> os.stat_result:
     return status
 
 
-def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+@contextlib.contextmanager
+def use_file(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
     """A descriptor of a file; no link in its place is followed, and no pipe waited for. OSError as `os.open`."""
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: str | Path) -> None:
+    """Bring the names in a directory to the disk. OSError if that fails."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def is_own_file(status: os.stat_result) -> bool:
     """Whether that is a file of this user's: no directory, pipe, socket or device, and nobody else's."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def is_unlocked(fd: int) -> bool:
+    """Whether nobody holds a lock on a file, and so whoever made it has ended."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
 
 
 def content_of(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float]:
@@ -202,20 +228,25 @@ def content_of(path: Path, at_most: int = CONTENT_AT_MOST) -> tuple[bytes, float
     Nothing is read of what does not have the size that its header says. OSError if there is nothing, or the disk fails.
     """
     try:
-        fd = open_file(path)
+        with use_file(path) as fd:
+            status = os.fstat(fd)
+            head = os.pread(fd, HEADER_BYTES, 0) if is_own_file(status) and status.st_size <= at_most else b""
+            if len(head) < HEADER_BYTES or _HEADER.unpack(head)[1] != status.st_size - HEADER_BYTES:
+                return b"", status.st_mtime
+            with open(fd, "rb", closefd=False, buffering=0) as file:
+                return file.read(), status.st_mtime
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             return b"", 0.0
         raise
+
+
+def names_in(path: Path) -> list[str]:
+    """The names in a directory, none if it cannot be listed."""
     try:
-        status = os.fstat(fd)
-        head = os.pread(fd, HEADER_BYTES, 0) if is_own_file(status) and status.st_size <= at_most else b""
-        if len(head) < HEADER_BYTES or _HEADER.unpack(head)[1] != status.st_size - HEADER_BYTES:
-            return b"", status.st_mtime
-        with open(fd, "rb", closefd=False, buffering=0) as file:
-            return file.read(), status.st_mtime
-    finally:
-        os.close(fd)
+        return os.listdir(path)
+    except OSError:
+        return []
 
 
 def directories_in(path: Path) -> list[Path]:
@@ -223,6 +254,16 @@ def directories_in(path: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []
+
+
+def older_than(age_s: float, now_s: float, paths: Iterable[Path]) -> list[Path]:
+    """Those of the paths that were last touched longer ago."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if now_s - path.lstat().st_mtime > age_s:
+                found.append(path)
+    return found
 
 
 def entries_below(path: Path) -> list[Path]:

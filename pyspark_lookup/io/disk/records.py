@@ -11,31 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_lookup.base.decoding import UNREADABLE
-from pyspark_lookup.io.disk.directory import Directory, content_of, directories_in, entries_below, unwrap, wrap
+from pyspark_lookup.io.disk.directory import (
+    Directory,
+    content_of,
+    directories_in,
+    entries_below,
+    names_in,
+    unwrap,
+    wrap,
+)
 
 _DAY_S = 86400.0
-# Counted from the last use (touched once a day), so what is in use is never swept.
-_RECORDS_KEPT_S = {
-    "execution": _DAY_S,
-    "plan": _DAY_S,
-    "unsettled": _DAY_S,
-    "bounds": 7 * _DAY_S,
-    "files": 7 * _DAY_S,
-    "floor": 30 * _DAY_S,
-    "heartbeat": 30 * _DAY_S,
-    "log": 30 * _DAY_S,
-    "log-tail": 30 * _DAY_S,
-    "reloads": 30 * _DAY_S,
-    "schema": 7 * _DAY_S,
-    "segment": 60 * _DAY_S,  # without it a segment is read through, no more
-    "snapshot": 30 * _DAY_S,
-    "table": 30 * _DAY_S,
-    "version": 30 * _DAY_S,
-    "token": 30 * _DAY_S,
-    "asked": _DAY_S,
+_DAYS_KEPT = {
+    1: ("execution", "plan", "unsettled", "asked"),
+    7: ("bounds", "files", "schema"),
+    30: ("floor", "heartbeat", "log", "log-tail", "reloads", "snapshot", "table", "version", "token"),
+    60: ("segment",),  # without it a segment is read through, no more
 }
-
-
+# Counted from the last use (touched once a day), so what is in use is never swept.
+_RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
 _ROW = "~"  # between kind and key in the name of a directory with a row of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
 _NEWEST_TRIES = 8
@@ -58,7 +52,21 @@ class Records(Directory):
 
     def get_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Any | None:
         """What `parse` makes of a record's value (no None); None if there is none or it is damaged, which is counted."""
-        return self._load_record(kind, key, parse)
+        try:
+            path = self._place("records", kind, key)
+            data, used_at = content_of(path)
+            value = record_value(data, f"{kind}/{key}")
+            parsed = None if value is None else parse(value)
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE):
+            parsed = None
+        if parsed is None:
+            self._metrics.inc("cacheFailureCount")
+        elif abs(self._now_s() - used_at) > _DAY_S:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return parsed
 
     def has_record(self, kind: str, key: str) -> bool:
         """Whether an undamaged record is there."""
@@ -76,19 +84,14 @@ class Records(Directory):
         """
         path = self._record_path(kind, key)
         for _ in range(3):
-            temporary = self._write_temporary(wrap(json_bytes(value), f"{kind}/{key}"))
-            try:
-                os.link(temporary, path)  # fails if it exists, unlike rename
+            if self._publish_new(path, wrap(json_bytes(value), f"{kind}/{key}")):
                 return parse(value)
-            except FileExistsError:
-                winner = self._load_record(kind, key, parse)
-                if winner is not None:
-                    return winner
-                with self._locked("repair.lock"):  # or one might remove the record that another has just made
-                    if os.path.lexists(path) and self._load_record(kind, key, parse) is None:
-                        self._remove(path)  # damaged: clear the place and race for it again
-            finally:
-                os.unlink(temporary)
+            winner = self.get_record(kind, key, parse)
+            if winner is not None:
+                return winner
+            with self._locked("repair.lock"):  # or one might remove the record that another has just made
+                if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
+                    self._remove(path)  # damaged: clear the place and race for it again
         raise OSError(f"record {path} cannot be created")
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
@@ -103,7 +106,7 @@ class Records(Directory):
             numbers = self._numbers(row)
             if numbers:
                 number = max(numbers)
-                value = self._load_record(row, _numbered(number), read)
+                value = self.get_record(row, _numbered(number), read)
                 if value is not None or number in self._numbers(row):
                     return number, None if value == _FORGOTTEN else value
         return number, None  # others put and remove them faster than one can be read here
@@ -116,13 +119,8 @@ class Records(Directory):
         """
         row = f"{kind}{_ROW}{key}"
         path = self._record_path(row, _numbered(number + 1))
-        temporary = self._write_temporary(wrap(json_bytes(value), f"{row}/{path.name}"))
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
+        if not self._publish_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
             return False
-        finally:
-            os.unlink(temporary)
         numbers = self._numbers(row)
         # The place may be free because those who have gone on from it have removed it; or they have gone on from this one.
         if max(numbers, default=0) != number + 1:
@@ -158,10 +156,9 @@ class Records(Directory):
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
         """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""
-        with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(self._root / "records" / kind)):
-                if name.startswith(prefix) and (value := self._load_record(kind, name, parse)) is not None:
-                    yield name, value
+        for name in sorted(names_in(self._root / "records" / kind)):
+            if name.startswith(prefix) and (value := self.get_record(kind, name, parse)) is not None:
+                yield name, value
 
     def remove_record(self, kind: str, key: str) -> None:
         """Forget a record, if it is there."""
@@ -173,25 +170,7 @@ class Records(Directory):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
-    def _load_record(self, kind: str, key: str, parse: Callable[[Any], Any]) -> Any | None:
-        try:
-            path = self._place("records", kind, key)
-            data, used_at = content_of(path)
-            value = record_value(data, f"{kind}/{key}")
-            parsed = None if value is None else parse(value)
-        except FileNotFoundError:
-            return None
-        except (OSError, *UNREADABLE):
-            parsed = None
-        if parsed is None:
-            self._metrics.inc("cacheFailureCount")
-        elif abs(self._now_s() - used_at) > _DAY_S:
-            with contextlib.suppress(OSError):
-                os.utime(path)
-        return parsed
-
     def _sweep_records(self, now_s: float) -> None:
-        """Remove records past their time."""
         for path in entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
                 kind = path.parent.name.partition(_ROW)[0]

@@ -33,7 +33,10 @@ from pyspark_lookup.io.disk.directory import (
     entries_below,
     is_own_file,
     key_of,
-    open_file,
+    names_in,
+    older_than,
+    sync_directory,
+    use_file,
 )
 from pyspark_lookup.io.disk.records import Records
 
@@ -43,6 +46,9 @@ _TAIL = struct.Struct("<QI8s")
 _ALIGNMENT = 64
 _CHECKED_AT_ONCE = 16 * 1024 * 1024
 _NUMBERS = ".used"
+
+_Regions = Mapping[str, tuple[int, int, int]]
+"""Offset, length and CRC-32 of each region, all of them within the file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +65,12 @@ class SegmentWriter:
 
     def __init__(self, path: Path, sizes: Mapping[str, int]) -> None:
         self.path = path
-        self._sizes = dict(sizes)
-        self._offsets: dict[str, int] = {}
-        end = _HEAD_BYTES
+        self._regions: dict[str, list[int]] = {}  # offset, size and CRC-32 of what was written
+        self._written: dict[str, int] = {}
+        self._end = _HEAD_BYTES
+        self.durable = True
         for name, size in sizes.items():
-            end += -end % _ALIGNMENT
-            self._offsets[name] = end
-            end += size
-        self._end = end
-        self._durable = True
-        self._written = dict.fromkeys(sizes, 0)
-        self._crcs = dict.fromkeys(sizes, 0)
+            self.reserve(name, size)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             self._write(_MAGIC, 0)
@@ -77,15 +78,21 @@ class SegmentWriter:
             self.close()
             raise
 
+    def reserve(self, name: str, size: int) -> None:
+        """One more region, behind the others."""
+        self._end += -self._end % _ALIGNMENT
+        self._regions[name], self._written[name] = [self._end, size, 0], 0
+        self._end += size
+
     def append(self, name: str, data: Any) -> None:
         """Write `data` (any buffer) behind what the region has. ValueError if it is more than was said."""
         view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        done = self._written[name]
-        if done + len(view) > self._sizes[name]:
-            raise ValueError(f"region {name} was to have {self._sizes[name]} bytes")
-        self._crcs[name] = zlib.crc32(view, self._crcs[name])
+        (offset, size, crc), done = self._regions[name], self._written[name]
+        if done + len(view) > size:
+            raise ValueError(f"region {name} was to have {size} bytes")
+        self._regions[name][2] = zlib.crc32(view, crc)
         self._written[name] = done + len(view)
-        self._write(view, self._offsets[name] + done)
+        self._write(view, offset + done)
 
     def _write(self, data: bytes | memoryview, at: int) -> None:
         view = memoryview(data)
@@ -94,28 +101,24 @@ class SegmentWriter:
             view, at = view[count:], at + count
 
     def add(self, name: str, data: Any) -> None:
-        """One more region, all at once, behind the others."""
-        self._end += -self._end % _ALIGNMENT
-        size = memoryview(data).nbytes
-        self._offsets[name], self._sizes[name], self._written[name], self._crcs[name] = self._end, size, 0, 0
-        self._end += size
+        """One more region, all at once."""
+        self.reserve(name, memoryview(data).nbytes)
         self.append(name, data)
 
     def finish(self, meta: Mapping[str, Any], durable: bool = True) -> None:
         """Write the footer. `durable`: it is brought to the disk before it gets its name. ValueError if a region lacks bytes."""
-        short = [name for name, size in self._sizes.items() if self._written[name] != size]
+        short = [name for name, (_, size, _) in self._regions.items() if self._written[name] != size]
         if short:
             raise ValueError(f"regions {short} are not complete")
-        regions = {name: [self._offsets[name], self._sizes[name], self._crcs[name]] for name in self._sizes}
-        footer = json.dumps({"meta": meta, "regions": regions}, separators=(",", ":")).encode()
+        footer = json.dumps({"meta": meta, "regions": self._regions}, separators=(",", ":")).encode()
         tail = _TAIL.pack(len(footer), zlib.crc32(footer), _MAGIC)
         self._write(footer + tail, self._end)
-        self._durable = durable
+        self.durable = durable
 
     def bind(self, table: str, name: str) -> None:
         """Write what it is called, after which all of it is on the disk if it is to be. OSError if it cannot be written."""
         self._write(_bound(table, name), len(_MAGIC))
-        if self._durable:
+        if self.durable:
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -134,71 +137,54 @@ class Segments(Records):
         """A new segment with regions of these sizes in bytes. OSError if it cannot be written."""
         return SegmentWriter(self._temporary(), sizes)
 
-    def publish_segment(self, table: str, name: str, writer: SegmentWriter, checked: bool = True) -> None:
-        """Give a finished segment its name; nobody has seen it before. OSError if it cannot be.
-
-        `checked`: need not be read through when it is opened. Only for one that lies on the disk by now.
-        """
+    def publish_segment(self, table: str, name: str, writer: SegmentWriter) -> None:
+        """Give a finished segment its name; nobody has seen it before. OSError if it cannot be."""
         directory = self._root / "snapshots" / table
         directory.mkdir(mode=0o700, exist_ok=True)
         writer.bind(table, name)
         status = os.stat(writer.path)
         os.replace(writer.path, directory / name)
-        if not checked:
+        if not writer.durable:  # what does not lie on the disk yet is read through when it is opened
             return
         self.replace_record("segment", f"{table}-{name}", _signature(status))
         with contextlib.suppress(OSError):  # a crash that forgets the name makes it a miss
-            fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            sync_directory(directory)
 
     def spill_file(self) -> Path:
         """A name for a temporary file of this process; whoever creates it removes it."""
         return self._temporary()
 
     def segments(self, table: str) -> list[str]:
-        """Names of the segments of a table on disk."""
-        try:
-            names = os.listdir(self._root / "snapshots" / table)
-            return sorted(name for name in names if not name.endswith(_NUMBERS))
-        except OSError:
-            return []
+        """The names of a table's segments."""
+        return sorted(name for name in names_in(self._root / "snapshots" / table) if not name.endswith(_NUMBERS))
 
     def open_segment(self, table: str, name: str) -> OpenSegment | None:
         """A segment, mapped and pinned; None if it is not there, or damaged (then it is removed) or cannot be mapped."""
         try:
-            fd = open_file(self._place("snapshots", table, name))
+            with use_file(self._place("snapshots", table, name)) as fd:
+                status = os.fstat(fd)
+                if not _has_ends(fd, status, table, name):
+                    self.discard_segment(table, name)
+                    return None
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
+                view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
         except FileNotFoundError:
             return None
-        except OSError as problem:
-            if problem.errno == errno.ELOOP:  # a link, which is not followed
+        except (OSError, ValueError) as problem:  # ValueError: an address space limit
+            if isinstance(problem, OSError) and problem.errno == errno.ELOOP:  # a link, which is not followed
                 self.discard_segment(table, name)
             else:
                 self._metrics.inc("cacheFailureCount")
             return None
-        try:
-            status = os.fstat(fd)
-            if not _has_ends(fd, status, table, name):
-                self.discard_segment(table, name)
-                return None
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            # The mapping keeps a duplicate of fd, and by it the lock, until its last user is gone.
-            mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError):  # an address space limit
-            self._metrics.inc("cacheFailureCount")
-            return None
-        finally:
-            os.close(fd)
-        view = memoryview(mapped)
         footer = _footer(view)
-        if footer is None or not self._is_checked(table, name, status, view, footer):
+        if footer is None or not self._is_checked(table, name, status, view, footer[1]):
             del view
             self.discard_segment(table, name)
             return None
-        regions = {key: view[offset : offset + length] for key, (offset, length, _) in footer.regions.items()}
-        return OpenSegment(footer.meta, regions, status.st_size)
+        meta, regions = footer
+        views = {key: view[offset : offset + length] for key, (offset, length, _) in regions.items()}
+        return OpenSegment(meta, views, status.st_size)
 
     def discard_segment(self, table: str, name: str) -> None:
         """Remove a segment that is damaged, or none of its reader's, and count it."""
@@ -207,11 +193,11 @@ class Segments(Records):
             self._remove(self._place("snapshots", table, name))
         self.remove_record("segment", f"{table}-{name}")
 
-    def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, footer: _Footer) -> bool:
+    def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, regions: _Regions) -> bool:
         """Whether the regions are as they were written; read through unless they were since the last change."""
         if self.get_record("segment", f"{table}-{name}") == _signature(status):
             return True
-        if not _regions_intact(view, footer):
+        if not _regions_intact(view, regions):
             return False
         with contextlib.suppress(OSError):
             self.replace_record("segment", f"{table}-{name}", _signature(status))
@@ -221,19 +207,14 @@ class Segments(Records):
         """Remove a segment unless somebody has it mapped; whether it is gone."""
         try:
             path = self._place("snapshots", table, name)
-            fd = open_file(path)
+            with use_file(path) as fd:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Under the lock: who opens it now waits, and then finds it gone or reads it to its end.
+                gone = self._remove(path)
         except FileNotFoundError:
             return True
         except OSError:
             return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Under the lock: who opens it now waits, and then finds it gone or reads it to its end.
-            gone = self._remove(path)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
         self.remove_record("segment", f"{table}-{name}")
         return gone
 
@@ -254,42 +235,28 @@ class Segments(Records):
             path = self._place("snapshots", table, f"{name}{_NUMBERS}")
             if create:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-            fd = open_file(path, os.O_RDWR | (os.O_CREAT if create else 0))
-            try:
+            with use_file(path, os.O_RDWR | (os.O_CREAT if create else 0)) as fd:
                 if not is_own_file(os.fstat(fd)):
                     raise OSError(errno.EPERM, "no file of this user's", str(path))
                 # On a disk that is full, writing to a mapped hole would kill the process.
                 os.posix_fallocate(fd, 0, size)
                 return memoryview(mmap.mmap(fd, size))
-            finally:
-                os.close(fd)
         except FileNotFoundError:  # the segment has just been removed
             return None
         except (OSError, ValueError):
             self._metrics.inc("cacheFailureCount")
             return None
 
-    def segment_bytes(self) -> int:
-        """Bytes of all segments on disk."""
-        total = 0
-        for path in entries_below(self._root / "snapshots"):
-            with contextlib.suppress(OSError):
-                total += path.lstat().st_size
-        return total
-
     def _sweep_segments(self, now_s: float) -> None:
         """Remove the segments of tables whose record has gone unused for long, and numbers without a segment."""
         for directory in directories_in(self._root / "snapshots"):
             in_use = self.has_record("snapshot", directory.name)
-            for path in list(directory.iterdir()):
-                with contextlib.suppress(OSError):
-                    if now_s - path.lstat().st_mtime <= LEFTOVER_AFTER_S:
-                        continue
-                    if path.suffix == _NUMBERS:
-                        if not path.with_suffix("").exists():
-                            self._remove(path)
-                    elif not in_use:
-                        self.remove_segment(directory.name, path.name)
+            for path in older_than(LEFTOVER_AFTER_S, now_s, directory.iterdir()):
+                if path.suffix == _NUMBERS:
+                    if not path.with_suffix("").exists():
+                        self._remove(path)
+                elif not in_use:
+                    self.remove_segment(directory.name, path.name)
             if not in_use:
                 with contextlib.suppress(OSError):
                     directory.rmdir()
@@ -309,20 +276,17 @@ class Segments(Records):
 def _is_whole(path: Path) -> bool:
     """Whether a file is a segment as it was written; every byte is read."""
     try:
-        fd = open_file(path)
+        with use_file(path) as fd:
+            status = os.fstat(fd)
+            if not _has_ends(fd, status, path.parent.name, path.name):
+                return False
+            view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
             return False
         raise
-    try:
-        status = os.fstat(fd)
-        if not _has_ends(fd, status, path.parent.name, path.name):
-            return False
-        view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
-    finally:
-        os.close(fd)
     footer = _footer(view)
-    return footer is not None and _regions_intact(view, footer)
+    return footer is not None and _regions_intact(view, footer[1])
 
 
 def _bound(table: str, name: str) -> bytes:
@@ -341,16 +305,8 @@ def _signature(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Footer:
-    """What the end of a segment's file says. `regions`: offset, length and CRC-32 of each, all of them within the file."""
-
-    meta: dict[str, Any]
-    regions: Mapping[str, tuple[int, int, int]]
-
-
-def _footer(view: memoryview) -> _Footer | None:
-    """The footer of a file that has both ends; None if it is not whole."""
+def _footer(view: memoryview) -> tuple[dict[str, Any], _Regions] | None:
+    """(meta, regions) of a file that has both ends; None if it is not whole."""
     length, crc, _ = _TAIL.unpack(view[-_TAIL.size :])
     end = len(view) - _TAIL.size - length
     if end < _HEAD_BYTES:
@@ -363,7 +319,7 @@ def _footer(view: memoryview) -> _Footer | None:
         meta, regions = found["meta"], {name: _region(region, end) for name, region in found["regions"].items()}
     except UNREADABLE:
         return None
-    return _Footer(meta, regions) if isinstance(meta, dict) else None
+    return (meta, regions) if isinstance(meta, dict) else None
 
 
 def _region(found: Any, end: int) -> tuple[int, int, int]:
@@ -373,8 +329,8 @@ def _region(found: Any, end: int) -> tuple[int, int, int]:
     return offset, length, crc
 
 
-def _regions_intact(view: memoryview, footer: _Footer) -> bool:
-    for offset, length, crc in footer.regions.values():
+def _regions_intact(view: memoryview, regions: _Regions) -> bool:
+    for offset, length, crc in regions.values():
         found = 0
         for start in range(offset, offset + length, _CHECKED_AT_ONCE):
             found = zlib.crc32(view[start : min(start + _CHECKED_AT_ONCE, offset + length)], found)

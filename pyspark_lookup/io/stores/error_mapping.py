@@ -19,20 +19,36 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.io.stores.store import Store
 from pyspark_lookup.options.conf_file import redact
 
-F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=Store)
+
+_OPERATIONS = (
+    "get_meta",
+    "list_status",
+    "get_status",
+    "list_files",
+    "list_tree",
+    "last_change_s",
+    "delete",
+    "put_if_absent",
+)
 
 
-def translated(operation: F) -> F:
-    """Let only our errors out of a store's method; its second argument names the file."""
+def translate_errors(store: type[S]) -> type[S]:
+    """A class of stores whose operations on a path let only our errors out."""
+    for name in _OPERATIONS:
+        setattr(store, name, _translate(getattr(store, name)))
+    return store
 
+
+def _translate(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def call(self: Store, subject: Any, *args: Any) -> Any:
+    def call(self: Store, path: str, *args: Any) -> Any:
         try:
-            return operation(self, subject, *args)
+            return operation(self, path, *args)
         except Exception as error:
-            raise our_error(error, str(getattr(subject, "url", subject))) from cause_of(error)
+            raise our_error(error, path) from cause_of(error)
 
-    return cast(F, call)
+    return call
 
 
 def our_error(error: BaseException, url: str) -> BaseException:

@@ -7,17 +7,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import fsspec
 
 from pyspark_lookup.base.errors import NotSupportedError, OptionError, UfsError, UfsNotFoundError, cause_of
-from pyspark_lookup.io.stores.error_mapping import read_error, translated
+from pyspark_lookup.io.stores.error_mapping import read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import REMOTE_GRANULE_S, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
 
 
+@translate_errors
 class FsspecStore:
     """Any other fsspec filesystem; unpinned, so `Ufs` compares the version after each read."""
 
@@ -53,7 +54,6 @@ class FsspecStore:
         settled = strong or self._now_s() - cast(float, modified) > REMOTE_GRANULE_S
         return FileVersion(url, int(info["size"]), token, modified, settled)
 
-    @translated
     def get_meta(self, path: str, count: Count) -> FileVersion:
         count("head")
         info = self._info(path)
@@ -67,7 +67,6 @@ class FsspecStore:
             info["modified"] = self._fs.modified(path)  # not in info, and equal sizes are common
         return info
 
-    @translated
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._fs._strip_protocol(path).rstrip("/")
         files: list[FileVersion] = []
@@ -96,7 +95,6 @@ class FsspecStore:
                     files.append(self._version(name, info))
         return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
-    @translated
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         """A name with an extension is tried as a file first, another as a directory first."""
         looks_file = self._web or ("." in path.rstrip("/").rsplit("/", 1)[-1] and not path.endswith("/"))
@@ -121,18 +119,12 @@ class FsspecStore:
 
         yield read
 
-    @translated
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         count("list")
         files = [info for info in self._fs.ls(path, detail=True) if info["type"] == "file"]
         named = sorted((info["name"].rsplit("/", 1)[-1], info["name"], info) for info in files)
         return tuple(self._version(name, info) for last, name, info in named if last > after)[:at_most]
 
-    def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
-        """Refused, as `put_if_absent` is: only managed tables look for what nobody names."""
-        raise self._no_writing(path)
-
-    @translated
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         count("list")
         found = self._fs.find(self._fs._strip_protocol(path), withdirs=True, detail=True)
@@ -141,19 +133,15 @@ class FsspecStore:
         times = [at_s for info in found.values() if (at_s := _instant(info)) is not None]
         return max(times, default=None), self._now_s()
 
-    def delete(self, path: str, count: Count) -> None:
-        """Refused, as `put_if_absent` is: only managed tables remove files, of their own."""
-        raise self._no_writing(path)
-
-    def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
-        """Refused: what looks like an exclusive create is check-then-act in most of these filesystems."""
-        raise self._no_writing(path)
-
-    def _no_writing(self, path: str) -> NotSupportedError:
-        return NotSupportedError(
+    def _refuse(self, path: str, *_: object) -> NoReturn:
+        """What looks like an exclusive create is check-then-act in most of these filesystems."""
+        raise NotSupportedError(
             f"{redact('path', path)}: managed tables are written to local disks and to S3; {self._protocol} has no exclusive "
             "create that was proven"
         )
+
+    # Only managed tables look for what nobody names, and remove files, of their own.
+    list_tree = delete = put_if_absent = _refuse
 
 
 _STRONG = ("generation", "ETag", "etag", "Content-MD5", "md5")

@@ -6,18 +6,20 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from fsspec.implementations.local import make_path_posix
 
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
-from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translated
+from pyspark_lookup.io.disk.directory import sync_directory
+from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, Listing, is_entered
 
 _WALKS = 5  # of a directory whose name stands for another one after each
 
 
+@translate_errors
 class LocalStore:
     """Files of this machine (or mounted on it), identified by (mtime_ns, ctime_ns, inode)."""
 
@@ -48,7 +50,6 @@ class LocalStore:
             settled=self._now_s() - changed_s > LOCAL_GRANULE_S,
         )
 
-    @translated
     def get_meta(self, path: str, count: Count) -> FileVersion:
         count("head")
         local = self._path(path)
@@ -58,7 +59,6 @@ class LocalStore:
             raise UfsNotFoundError(f"{path} is {what}, not a file")
         return self._version(local, status)
 
-    @translated
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
         for _ in range(_WALKS):
@@ -106,7 +106,6 @@ class LocalStore:
                         raise
         return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
-    @translated
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         root = self._path(path)
         if os.path.isdir(os.path.join(root, LOG_DIRECTORY)):
@@ -153,35 +152,30 @@ class LocalStore:
         if not same:
             raise SourceChangedError(f"{file.url} changed since its version was resolved")
 
-    @translated
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         root = self._path(path)
         count("list")
         with os.scandir(root) as entries:
             names = sorted(entry.name for entry in entries if entry.name > after and not entry.name.startswith("."))
-        found = []
-        for name in names[:at_most]:
-            place = os.path.join(root, name)
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(place)
-                if stat.S_ISREG(status.st_mode):
-                    found.append(self._version(place, status))
-        return tuple(found)
+        return self._versions((os.path.join(root, name) for name in names[:at_most]), os.stat)
 
-    @translated
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
-        found = []
+        found: list[str] = []
         for directory, _, names in os.walk(self._path(path)):
             count("list")
-            for name in names:
-                place = os.path.join(directory, name)
-                with contextlib.suppress(FileNotFoundError):
-                    status = os.lstat(place)
-                    if stat.S_ISREG(status.st_mode):
-                        found.append(self._version(place, status))
+            found += (os.path.join(directory, name) for name in names)
+        return self._versions(found, os.lstat)
+
+    def _versions(self, paths: Iterable[str], ask: Callable[[str], os.stat_result]) -> tuple[FileVersion, ...]:
+        """Those of the paths that are files, by what `ask` says of each."""
+        found = []
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                status = ask(path)
+                if stat.S_ISREG(status.st_mode):
+                    found.append(self._version(path, status))
         return tuple(found)
 
-    @translated
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         root = self._path(path)
         newest_s = os.stat(root).st_mtime
@@ -192,7 +186,6 @@ class LocalStore:
                     newest_s = max(newest_s, os.lstat(os.path.join(directory, name)).st_mtime)
         return newest_s, self._now_s()
 
-    @translated
     def delete(self, path: str, count: Count) -> None:
         """Remove a file, if it is there, and the directory that it leaves empty."""
         local = self._path(path)
@@ -202,7 +195,6 @@ class LocalStore:
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(local))
 
-    @translated
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all.
 
@@ -223,7 +215,7 @@ class LocalStore:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         try:
-            self._sync(directory)
+            sync_directory(directory)
             return self._version(local, os.stat(local))
         except OSError as error:
             raise UfsUnavailableError(
@@ -251,12 +243,4 @@ class LocalStore:
         for made in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(made)
-            self._sync(os.path.dirname(made))
-
-    @staticmethod
-    def _sync(directory: str) -> None:
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            sync_directory(os.path.dirname(made))

@@ -20,7 +20,7 @@ from pyspark_lookup.base.errors import (
     UfsUnavailableError,
     cause_of,
 )
-from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_error, read_error, translated
+from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_error, read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import LOG_DIRECTORY, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
@@ -47,6 +47,7 @@ def _sent_once() -> dict[str, Any]:
     return {"http_session_cls": SentOnce} if takes else {}
 
 
+@translate_errors
 class S3Store:
     """S3 and compatible stores, identified by ETag (equal from HEAD and LIST), pinned by If-Match."""
 
@@ -73,7 +74,6 @@ class S3Store:
         bucket, _, key = url.split("://", 1)[1].partition("/")
         return bucket, key
 
-    @translated
     def get_meta(self, path: str, count: Count) -> FileVersion:
         bucket, key = self._bucket_key(path)
         if not key:
@@ -91,18 +91,24 @@ class S3Store:
             )
         return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
 
-    def _pages(self, bucket: str, prefix: str, count: Count) -> Iterator[dict[str, Any]]:
-        token: dict[str, str] = {}
+    def _pages(
+        self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = ""
+    ) -> Iterator[dict[str, Any]]:
+        """A listing: of `at_most` objects behind the key `after`."""
+        more: dict[str, Any] = {"StartAfter": after} if after else {}
         while True:
             count("list")
-            page = self._page(bucket, prefix, **token)
+            if at_most is not None:
+                more["MaxKeys"] = min(at_most, 1000)
+            page = self._page(bucket, prefix, **more)
             yield page
-            if not page["IsTruncated"]:
+            if at_most is not None:
+                at_most -= len(page.get("Contents", []))
+            if not page["IsTruncated"] or at_most == 0:
                 return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def _page(self, bucket: str, prefix: str, **more: Any) -> dict[str, Any]:
-        """One page of a listing."""
         try:
             page: dict[str, Any] = self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **more)
         except Exception as error:
@@ -137,7 +143,6 @@ class S3Store:
     def _managed(bucket: str, key: str) -> Listing:
         return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), frozenset([LOG_DIRECTORY]))
 
-    @translated
     def list_status(self, path: str, count: Count) -> Listing:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/" if key else ""
@@ -148,7 +153,6 @@ class S3Store:
                 return self._managed(bucket, key)
         return self._listing(bucket, directory, objects)
 
-    @translated
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         """One LIST of the name as a prefix: the object itself, if there is one, sorts first.
 
@@ -209,25 +213,15 @@ class S3Store:
 
         yield read
 
-    @translated
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/"
-        found: list[FileVersion] = []
-        token: dict[str, Any] = {"StartAfter": directory + after} if after else {}
-        while True:
-            count("list")
-            wanted = {"MaxKeys": min(at_most - len(found), 1000)} if at_most is not None else {}
-            page = self._page(bucket, directory, **token, **wanted)
-            found += [self._version(bucket, o["Key"], o["Size"], o) for o in page.get("Contents", [])]
-            if not page["IsTruncated"] or len(found) == at_most:
-                return tuple(found)
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+        pages = self._pages(bucket, directory, count, at_most, directory + after if after else "")
+        return tuple(self._version(bucket, o["Key"], o["Size"], o) for page in pages for o in page.get("Contents", []))
 
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
         return self.list_files(path, "", None, count)
 
-    @translated
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         bucket, key = self._bucket_key(path)
         now_s, times = 0.0, []
@@ -238,14 +232,12 @@ class S3Store:
             raise UfsNotFoundError(f"{redact('path', path)} does not exist")
         return max(times), now_s
 
-    @translated
     def delete(self, path: str, count: Count) -> None:
         """Remove an object, if it is there."""
         bucket, key = self._bucket_key(path)
         count("delete")
         self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
 
-    @translated
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         """Put an object where there is none, by If-None-Match; None if there is one.
 
