@@ -11,124 +11,64 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark_lookup.base.errors import (
-        CacheDirectoryError,
-        CommitUnknownError,
-        DamagedFileError,
-        LookupFunctionError,
-        LookupTimeoutError,
-        NonUniqueKeyError,
-        NotATableError,
-        NotSupportedError,
-        OptionError,
-        OverlapError,
-        PredicateError,
-        PysparkLookupError,
-        ReloadFailedError,
-        SchemaError,
-        TableBusyError,
-        TableEmptyError,
-        TableFormatError,
-        UfsError,
-        UfsNotFoundError,
-        UfsPermissionError,
-        UfsTimeoutError,
-        UfsUnavailableError,
-        VersionGoneError,
-        WriteConflictError,
-    )
-    from pyspark_lookup.base.write_ids import RangeResponse, ValidWriteIdList
-    from pyspark_lookup.cache.lookup_cache import CachedRows, LookupCache
-    from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache, DefaultLookupCacheBuilder
-    from pyspark_lookup.columnar.key_rows import KEY_INDEX
-    from pyspark_lookup.engine.lookup_table import LookupTable
-    from pyspark_lookup.options.lookup_options import LookupOptions
-    from pyspark_lookup.options.reload_trigger import (
-        CacheReloadTrigger,
-        DueTrigger,
-        LastReload,
-        PeriodicCacheReloadTrigger,
-        ScheduleMode,
-        TimedCacheReloadTrigger,
-    )
+    from pyspark_lookup.base.errors import CacheDirectoryError as CacheDirectoryError
+    from pyspark_lookup.base.errors import CommitUnknownError as CommitUnknownError
+    from pyspark_lookup.base.errors import DamagedFileError as DamagedFileError
+    from pyspark_lookup.base.errors import LookupFunctionError as LookupFunctionError
+    from pyspark_lookup.base.errors import LookupTimeoutError as LookupTimeoutError
+    from pyspark_lookup.base.errors import NonUniqueKeyError as NonUniqueKeyError
+    from pyspark_lookup.base.errors import NotATableError as NotATableError
+    from pyspark_lookup.base.errors import NotSupportedError as NotSupportedError
+    from pyspark_lookup.base.errors import OptionError as OptionError
+    from pyspark_lookup.base.errors import OverlapError as OverlapError
+    from pyspark_lookup.base.errors import PredicateError as PredicateError
+    from pyspark_lookup.base.errors import PysparkLookupError as PysparkLookupError
+    from pyspark_lookup.base.errors import ReloadFailedError as ReloadFailedError
+    from pyspark_lookup.base.errors import SchemaError as SchemaError
+    from pyspark_lookup.base.errors import TableBusyError as TableBusyError
+    from pyspark_lookup.base.errors import TableEmptyError as TableEmptyError
+    from pyspark_lookup.base.errors import TableFormatError as TableFormatError
+    from pyspark_lookup.base.errors import UfsError as UfsError
+    from pyspark_lookup.base.errors import UfsNotFoundError as UfsNotFoundError
+    from pyspark_lookup.base.errors import UfsPermissionError as UfsPermissionError
+    from pyspark_lookup.base.errors import UfsTimeoutError as UfsTimeoutError
+    from pyspark_lookup.base.errors import UfsUnavailableError as UfsUnavailableError
+    from pyspark_lookup.base.errors import VersionGoneError as VersionGoneError
+    from pyspark_lookup.base.errors import WriteConflictError as WriteConflictError
+    from pyspark_lookup.base.write_ids import RangeResponse as RangeResponse
+    from pyspark_lookup.base.write_ids import ValidWriteIdList as ValidWriteIdList
+    from pyspark_lookup.cache.lookup_cache import CachedRows as CachedRows
+    from pyspark_lookup.cache.lookup_cache import LookupCache as LookupCache
+    from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache as DefaultLookupCache
+    from pyspark_lookup.cache.memory.default_cache import DefaultLookupCacheBuilder as DefaultLookupCacheBuilder
+    from pyspark_lookup.columnar.key_rows import KEY_INDEX as KEY_INDEX
+    from pyspark_lookup.engine.lookup_table import LookupTable as LookupTable
+    from pyspark_lookup.options.lookup_options import LookupOptions as LookupOptions
+    from pyspark_lookup.options.reload_trigger import CacheReloadTrigger as CacheReloadTrigger
+    from pyspark_lookup.options.reload_trigger import DueTrigger as DueTrigger
+    from pyspark_lookup.options.reload_trigger import LastReload as LastReload
+    from pyspark_lookup.options.reload_trigger import PeriodicCacheReloadTrigger as PeriodicCacheReloadTrigger
+    from pyspark_lookup.options.reload_trigger import ScheduleMode as ScheduleMode
+    from pyspark_lookup.options.reload_trigger import TimedCacheReloadTrigger as TimedCacheReloadTrigger
+    from pyspark_lookup.providers.functions import AsyncKeyLookupFunction as AsyncKeyLookupFunction
+    from pyspark_lookup.providers.functions import AsyncLookupFunction as AsyncLookupFunction
+    from pyspark_lookup.providers.functions import AsyncLookupFunctionProvider as AsyncLookupFunctionProvider
+    from pyspark_lookup.providers.functions import FullCachingLookupProvider as FullCachingLookupProvider
+    from pyspark_lookup.providers.functions import KeyLookupFunction as KeyLookupFunction
+    from pyspark_lookup.providers.functions import LookupContext as LookupContext
+    from pyspark_lookup.providers.functions import LookupFunction as LookupFunction
+    from pyspark_lookup.providers.functions import LookupFunctionProvider as LookupFunctionProvider
+    from pyspark_lookup.providers.functions import LookupProvider as LookupProvider
     from pyspark_lookup.providers.functions import (
-        AsyncKeyLookupFunction,
-        AsyncLookupFunction,
-        AsyncLookupFunctionProvider,
-        FullCachingLookupProvider,
-        KeyLookupFunction,
-        LookupContext,
-        LookupFunction,
-        LookupFunctionProvider,
-        LookupProvider,
-        PartialCachingAsyncLookupProvider,
-        PartialCachingLookupProvider,
+        PartialCachingAsyncLookupProvider as PartialCachingAsyncLookupProvider,
     )
-    from pyspark_lookup.spark.join import explain_lookup, lookup_join
-    from pyspark_lookup.spark.session import configure
-    from pyspark_lookup.spark.source import LookupCacheDataSource as DefaultSource
-    from pyspark_lookup.spark.sql_functions import register_lookup
-    from pyspark_lookup.spark.warm import warm
-
-__all__ = [
-    "KEY_INDEX",
-    "AsyncKeyLookupFunction",
-    "AsyncLookupFunction",
-    "AsyncLookupFunctionProvider",
-    "CacheDirectoryError",
-    "CacheReloadTrigger",
-    "CachedRows",
-    "CommitUnknownError",
-    "DamagedFileError",
-    "DefaultLookupCache",
-    "DefaultLookupCacheBuilder",
-    "DefaultSource",
-    "DueTrigger",
-    "FullCachingLookupProvider",
-    "KeyLookupFunction",
-    "LastReload",
-    "LookupCache",
-    "LookupContext",
-    "LookupFunction",
-    "LookupFunctionError",
-    "LookupFunctionProvider",
-    "LookupOptions",
-    "LookupProvider",
-    "LookupTable",
-    "LookupTimeoutError",
-    "NonUniqueKeyError",
-    "NotATableError",
-    "NotSupportedError",
-    "OptionError",
-    "OverlapError",
-    "PartialCachingAsyncLookupProvider",
-    "PartialCachingLookupProvider",
-    "PeriodicCacheReloadTrigger",
-    "PredicateError",
-    "PysparkLookupError",
-    "RangeResponse",
-    "ReloadFailedError",
-    "ScheduleMode",
-    "SchemaError",
-    "TableBusyError",
-    "TableEmptyError",
-    "TableFormatError",
-    "TimedCacheReloadTrigger",
-    "UfsError",
-    "UfsNotFoundError",
-    "UfsPermissionError",
-    "UfsTimeoutError",
-    "UfsUnavailableError",
-    "ValidWriteIdList",
-    "VersionGoneError",
-    "WriteConflictError",
-    "__version__",
-    "configure",
-    "explain_lookup",
-    "lookup_join",
-    "register_lookup",
-    "warm",
-]
+    from pyspark_lookup.providers.functions import PartialCachingLookupProvider as PartialCachingLookupProvider
+    from pyspark_lookup.spark.join import explain_lookup as explain_lookup
+    from pyspark_lookup.spark.join import lookup_join as lookup_join
+    from pyspark_lookup.spark.session import configure as configure
+    from pyspark_lookup.spark.source import DefaultSource as DefaultSource
+    from pyspark_lookup.spark.sql_functions import register_lookup as register_lookup
+    from pyspark_lookup.spark.warm import warm as warm
 
 __version__ = "0.1.0"
 
@@ -144,7 +84,7 @@ _HOMES = {
     "providers.functions": "AsyncKeyLookupFunction AsyncLookupFunction AsyncLookupFunctionProvider FullCachingLookupProvider KeyLookupFunction LookupContext LookupFunction LookupFunctionProvider LookupProvider PartialCachingAsyncLookupProvider PartialCachingLookupProvider",
     "spark.join": "explain_lookup lookup_join",
     "spark.session": "configure",
-    "spark.source": "LookupCacheDataSource",
+    "spark.source": "DefaultSource",
     "spark.sql_functions": "register_lookup",
     "spark.warm": "warm",
 }
@@ -152,17 +92,20 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.s
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*_HOME_OF, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
-    own = "LookupCacheDataSource" if name == "DefaultSource" else name
-    if name not in __all__ or own not in _HOME_OF:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'pyspark_lookup' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"pyspark_lookup.{_HOME_OF[own]}"), own)
+        return getattr(importlib.import_module(f"pyspark_lookup.{_HOME_OF[name]}"), name)
     except Exception as problem:
         if name != "DefaultSource":
             raise
         # Spark asks with hasattr(): whatever is broken here must not take every Python source down.
         raise AttributeError(f"pyspark_lookup cannot offer its Spark source: {problem}") from problem
+
+
+if not TYPE_CHECKING:  # type checkers take the imports above
+    __all__ = list(__dir__())

@@ -22,7 +22,6 @@ USED = (
     "pyspark_lookup.spark.planning",
     "pyspark_lookup.spark.reading",
     "pyspark_lookup.spark.writer",
-    "pyspark_lookup.spark.udfs",
     "tests.toy_source",
 )
 

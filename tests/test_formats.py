@@ -29,7 +29,7 @@ from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.io.ufs import FileVersion, Range
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
-from pyspark_lookup.scan.formats.spark_types import spark_fields
+from pyspark_lookup.scan.formats.parquet import spark_fields
 from pyspark_lookup.table.file_names import format_of
 from tests.fuzzing import MORE
 

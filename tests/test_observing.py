@@ -26,10 +26,10 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
 from pyspark_lookup.cli import advise
+from pyspark_lookup.cli.advise import advice, replayed
 from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
 from pyspark_lookup.cli.prometheus import HostCollector, series_names
 from pyspark_lookup.cli.report import report
-from pyspark_lookup.cli.sizing import TableFacts, advice, replayed
 from pyspark_lookup.io.disk import Disk, DiskSpace
 from pyspark_lookup.io.host_metrics import Publisher, Reload, reloads_on, remember_reload
 
@@ -357,11 +357,10 @@ def test_a_trace_is_replayed_through_the_cache() -> None:
 
 
 def test_which_mode_is_advised() -> None:
-    """Small tables are kept whole, those that fit as well; what does not fit, or comes from a provider, is kept by key."""
+    """Small tables are kept whole, those that fit as well; what does not fit is kept by key."""
     hot = pa.table({"id": np.random.default_rng(1).integers(0, 1000, 100_000)})
     cold = pa.table({"id": np.arange(10_000)})
-    small = TableFacts(10, 1000, 2000)
-    large = TableFacts(None, 10**10, 4 * 10**10, estimated=True)
+    small, large = 2000, 4 * 10**10
     assert advice(small, ROOM, 10**10, None).options == {"lookup.cache": "FULL"}
     assert advice(large, ROOM, 10**12, hot).options == {"lookup.cache": "FULL"}
     in_memory = advice(large, ROOM, 10**10, hot)
@@ -372,7 +371,6 @@ def test_which_mode_is_advised() -> None:
     assert no_room.options["lookup.cache"] == "PARTIAL"
     assert "--trace" in " ".join(no_room.reasons)
     assert "once only" in " ".join(advice(large, dataclasses.replace(ROOM, free=1), 10**12, cold).reasons)
-    assert advice(dataclasses.replace(small, provided=True), ROOM, 10**10, hot).options["lookup.cache"] == "PARTIAL"
 
 
 def test_advise_on_the_command_line(tmp_path: Path, cache_dir: Path) -> None:

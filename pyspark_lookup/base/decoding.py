@@ -24,14 +24,12 @@ def shown(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A text."""
     if not isinstance(value, str):
         raise TypeError(f"{shown(value)} is no text")
     return value
 
 
 def texts_of(value: Any) -> tuple[str, ...]:
-    """A list of texts."""
     return tuple(map(text_of, _list_of(value)))
 
 
@@ -59,7 +57,6 @@ def count_of(value: Any) -> int:
 
 
 def counts_of(value: Any) -> tuple[int, ...]:
-    """A list of such numbers."""
     return tuple(map(count_of, _list_of(value)))
 
 

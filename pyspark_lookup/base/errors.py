@@ -1,32 +1,4 @@
-"""The error tree of pyspark_lookup.
-
-Every error is a `PysparkLookupError` and also the builtin a caller would guess::
-
-    PysparkLookupError
-    ├── OptionError (ValueError)              an option's key, value or combination
-    ├── PredicateError (OptionError)          lookup.where
-    ├── SchemaError (TypeError)               columns or types that do not fit
-    ├── NotATableError (ValueError)           what the path holds is not ours to read
-    │   ├── TableFormatError                  a Delta, Iceberg or Hudi directory
-    │   ├── TableEmptyError                   no data file (left)
-    │   └── TableBusyError                    a job is writing it now
-    ├── NonUniqueKeyError (ValueError)        a key with several rows, where one may be
-    ├── WriteConflictError (RuntimeError)     another write makes this one impossible; nothing was written
-    ├── VersionGoneError (LookupError)        the version asked for can no longer be read
-    ├── ReloadFailedError (RuntimeError)      lookup.cache=FULL may not serve what it has
-    ├── LookupFunctionError (RuntimeError)    a provider of lookup.provider failed, or answered wrongly
-    │   └── LookupTimeoutError (TimeoutError) ... or did not answer
-    ├── DamagedFileError (ValueError)         the store's own bytes do not parse
-    ├── NotSupportedError (NotImplementedError)
-    ├── CacheDirectoryError (PermissionError) the host's cache directory is not safe to use
-    └── UfsError (OSError)                    the store
-        ├── UfsNotFoundError (FileNotFoundError)
-        ├── UfsPermissionError (PermissionError)
-        ├── UfsTimeoutError (TimeoutError)
-        ├── UfsUnavailableError (ConnectionError)   transient: worth another attempt
-        │   └── PutUnknownError               whether a file was put is unknown
-        ├── CommitUnknownError                whether a write was committed is unknown
-        └── SourceChangedError                the file is not the version that was asked for
+"""The errors of pyspark_lookup: each is a `PysparkLookupError`, and also the builtin that a caller would guess.
 
 None of them tells a credential that is part of a URL, whatever it is given to say.
 """

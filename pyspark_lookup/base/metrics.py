@@ -122,11 +122,7 @@ HOST_GAUGES: Mapping[str, str] = {
 _PLACES = {name: place for place, name in enumerate(COUNTERS)}
 _GAUGE_PLACES = {name: place for place, name in enumerate(GAUGES, len(COUNTERS))}
 _TIME_PLACES = {
-    name: (
-        _PLACES[f"{name}Count"],
-        _PLACES[f"{name}Micros"],
-        [*(_PLACES[bucket] for bucket in bucket_names(name)), None],
-    )
+    name: (_PLACES[f"{name}Count"], _PLACES[f"{name}Micros"], [*map(_PLACES.get, bucket_names(name)), None])
     for name in TIMES
 }
 

@@ -32,10 +32,11 @@ class RangeResponse(enum.Enum):
 class ValidWriteIdList:
     """The writes of `table` that a reader may see: those up to `high_watermark` that are neither `open` nor `aborted`.
 
+    `open_ids`: of writes that have not ended, ascending; `aborted_ids`: of those that will never be seen.
     Raises ValueError for an empty name, a negative watermark, and ids that are below 1, above the watermark, or in both lists.
     """
 
-    __slots__ = ("_aborted", "_exceptions", "_open", "high_watermark", "table")
+    __slots__ = ("_exceptions", "aborted_ids", "high_watermark", "open_ids", "table")
 
     def __init__(self, table: str, high_watermark: int, open: Iterable[int] = (), aborted: Iterable[int] = ()) -> None:
         if not table:
@@ -44,13 +45,13 @@ class ValidWriteIdList:
             raise ValueError(f"high watermark {high_watermark} of {table}: give a number from 0 to 2**63 - 2")
         self.table = table
         self.high_watermark = high_watermark
-        self._open = _sorted(open)
-        self._aborted = _sorted(aborted)
-        self._exceptions = tuple(sorted((*self._open, *self._aborted)))
+        self.open_ids = tuple(sorted(set(open)))
+        self.aborted_ids = tuple(sorted(set(aborted)))
+        self._exceptions = tuple(sorted((*self.open_ids, *self.aborted_ids)))
         outside = [id_ for id_ in self._exceptions if not 1 <= id_ <= high_watermark]
         if outside:
             raise ValueError(f"write id {outside[0]} of {table}: ids go from 1 to the high watermark, {high_watermark}")
-        both = set(self._open) & set(self._aborted)
+        both = set(self.open_ids) & set(self.aborted_ids)
         if both:
             raise ValueError(f"write id {min(both)} of {table} cannot be open and aborted")
 
@@ -76,9 +77,10 @@ class ValidWriteIdList:
 
     def __str__(self) -> str:
         """Hive's form, `t1:5:2:2,4:`; a name's `:`, `,`, `$` and `%` are percent-encoded."""
-        least = self.min_open if self._open else NO_OPEN_WRITE_ID
+        least = self.min_open if self.open_ids else NO_OPEN_WRITE_ID
         name = "".join(quote(char) if char in ":,$%" else char for char in self.table)
-        return f"{name}:{self.high_watermark}:{least}:{_text(self._open)}:{_text(self._aborted)}"
+        ids = (",".join(map(str, some)) for some in (self.open_ids, self.aborted_ids))
+        return ":".join((name, str(self.high_watermark), str(least), *ids))
 
     def __repr__(self) -> str:
         return f"ValidWriteIdList({str(self)!r})"
@@ -95,22 +97,12 @@ class ValidWriteIdList:
         return ValidWriteIdList, self._parts()
 
     def _parts(self) -> tuple[str, int, tuple[int, ...], tuple[int, ...]]:
-        return self.table, self.high_watermark, self._open, self._aborted
-
-    @property
-    def open_ids(self) -> tuple[int, ...]:
-        """Write ids up to the watermark whose writes have not ended, ascending."""
-        return self._open
-
-    @property
-    def aborted_ids(self) -> tuple[int, ...]:
-        """Write ids whose writes will never be seen, ascending."""
-        return self._aborted
+        return self.table, self.high_watermark, self.open_ids, self.aborted_ids
 
     @property
     def min_open(self) -> int | None:
         """The least open write id; None without any."""
-        return self._open[0] if self._open else None
+        return self.open_ids[0] if self.open_ids else None
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -120,7 +112,7 @@ class ValidWriteIdList:
 
     def is_aborted(self, id_: int) -> bool:
         """Whether the write is known to have been aborted. Raises ValueError for an id below 1."""
-        return _contains(self._aborted, self._checked(id_))
+        return _contains(self.aborted_ids, self._checked(id_))
 
     def is_range_valid(self, low: int, high: int) -> RangeResponse:
         """How many of the ids from `low` to `high` are valid. Raises ValueError for an empty range.
@@ -132,7 +124,7 @@ class ValidWriteIdList:
 
     def is_range_aborted(self, low: int, high: int) -> RangeResponse:
         """How many of the ids from `low` to `high` are aborted. Raises ValueError for an empty range."""
-        return self._response(low, high, _count(self._aborted, low, high))
+        return self._response(low, high, _count(self.aborted_ids, low, high))
 
     def _response(self, low: int, high: int, count: int) -> RangeResponse:
         if not 1 <= low <= high:
@@ -146,7 +138,8 @@ class ValidWriteIdList:
 
         Raises ValueError for the list of another table, about which there is nothing to say.
         """
-        self._check_same(other)
+        if other.table != self.table:
+            raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
         mine, theirs = self._exceptions, set(other._exceptions)
         beyond = max(other.high_watermark - self.high_watermark, 0)
         if beyond and _count(other._exceptions, self.high_watermark + 1, other.high_watermark) != beyond:
@@ -164,21 +157,21 @@ class ValidWriteIdList:
 
         Raises ValueError for an id that is committed or aborted.
         """
-        if id_ <= self.high_watermark and not _contains(self._open, self._checked(id_)):
+        if id_ <= self.high_watermark and not _contains(self.open_ids, self._checked(id_)):
             raise ValueError(f"write id {id_} of {self.table} has ended: it cannot be opened")
-        return self._with(id_, self._open, self._aborted, (id_,))
+        return self._with(id_, self.open_ids, self.aborted_ids, (id_,))
 
     def commit(self, id_: int) -> ValidWriteIdList:
         """The list in which `id_` is valid. Ids between the watermark and it are open. Raises ValueError for an aborted id."""
-        if _contains(self._aborted, self._checked(id_)):
+        if _contains(self.aborted_ids, self._checked(id_)):
             raise ValueError(f"write id {id_} of {self.table} was aborted: it cannot be committed")
-        return self._with(id_, _without(self._open, id_), self._aborted)
+        return self._with(id_, {*self.open_ids} - {id_}, self.aborted_ids)
 
     def abort(self, id_: int) -> ValidWriteIdList:
         """The list in which `id_` is aborted. Ids between the watermark and it are open. Raises ValueError for a committed id."""
         if id_ <= self.high_watermark and self.is_valid(id_):
             raise ValueError(f"write id {id_} of {self.table} was committed: it cannot be aborted")
-        return self._with(id_, _without(self._open, id_), {*self._aborted, self._checked(id_)})
+        return self._with(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._checked(id_)})
 
     def _with(
         self, id_: int, opened: Iterable[int], aborted: Iterable[int], also: Iterable[int] = ()
@@ -191,14 +184,6 @@ class ValidWriteIdList:
             raise ValueError(f"write id {id_} of {self.table}: ids begin at 1")
         return id_
 
-    def _check_same(self, other: ValidWriteIdList) -> None:
-        if other.table != self.table:
-            raise ValueError(f"lists of write ids of {self.table} and {other.table} cannot be compared")
-
-
-def _sorted(ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(set(ids)))
-
 
 def _contains(ids: Sequence[int], id_: int) -> bool:
     place = bisect.bisect_left(ids, id_)
@@ -208,14 +193,6 @@ def _contains(ids: Sequence[int], id_: int) -> bool:
 def _count(ids: Sequence[int], low: int, high: int) -> int:
     """How many of the ascending ids lie from `low` to `high`."""
     return max(bisect.bisect_right(ids, high) - bisect.bisect_left(ids, low), 0)
-
-
-def _without(ids: Iterable[int], id_: int) -> list[int]:
-    return [other for other in ids if other != id_]
-
-
-def _text(ids: Iterable[int]) -> str:
-    return ",".join(map(str, ids))
 
 
 def _numbers(text: str, part: str) -> list[int]:

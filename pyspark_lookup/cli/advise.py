@@ -1,23 +1,36 @@
-"""`advise`: cache mode and sizes for a table."""
+"""`advise`: which cache mode and sizes suit a table, from its statistics and, if there is one, from a trace of keys.
+
+The trace is replayed through the partial cache itself, once for each of several sizes (a shadow cache): what is said of a size
+is what it would have done. Keys come in batches, as lookups do; a key that is missed twice in a batch is loaded once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
 from pyspark_lookup.cli.output import CACHE_DIR, JSON, OPTION, disk_space, given_options, show, typed_keys
-from pyspark_lookup.cli.sizing import Advice, TableFacts, advice
+from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.io.disk import DiskSpace
+from pyspark_lookup.options.enums import CacheMode
 
 _READ_AT_MOST = 64 * 1024 * 1024  # of files: a table that is read whole to know what its rows take
 _DECODED_SHARE = 4  # bytes of decoded rows per byte of file, as a guess
+_BATCH = 10_000
+_SIZES = 8
+_NEAR = 0.98  # of what the largest size would have answered
+_SMALL = 256 * 1024 * 1024  # decoded: not worth a thought
+_RELOAD = 2  # old and new lie on disk together
 
 
 @click.command()
@@ -35,20 +48,21 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
     """Which lookup.cache and sizes suit a table: from its statistics, and from a trace of keys where there is one."""
     with LookupTable(path, given_options(options, cache_dir)) as table:
         asked = None if trace is None else _keys_of(trace, table)
-        found = advice(_facts(table), disk_space(cache_dir), _memory_bytes(), asked)
-    show(_shown(found), as_json)
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        size = table.describe()["bytes"]
+        estimated = size > _READ_AT_MOST
+        decoded_bytes = size * _DECODED_SHARE if estimated else table.scan().nbytes
+        found = advice(decoded_bytes, disk_space(cache_dir), memory_bytes, asked, estimated)
+    shown = {
+        "options": found.options,
+        "because": list(found.reasons),
+        "distinct_keys": found.distinct_keys,
+        "sizes": [{**dataclasses.asdict(size), "hit_rate": round(size.hit_rate, 4)} for size in found.sizes],
+    }
+    show(shown, as_json)
     if not as_json:
         for size in found.sizes:
             click.echo(f"  {size.max_rows:>12,} rows: {size.hit_rate:>6.1%} of {size.requests:,} keys from the cache")
-
-
-def _facts(table: LookupTable) -> TableFacts:
-    described = table.describe()
-    size = described["bytes"]
-    if size <= _READ_AT_MOST:
-        rows = table.scan()
-        return TableFacts(rows.num_rows, size, rows.nbytes)
-    return TableFacts(None, size, size * _DECODED_SHARE, estimated=True)
 
 
 def _keys_of(trace: Path, table: LookupTable) -> pa.Table:
@@ -65,18 +79,99 @@ def _keys_of(trace: Path, table: LookupTable) -> pa.Table:
     return typed_keys(lines, names, table.schema, "--trace")
 
 
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What a partial cache of `max_rows` keys would have answered of a trace."""
+
+    max_rows: int
+    requests: int
+    hits: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.requests if self.requests else 0.0
 
 
-def _shown(found: Advice) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "options": found.options,
-        "because": list(found.reasons),
-        "distinct_keys": found.distinct_keys,
-    }
-    sizes = [{**dataclasses.asdict(size), "hit_rate": round(size.hit_rate, 4)} for size in found.sizes]
-    return {**shown, "sizes": sizes}
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """The options that suit a table, and why."""
+
+    options: dict[str, str]
+    reasons: tuple[str, ...]
+    distinct_keys: int | None
+    sizes: tuple[Replayed, ...]
+
+
+def advice(
+    decoded_bytes: int, space: DiskSpace, memory_bytes: int, trace: pa.Table | None, estimated: bool = False
+) -> Advice:
+    """What to set for a table whose rows take so much, decoded, on a host with this disk and memory (-1: unknown).
+
+    `estimated`: that is a guess from the files' size. `trace`: the key columns of lookups, in their order.
+    """
+    sizes: tuple[Replayed, ...] = ()
+    distinct = None
+    if trace is not None and trace.num_rows:
+        distinct = trace.group_by(trace.column_names).aggregate([]).num_rows
+        sizes = tuple(replayed(trace, size) for size in _sizes(distinct))
+    what = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"
+    options = {"lookup.cache": CacheMode.FULL.value}
+    if 0 <= space.free < decoded_bytes * _RELOAD:
+        reasons = [f"{what}; a full cache needs twice that on disk, and {space.free / 1e6:,.0f} MB are free"]
+        options = _by_key(sizes, reasons)
+    elif decoded_bytes <= _SMALL:
+        reasons = [f"{what}: small enough for every host to keep it whole"]
+    elif memory_bytes >= 0 and decoded_bytes > memory_bytes // 2 and sizes and _chosen(sizes).hit_rate > 0.9:
+        reasons = [f"{what}, more than half of the memory, and a part of the keys is asked for again and again"]
+        options = _by_key(sizes, reasons)
+    else:
+        reasons = [f"{what}, and the disk has room for it"]
+    return Advice(options, tuple(reasons), distinct, sizes)
+
+
+def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
+    """The options of a partial cache; why these is added to the reasons."""
+    rows = 1_000_000
+    if sizes:
+        best = _chosen(sizes)
+        rows, rate = best.max_rows, best.hit_rate
+        reasons.append(f"with {rows:,} rows {rate:.1%} of the trace's keys would have been answered from the cache")
+        if rate < 0.5:
+            reasons.append("most keys are asked for once only: more rows would not help")
+    else:
+        reasons.append("how many rows to hold only a trace of keys tells (--trace); 1,000,000 is a start")
+    return {"lookup.cache": CacheMode.PARTIAL.value, "lookup.partial-cache.max-rows": str(rows)}
+
+
+def _chosen(sizes: Sequence[Replayed]) -> Replayed:
+    """The smallest size that is nearly as good as the largest."""
+    most = max(size.hits for size in sizes)
+    return next(size for size in sizes if size.hits >= _NEAR * most)
+
+
+def _sizes(distinct: int) -> list[int]:
+    """Sizes up to all keys, each about 2.7 times the one before."""
+    shares = np.geomspace(0.001, 1.0, _SIZES)
+    return sorted({max(int(np.ceil(distinct * share)), 1) for share in shares})
+
+
+def replayed(trace: pa.Table, max_rows: int) -> Replayed:
+    """What a partial cache of that size would have answered. `trace`: key columns, a request per row; those with a null count for nothing."""
+    cache = DefaultLookupCache(max_rows=max_rows)
+    empty = pa.table({KEY_INDEX: pa.array([], pa.int64())})
+    requests = hits = 0
+    for start in range(0, trace.num_rows, _BATCH):
+        batch = trace.slice(start, _BATCH).combine_chunks()
+        valid = Keys([column.combine_chunks() for column in batch.columns]).valid
+        known = batch if valid is None else batch.filter(pa.array(valid))
+        present = cache.get_many(known).present
+        missed = known.filter(pa.array(~present)).group_by(known.column_names).aggregate([])
+        requests += known.num_rows
+        hits += known.num_rows - missed.num_rows
+        if missed.num_rows:
+            cache.put_many(missed, empty)
+    cache.close()
+    return Replayed(max_rows, requests, hits)
 
 
 COMMANDS = (advise,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 
 from pyspark_lookup.base.metrics import BOUNDS_MS, UNSET, up_to
 from pyspark_lookup.io.disk import DiskSpace
@@ -48,138 +48,85 @@ def quantile_ms(values: Mapping[str, int], name: str, share: float) -> float | N
 
 def hints(values: Mapping[str, int]) -> list[Hint]:
     """What the counters of one table on one host advise, the most urgent first; [] if nothing."""
-    found = [hint for rule in _RULES if (hint := rule(values)) is not None]
-    return sorted(found, key=lambda hint: not hint.urgent)
+    return sorted(_found(values), key=lambda hint: not hint.urgent)
 
 
 def disk_hints(space: DiskSpace) -> list[Hint]:
     """What the use of a cache directory advises."""
-    found = []
-    if 0 <= space.free < max(space.segments, 1 << 30):
-        found.append(
-            Hint(
-                "Less is free on the disk of the cache directory than a reload may need (the snapshots once more, and 1 GiB).",
-                "Move lookup.cache.dir to a larger disk, or lower lookup.cache.max-bytes.",
-                urgent=True,
-            )
+    if not 0 <= space.free < max(space.segments, 1 << 30):
+        return []
+    return [
+        Hint(
+            "Less is free on the disk of the cache directory than a reload may need (the snapshots once more, and 1 GiB).",
+            "Move lookup.cache.dir to a larger disk, or lower lookup.cache.max-bytes.",
+            urgent=True,
         )
-    return found
+    ]
 
 
 def _rate(hits: int, misses: int) -> float | None:
     return hits / (hits + misses) if hits + misses else None
 
 
-def _failing_store(values: Mapping[str, int]) -> Hint | None:
+def _found(values: Mapping[str, int]) -> Iterator[Hint]:
     failures, loads = values["numLoadFailures"], values["loadCount"]
-    if not failures:
-        return None
-    return Hint(
-        f"Loads that failed: {failures:,} ({loads:,} went well).",
-        "Look for 'lookupcache reload-failed' or 'lookup-failed' in the logs; with a full cache, lookup.full-cache.max-staleness "
-        "says how old an answer may become.",
-        urgent=True,
-    )
-
-
-def _stale(values: Mapping[str, int]) -> Hint | None:
-    if not values["staleServedCount"]:
-        return None
-    return Hint(
-        f"{values['staleServedCount']:,} answers came from a version that could not be renewed in time.",
-        "Mend the store or the writer of the table; lookup.full-cache.on-reload-failure=FAIL refuses such answers.",
-        urgent=True,
-    )
-
-
-def _failing_disk(values: Mapping[str, int]) -> Hint | None:
-    if not values["cacheFailureCount"] + values["blockDamagedCount"] + values["snapshotDamagedCount"]:
-        return None
-    return Hint(
-        f"The cache directory failed {values['cacheFailureCount']:,} times; {values['blockDamagedCount']:,} blocks and "
-        f"{values['snapshotDamagedCount']:,} snapshots were damaged.",
-        "Answers came from the store instead. Run 'pyspark-lookup check --repair', and look at the disk.",
-        urgent=True,
-    )
-
-
-def _evictions(values: Mapping[str, int]) -> Hint | None:
-    rate = block_hit_rate(values)
-    if rate is None or rate > 0.8 or values["blockEvictedCount"] < _ENOUGH:
-        return None
-    return Hint(
-        f"{values['blockEvictedCount']:,} blocks were removed for space, and only {rate:.0%} of those asked for were there.",
-        "Raise lookup.cache.max-bytes.",
-    )
-
-
-def _large_blocks(values: Mapping[str, int]) -> Hint | None:
-    if values["blockRefusedCount"] < _ENOUGH:
-        return None
-    return Hint(
-        f"{values['blockRefusedCount']:,} blocks were too large for the cache, or of files that changed moments ago.",
-        "Raise lookup.cache.max-bytes (a block may take an eighth of it), and put new files under new names.",
-    )
-
-
-def _read_through(values: Mapping[str, int]) -> Hint | None:
-    if not values["snapshotReadThroughCount"]:
-        return None
-    return Hint(
-        f"{values['snapshotReadThroughCount']:,} queries read the files because the snapshot was not ready.",
-        "Warm the hosts first ('pyspark-lookup warm', pyspark_lookup.warm), or raise lookup.full-cache.build-wait.",
-    )
-
-
-def _cold_keys(values: Mapping[str, int]) -> Hint | None:
-    rate = hit_rate(values)
-    if rate is None or rate > 0.5 or values["hitCount"] + values["missCount"] < 1000:
-        return None
-    return Hint(
-        f"Only {rate:.0%} of the keys were answered from the cache.",
-        "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' says which, from a trace of keys.",
-    )
-
-
-def _uncached_lookups(values: Mapping[str, int]) -> Hint | None:
+    if failures:
+        yield Hint(
+            f"Loads that failed: {failures:,} ({loads:,} went well).",
+            "Look for 'lookupcache reload-failed' or 'lookup-failed' in the logs; with a full cache, lookup.full-cache.max-staleness "
+            "says how old an answer may become.",
+            urgent=True,
+        )
+    if values["staleServedCount"]:
+        yield Hint(
+            f"{values['staleServedCount']:,} answers came from a version that could not be renewed in time.",
+            "Mend the store or the writer of the table; lookup.full-cache.on-reload-failure=FAIL refuses such answers.",
+            urgent=True,
+        )
+    if values["cacheFailureCount"] + values["blockDamagedCount"] + values["snapshotDamagedCount"]:
+        yield Hint(
+            f"The cache directory failed {values['cacheFailureCount']:,} times; {values['blockDamagedCount']:,} blocks and "
+            f"{values['snapshotDamagedCount']:,} snapshots were damaged.",
+            "Answers came from the store instead. Run 'pyspark-lookup check --repair', and look at the disk.",
+            urgent=True,
+        )
+    of_blocks = block_hit_rate(values)
+    if of_blocks is not None and of_blocks <= 0.8 and values["blockEvictedCount"] >= _ENOUGH:
+        yield Hint(
+            f"{values['blockEvictedCount']:,} blocks were removed for space, and only {of_blocks:.0%} of those asked for were there.",
+            "Raise lookup.cache.max-bytes.",
+        )
+    if values["blockRefusedCount"] >= _ENOUGH:
+        yield Hint(
+            f"{values['blockRefusedCount']:,} blocks were too large for the cache, or of files that changed moments ago.",
+            "Raise lookup.cache.max-bytes (a block may take an eighth of it), and put new files under new names.",
+        )
+    if values["snapshotReadThroughCount"]:
+        yield Hint(
+            f"{values['snapshotReadThroughCount']:,} queries read the files because the snapshot was not ready.",
+            "Warm the hosts first ('pyspark-lookup warm', pyspark_lookup.warm), or raise lookup.full-cache.build-wait.",
+        )
+    of_keys, keys = hit_rate(values), values["hitCount"] + values["missCount"]
+    if of_keys is not None and of_keys <= 0.5 and keys >= 1000:
+        yield Hint(
+            f"Only {of_keys:.0%} of the keys were answered from the cache.",
+            "Raise lookup.partial-cache.max-rows, or use lookup.cache=FULL: 'pyspark-lookup advise' says which, from a trace of keys.",
+        )
     lookups = values["lookupTimeCount"]
-    if lookups < 10 * _ENOUGH or values["hitCount"] + values["missCount"]:
-        return None
-    return Hint(
-        f"{lookups:,} lookups were made without a cache of rows (lookup.cache=NONE).",
-        "Set lookup.cache=FULL for a table that fits on local disk, PARTIAL for hot keys of a larger one.",
-    )
-
-
-def _retries(values: Mapping[str, int]) -> Hint | None:
+    if lookups >= 10 * _ENOUGH and not keys:
+        yield Hint(
+            f"{lookups:,} lookups were made without a cache of rows (lookup.cache=NONE).",
+            "Set lookup.cache=FULL for a table that fits on local disk, PARTIAL for hot keys of a larger one.",
+        )
     calls = values["ufsHeadCount"] + values["ufsListCount"] + values["ufsGetCount"]
-    if values["ufsRetryCount"] < _ENOUGH or values["ufsRetryCount"] * 20 < calls:
-        return None
-    return Hint(
-        f"{values['ufsRetryCount']:,} of {calls:,} calls to the store were repeated.",
-        "The store is slow or throttles: lookup.metadata.source=CACHE asks it less often.",
-    )
-
-
-def _lag(values: Mapping[str, int]) -> Hint | None:
+    if values["ufsRetryCount"] >= _ENOUGH and values["ufsRetryCount"] * 20 >= calls:
+        yield Hint(
+            f"{values['ufsRetryCount']:,} of {calls:,} calls to the store were repeated.",
+            "The store is slow or throttles: lookup.metadata.source=CACHE asks it less often.",
+        )
     lag = values.get("reloadLag", UNSET)
-    if lag == UNSET or lag < 86_400_000:
-        return None
-    return Hint(
-        f"What was answered from last was known to be current {lag / 3_600_000:.0f} hours ago.",
-        "If the table is still in use, look at its reloads: with CACHE, lookup.metadata.sync-interval or a reload trigger renews it.",
-    )
-
-
-_RULES: tuple[Callable[[Mapping[str, int]], Hint | None], ...] = (
-    _failing_store,
-    _stale,
-    _failing_disk,
-    _evictions,
-    _large_blocks,
-    _read_through,
-    _cold_keys,
-    _uncached_lookups,
-    _retries,
-    _lag,
-)
+    if lag != UNSET and lag >= 86_400_000:
+        yield Hint(
+            f"What was answered from last was known to be current {lag / 3_600_000:.0f} hours ago.",
+            "If the table is still in use, look at its reloads: with CACHE, lookup.metadata.sync-interval or a reload trigger renews it.",
+        )

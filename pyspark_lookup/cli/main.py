@@ -31,10 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     except click.Abort:
         click.echo("interrupted", err=True)
         code = 130
-    except OptionError as problem:
-        click.echo(f"error: {problem}", err=True)
-        code = 2
     except (PysparkLookupError, OSError) as problem:
         click.echo(f"error: {problem}", err=True)
-        code = 1
+        code = 2 if isinstance(problem, OptionError) else 1
     sys.exit(code if isinstance(code, int) else 0)

@@ -76,8 +76,7 @@ def disk_space(cache_dir: str | None) -> DiskSpace:
 
 def _cache_directory(cache_dir: str | None) -> tuple[Path, int]:
     """Where this host keeps its cache, and how many bytes of blocks at most."""
-    given = {} if cache_dir is None else {"lookup.cache.dir": cache_dir}
-    options = LookupOptions.parse({"path": "/", **given}, conf=conf_file_options())
+    options = LookupOptions.parse({"path": "/", **given_options((), cache_dir)}, conf=conf_file_options())
     return options.cache_directory(), options.cache_max_bytes
 
 
@@ -126,7 +125,6 @@ def show_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Iterabl
 
 
 def bytes_text(count: int) -> str:
-    """Bytes as people read them."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:

@@ -90,7 +90,10 @@ class HostCollector(Collector):
         yield processes
         values = host_gauges(self._disk, {"versionAsOf": UNSET}, self._clock)
         for name, doc in _OF_HOST.items():
-            yield _of_host(_gauge(name), doc, self._host, values[name])
+            gauge = GaugeMetricFamily(_gauge(name), doc, labels=("host",))
+            if values[name] != UNSET:
+                gauge.add_metric((self._host,), values[name])
+            yield gauge
 
     def _labels(self, table: TableCounts) -> tuple[str, str]:
         return table.url, self._host
@@ -99,10 +102,3 @@ class HostCollector(Collector):
 def _histogram(name: str, values: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]:
     buckets = [(f"{bound / 1000:g}", below) for bound, below in zip(BOUNDS_MS, up_to(values, name), strict=True)]
     return [*buckets, ("+Inf", values[f"{name}Count"])], values[f"{name}Micros"] / 1e6
-
-
-def _of_host(name: str, doc: str, host: str, value: int) -> Metric:
-    gauge = GaugeMetricFamily(name, doc, labels=("host",))
-    if value != UNSET:
-        gauge.add_metric((host,), value)
-    return gauge

@@ -8,6 +8,7 @@ import math
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
@@ -26,8 +27,7 @@ _STALE_S, _SLOW_MS = 60.0, 10.0
 _WIDTH, _HEIGHT = 600.0, 90.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Bar:
+class _Bar(NamedTuple):
     """A reload in the timeline: its place in the drawing, and what is to be said of it."""
 
     x: float
@@ -38,8 +38,7 @@ class _Bar:
     says: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Timeline:
+class _Timeline(NamedTuple):
     bars: Sequence[_Bar]
     begins: str
     ends: str
@@ -63,9 +62,12 @@ class _Shown:
     hints: Sequence[Hint]
     timeline: _Timeline | None
 
+    @property
+    def size(self) -> int:
+        return self.counts.values["numCachedBytes"]
 
-@dataclasses.dataclass(frozen=True)
-class _Finding:
+
+class _Finding(NamedTuple):
     """A line of the overview: tables to look at first, each with what is to be said of it."""
 
     title: str
@@ -101,23 +103,10 @@ def report(disk: Disk, clock: HostClock) -> str:
 def _overview(shown: Sequence[_Shown]) -> list[_Finding]:
     """What fails, then what is stale, slow and large, the worst first."""
     ranked: list[tuple[str, list[tuple[float, _Shown, str]]]] = [
-        ("Failing", [(float(len(table.failing)), table, table.failing) for table in shown if table.failing]),
-        (
-            "Stale",
-            [(lag, table, f"{_duration(lag)} old") for table in shown if (lag := table.lag_s or 0.0) >= _STALE_S],
-        ),
-        (
-            "Slow",
-            [(slow, table, _ms(slow)) for table in shown if (slow := table.slow_ms or 0.0) > _SLOW_MS],
-        ),
-        (
-            "Large",
-            [
-                (float(size), table, _size(size))
-                for table in shown
-                if (size := table.counts.values["numCachedBytes"]) > 0
-            ],
-        ),
+        ("Failing", [(len(table.failing), table, table.failing) for table in shown if table.failing]),
+        ("Stale", [(lag, table, f"{_duration(lag)} old") for table in shown if (lag := table.lag_s or 0) >= _STALE_S]),
+        ("Slow", [(slow, table, _ms(slow)) for table in shown if (slow := table.slow_ms or 0) > _SLOW_MS]),
+        ("Large", [(size, table, _size(size)) for table in shown if (size := table.size) > 0]),
     ]
     found = []
     for title, tables in ranked:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -22,29 +24,29 @@ from pyspark_lookup.cli.output import (
 from pyspark_lookup.engine.lookup_table import LookupTable
 
 
-def _of_table(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command of a table: its path, its options."""
-    return click.argument("path")(OPTION(CACHE_DIR(JSON(command))))
+def _of_table(command: Callable[..., Any], more: Mapping[str, str] = MappingProxyType({})) -> Callable[..., Any]:
+    """A command of a table, which it gets opened: its path, its options, and `more` of them."""
 
+    @functools.wraps(command)
+    def run(path: str, options: tuple[str, ...], cache_dir: str | None, **arguments: Any) -> None:
+        with LookupTable(path, {**more, **given_options(options, cache_dir)}) as table:
+            command(table, **arguments)
 
-def _table(path: str, options: tuple[str, ...], cache_dir: str | None, **more: str) -> LookupTable:
-    return LookupTable(path, {**more, **given_options(options, cache_dir)})
+    return click.argument("path")(OPTION(CACHE_DIR(JSON(run))))
 
 
 @click.command()
 @_of_table
-def describe(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+def describe(table: LookupTable, as_json: bool) -> None:
     """What the table is: columns, version, files, bytes, and of a managed one its log."""
-    with _table(path, options, cache_dir) as table:
-        show(table.describe(), as_json)
+    show(table.describe(), as_json)
 
 
 @click.command()
 @_of_table
-def versions(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+def versions(table: LookupTable, as_json: bool) -> None:
     """The versions this host knows; of a managed table, all that its log has."""
-    with _table(path, options, cache_dir) as table:
-        rows = table.versions()
+    rows = table.versions()
     short = ("version", "committed_at", "operation", "write_id", "files_added", "rows_added")
     plain = ("digest", "resolved_at", "files", "bytes")
     show_rows(rows, as_json, short if rows and rows[0]["operation"] else plain)
@@ -52,25 +54,17 @@ def versions(path: str, options: tuple[str, ...], cache_dir: str | None, as_json
 
 @click.command()
 @_of_table
-def files(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+def files(table: LookupTable, as_json: bool) -> None:
     """The files of the current version."""
-    with _table(path, options, cache_dir) as table:
-        rows = table.files()
-    show_rows(rows, as_json, ("url", "size", "modified_at", "write_id", "rows"))
+    show_rows(table.files(), as_json, ("url", "size", "modified_at", "write_id", "rows"))
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # a key may be -1
-@click.argument("path")
+@_of_table
 @click.argument("keys", nargs=-1, required=True)
-@OPTION
-@CACHE_DIR
-@JSON
-def get(path: str, keys: tuple[str, ...], options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
     """The rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
-    with _table(path, options, cache_dir) as table:
-        names = table.keys
-        asked = typed_keys(keys, names, table.schema, "KEYS")
-        found = table.get_many(asked)
+    found = table.get_many(typed_keys(keys, table.keys, table.schema, "KEYS"))
     known = set(found.column("key_index").to_pylist())
     show_rows(found.drop_columns(["key_index"]).to_pylist(), as_json)
     missing = [key for place, key in enumerate(keys) if place not in known]
@@ -80,12 +74,11 @@ def get(path: str, keys: tuple[str, ...], options: tuple[str, ...], cache_dir: s
 
 
 @click.command()
-@_of_table
-def warm(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+@functools.partial(_of_table, more={"lookup.cache": "FULL"})
+def warm(table: LookupTable, as_json: bool) -> None:
     """Load the table's current version into this host's full cache now, with a progress bar."""
-    with _table(path, options, cache_dir, **{"lookup.cache": "FULL"}) as table:
-        version = table.warm()
-        metrics = table.metrics()
+    version = table.warm()
+    metrics = table.metrics()
     rows, size = metrics["numCachedRecords"], metrics["numCachedBytes"]
     if as_json:
         show({"version": version, "rows": rows, "bytes": size}, as_json)
@@ -95,24 +88,20 @@ def warm(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bo
 
 @click.command()
 @_of_table
-def compact(path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool) -> None:
+def compact(table: LookupTable, as_json: bool) -> None:
     """Compact a managed table's small writes into files in the order of the keys."""
-    with _table(path, options, cache_dir) as table:
-        before = len(table.files())
-        position = table.compact()
-        show({"position": position, "files_before": before, "files": len(table.files())}, as_json)
+    before = len(table.files())
+    position = table.compact()
+    show({"position": position, "files_before": before, "files": len(table.files())}, as_json)
 
 
 @click.command()
 @_of_table
 @click.option("--older-than", default="7 d", show_default=True, help="Keep what a version of this time needs.")
 @click.option("--force", is_flag=True, help="Also for less than 7 days, if nothing reads or writes the table now.")
-def vacuum(
-    path: str, options: tuple[str, ...], cache_dir: str | None, as_json: bool, older_than: str, force: bool
-) -> None:
+def vacuum(table: LookupTable, as_json: bool, older_than: str, force: bool) -> None:
     """Remove the files of a managed table that no version needs any more."""
-    with _table(path, options, cache_dir) as table:
-        show(table.vacuum(older_than, force), as_json)
+    show(table.vacuum(older_than, force), as_json)
 
 
 COMMANDS = (describe, versions, files, get, warm, compact, vacuum)

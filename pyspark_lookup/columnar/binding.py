@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import PredicateError
-from pyspark_lookup.columnar.predicate import Compare, Constant, In, Predicate
+from pyspark_lookup.columnar.predicate import Compare, Constant, In, IsNull, NullSafeEqual, Predicate
 
 
 def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
@@ -27,13 +27,23 @@ def bind_compare(field: pa.Field, op: str, value: Any) -> Predicate:
     if scale is not None and isinstance(value, float):
         return Compare(field.name, op, value)  # Spark compares both as double
     if scale is not None and isinstance(value, (int, decimal.Decimal)) and not isinstance(value, bool):
-        if pa.types.is_integer(kind) and _compared_as_decimal(value):
-            beyond = _beyond(kind, decimal.Decimal(value))
-            if beyond and op in ("<", "<=", ">", ">="):
+        # With a point, or too large for a BIGINT, it is a DECIMAL to Spark.
+        is_decimal = isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
+        if pa.types.is_integer(kind) and is_decimal and op in ("<", "<=", ">", ">="):
+            bound = 1 << (kind.bit_width - 1)
+            if not -bound <= decimal.Decimal(value) <= bound - 1:
                 # Spark's DecimalPrecision rule makes this a constant: of rows that are null as well.
-                return Constant(op.startswith("<") == (beyond > 0))
+                return Constant(op.startswith("<") == (value > 0))
         return _bind_exact(field, op, decimal.Decimal(value), scale)
     return Compare(field.name, op, _coerce(field, value))
+
+
+def bind_null_safe(field: pa.Field, value: Any) -> Predicate:
+    """`field <=> value`; a value outside the column's domain equals no row, null rows included."""
+    if value is None:
+        return IsNull(field.name)
+    bound = bind_compare(field, "=", value)
+    return NullSafeEqual(field.name, bound.value) if isinstance(bound, Compare) else Constant(False)
 
 
 def bind_in(field: pa.Field, values: list[Any]) -> Predicate:
@@ -57,17 +67,6 @@ def _exact_scale(kind: pa.DataType) -> int | None:
     if pa.types.is_integer(kind):
         return 0
     return int(kind.scale) if pa.types.is_decimal(kind) else None
-
-
-def _compared_as_decimal(value: int | decimal.Decimal) -> bool:
-    """Whether a numeric literal is a DECIMAL to Spark: with a point, or too large for a BIGINT."""
-    return isinstance(value, decimal.Decimal) or not -(2**63) <= value < 2**63
-
-
-def _beyond(kind: pa.DataType, value: decimal.Decimal) -> int:
-    """1 if `value` is above every value of an integer type, -1 if below, else 0."""
-    bound = 1 << (kind.bit_width - 1)
-    return 1 if value > bound - 1 else -1 if value < -bound else 0
 
 
 def _bind_exact(field: pa.Field, op: str, value: decimal.Decimal, scale: int) -> Predicate:
@@ -120,11 +119,8 @@ def _coerce(field: pa.Field, value: Any) -> Any:
     kind = field.type
     if pa.types.is_floating(kind) and isinstance(value, (int, float, decimal.Decimal)) and not isinstance(value, bool):
         return float(value)
-    if pa.types.is_string(kind) and isinstance(value, str):
-        return value
-    if pa.types.is_binary(kind) and isinstance(value, bytes):
-        return value
-    if pa.types.is_boolean(kind) and isinstance(value, bool):
+    alike = ((pa.types.is_string, str), (pa.types.is_binary, bytes), (pa.types.is_boolean, bool))
+    if any(test(kind) and isinstance(value, python) for test, python in alike):
         return value
     if pa.types.is_date(kind):
         if isinstance(value, str):
@@ -160,8 +156,6 @@ def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
 
 # What Spark and every Python read alike; Spark takes more spellings, other ones Python would.
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-
-
 _TIMESTAMP = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)? ?(Z|UTC|[+-]\d\d:\d\d)?)?", re.ASCII
 )

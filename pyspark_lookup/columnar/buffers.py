@@ -38,7 +38,6 @@ class ColumnSizes:
         self.children = [ColumnSizes(f"{name}.{number}", child) for number, child in enumerate(child_types(kind))]
 
     def add(self, array: pa.Array) -> None:
-        """Count the rows of a piece."""
         self.rows += len(array)
         self.nulls += array.null_count
         if is_bytes(self.kind):
@@ -96,7 +95,6 @@ class ColumnWriter:
         self._children = [ColumnWriter(child, append) for child in sizes.children]
 
     def add(self, array: pa.Array) -> None:
-        """_Append a piece."""
         kind = self._sizes.kind
         if self._sizes.nulls:
             self._valid.append(bits_of(array.is_valid()))
@@ -124,7 +122,7 @@ class ColumnWriter:
         self._end, self._started = int(moved[-1]), 1
 
     def finish(self) -> None:
-        """_Append what is known only at the end: bits, and the offset of a column without rows."""
+        """Append what is known only at the end: bits, and the offset of a column without rows."""
         if self._valid:
             self._append(f"{self._name}.valid", np.packbits(np.concatenate(self._valid), bitorder="little"))
         if self._bits:

@@ -125,12 +125,7 @@ class IndexBuilder:
         self._hashes: list[Numbers] = []
         self._first: list[Numbers] = []
         self._keys = self.rows = 0
-        self._fullest = 0
-
-    @property
-    def fullest_bucket(self) -> int:
-        """Keys in the fullest bucket so far."""
-        return self._fullest
+        self.fullest_bucket = 0  # keys in it, so far
 
     def add(self, order: Order, keys: Keys) -> None:
         """The next rows: `order` of `keys`, whose hashes are above all before."""
@@ -149,7 +144,7 @@ class IndexBuilder:
             # One place up: the running sum then gives where each bucket starts.
             at = buckets[begins].astype(np.int64) + 1
             self._buckets[at] += lengths
-            self._fullest = max(self._fullest, int(self._buckets[at].max()))
+            self.fullest_bucket = max(self.fullest_bucket, int(self._buckets[at].max()))
         if self._wide:
             self._hashes.append(order.hashes)
         self._first.append((order.first + self.rows).astype(self._count))
@@ -161,8 +156,8 @@ class IndexBuilder:
 
         Raises SkewedError if a bucket is too full and `strict`; else it is slower to probe, and as right.
         """
-        if strict and self._fullest > BUCKET_AT_MOST:
-            raise SkewedError(f"{self._fullest} keys in one bucket")
+        if strict and self.fullest_bucket > BUCKET_AT_MOST:
+            raise SkewedError(f"{self.fullest_bucket} keys in one bucket")
         found: dict[str, Numbers] = {}
         if self._slots is not None:
             found["slots"] = self._slots

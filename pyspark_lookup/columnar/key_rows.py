@@ -44,7 +44,6 @@ class RowIndex:
         self._index = KeyIndex(builder.arrays(strict=False), [pc.take(array, indices) for array in stored], 0)
 
     def match(self, keys: Keys) -> Matches:
-        """Which rows have which of the keys, as `match_rows` says it."""
         matches = self._index.probe(keys, keys.hashes(SEED))
         return Matches(matches.keys, self._rows[matches.rows])
 
@@ -57,7 +56,6 @@ def rows_at(rows: pa.Table, matches: Matches, schema: pa.Schema) -> pa.Table:
 
 
 def key_numbers(rows: pa.Table) -> Numbers:
-    """The column `KEY_INDEX` of some rows."""
     column = one_array(rows.column(KEY_INDEX))
     return np.frombuffer(column.buffers()[1] or b"", np.int64, column.offset + len(column))[column.offset :]
 

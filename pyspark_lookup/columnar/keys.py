@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.base.decoding import shown
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.types import widens, without_dictionary
+from pyspark_lookup.columnar.types import is_binary, is_text, widens, without_dictionary
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,7 +39,6 @@ class Seed:
     second: int
 
     def to_json(self) -> list[int]:
-        """The seed as JSON can hold it."""
         return [self.first, self.second]
 
     @classmethod
@@ -53,7 +52,6 @@ class Seed:
 
 
 def draw_seed(rng: random.Random) -> Seed:
-    """A new seed."""
     return Seed(rng.getrandbits(64) | 1, rng.getrandbits(64) | 1)
 
 
@@ -198,10 +196,9 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
             f"keys of column {field.name!r} are {array.type}, the table's are {kind}: cast them to {kind}"
         )
     if pa.types.is_integer(kind) and pa.types.is_integer(array.type):
-        low, high = max(_lowest(kind), _lowest(array.type)), min(_highest(kind), _highest(array.type))
-        inside = pc.and_(
-            pc.greater_equal(array, _scalar(low, array.type)), pc.less_equal(array, _scalar(high, array.type))
-        )
+        (low, high), (own_low, own_high) = _bounds(kind), _bounds(array.type)
+        least, most = (pa.scalar(n, array.type) for n in (max(low, own_low), min(high, own_high)))
+        inside = pc.and_(pc.greater_equal(array, least), pc.less_equal(array, most))
         return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)
     if pa.types.is_decimal(kind):
         return array.cast(kind) if widens(array.type, kind) else _as_decimals(array, kind)
@@ -238,16 +235,11 @@ def _fitting(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays([_fitting(array.slice(0, half), kind), _fitting(array.slice(half), kind)])
 
 
-def _scalar(value: int, kind: pa.DataType) -> pa.Scalar:
-    return pa.scalar(value, kind)
-
-
-def _lowest(kind: pa.DataType) -> int:
-    return int(-(1 << (kind.bit_width - 1))) if pa.types.is_signed_integer(kind) else 0
-
-
-def _highest(kind: pa.DataType) -> int:
-    return int((1 << (kind.bit_width - pa.types.is_signed_integer(kind))) - 1)
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    """The lowest and highest value of an integer type."""
+    signed = pa.types.is_signed_integer(kind)
+    most = (1 << (kind.bit_width - signed)) - 1
+    return -most - 1 if signed else 0, most
 
 
 def _family(kind: pa.DataType) -> str:
@@ -256,14 +248,9 @@ def _family(kind: pa.DataType) -> str:
         return "exact number"
     if pa.types.is_floating(kind):
         return "float"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if is_text(kind):
         return "text"
-    if (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    ):
+    if is_binary(kind):
         return "binary"
     if pa.types.is_timestamp(kind):
         return "instant" if kind.tz is not None else "timestamp"

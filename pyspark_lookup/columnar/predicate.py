@@ -30,6 +30,11 @@ class ColumnStats:
     null_count: int | None
     rows: int
 
+    @classmethod
+    def of(cls, value: Any) -> ColumnStats:
+        """Of rows that all have one value, which may be None."""
+        return cls(value, value, int(value is None), 1)
+
     @property
     def all_null(self) -> bool:
         return self.null_count is not None and self.null_count >= self.rows
@@ -163,14 +168,13 @@ def negate(node: Predicate) -> Predicate:
             return dataclasses.replace(node, negated=not node.negated)
 
 
-def columns_of(node: Predicate) -> frozenset[str]:
+def columns_of(node: Predicate | None) -> frozenset[str]:
     """Names of the columns that a predicate looks at."""
+    if node is None:
+        return frozenset()
     if isinstance(node, (And, Or)):
         return frozenset().union(*map(columns_of, node.parts))
     return frozenset() if node.column is None else frozenset({node.column})
-
-
-# --- binding: a literal against a column's type ---------------------------------------------------
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -180,9 +184,9 @@ def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.
     """True / false / null per row: a boolean array of length `rows`. No loop per row."""
     match node:
         case And(parts):
-            return _folded(pc.and_kleene, parts, columns, rows)
+            return functools.reduce(pc.and_kleene, (evaluate(part, columns, rows) for part in parts))
         case Or(parts):
-            return _folded(pc.or_kleene, parts, columns, rows)
+            return functools.reduce(pc.or_kleene, (evaluate(part, columns, rows) for part in parts))
         case Compare(column, op, value):
             return _compare(columns[column], op, value)
         case In(column, values, has_null, negated):
@@ -204,18 +208,6 @@ def evaluate(node: Predicate, columns: Mapping[str, pa.Array], rows: int) -> pa.
         case Constant(value, column):
             same = pa.repeat(pa.scalar(value, pa.bool_()), rows)
             return pc.if_else(pc.is_valid(columns[str(column)]), same, pa.scalar(None, pa.bool_()))
-
-
-def _folded(
-    combine: Callable[[pa.Array, pa.Array], pa.Array],
-    parts: tuple[Predicate, ...],
-    columns: Mapping[str, pa.Array],
-    rows: int,
-) -> pa.Array:
-    result = evaluate(parts[0], columns, rows)
-    for part in parts[1:]:
-        result = combine(result, evaluate(part, columns, rows))
-    return result
 
 
 _KERNEL = {

@@ -20,24 +20,22 @@ from sqlglot.errors import SqlglotError
 
 from pyspark_lookup.base.decoding import UNREADABLE, shown
 from pyspark_lookup.base.errors import PredicateError, SchemaError
-from pyspark_lookup.columnar.binding import bind_compare, bind_in, digits_of, parse_date, parse_timestamp
-from pyspark_lookup.columnar.predicate import (
-    And,
-    Compare,
-    Constant,
-    IsNull,
-    NullSafeEqual,
-    Or,
-    Predicate,
-    StartsWith,
-    negate,
+from pyspark_lookup.columnar.binding import (
+    bind_compare,
+    bind_in,
+    bind_null_safe,
+    digits_of,
+    parse_date,
+    parse_timestamp,
 )
+from pyspark_lookup.columnar.predicate import And, Constant, IsNull, Or, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.types import resolve_names
 
 _COMPARE = {"eq": "=", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}  # sqlglot's node names
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _ESCAPES = "ntrb%_'\\"  # those that every sqlglot reads as Spark does
 _PLAIN = frozenset({"this", "expression", "expressions", "low", "high", "to", "is_string"})
+_OF_SELECT = frozenset({"expressions", "from", "from_", "where", "kind"})
 _INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
 _TIMESTAMPS = ("TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPLTZ", "TIMESTAMPNTZ")
 _NUMBERS = (int, float, decimal.Decimal)
@@ -76,13 +74,7 @@ def _parsed_where(text: str, schema: pa.Schema) -> Predicate:
         raise PredicateError(f"option lookup.where = {text!r} does not parse: {str(problem).splitlines()[0]}") from None
     select = statements[0] if len(statements) == 1 else None
     where = select.args.get("where") if isinstance(select, exp.Select) else None
-    extra = {k for k, v in (select.args if select else {}).items() if v} - {
-        "expressions",
-        "from",
-        "from_",
-        "where",
-        "kind",
-    }
+    extra = {k for k, v in (select.args if select else {}).items() if v} - _OF_SELECT
     if where is None or extra or not isinstance(where.this, exp.Paren):
         raise PredicateError(f"option lookup.where = {text!r}: expected one predicate, without the word WHERE")
     return _Binder(schema).predicate(where.this.this)
@@ -110,12 +102,12 @@ class _Binder:
         if isinstance(node, exp.Null):
             return Constant(None)
         if isinstance(node, exp.Column):
-            field = self.column(node)
-            return bind_compare(field, "=", True)
+            return bind_compare(self.column(node), "=", True)
         if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
             return IsNull(self.column(node.this).name)
         if isinstance(node, exp.NullSafeEQ):
-            return self._null_safe(node)
+            field, _, value = self._sides(node, "=")
+            return bind_null_safe(field, value)
         if (comparison := _COMPARE.get(node.key)) is not None:
             field, op, value = self._sides(node, comparison)
             return bind_compare(field, op, value)
@@ -136,15 +128,6 @@ class _Binder:
         if isinstance(_bare(right), exp.Column):
             return self.column(right), _FLIPPED[op], self.value(left)
         raise self._unsupported(node)
-
-    def _null_safe(self, node: exp.Expression) -> Predicate:
-        field, _, value = self._sides(node, "=")
-        if value is None:
-            return IsNull(field.name)
-        bound = bind_compare(field, "=", value)
-        if isinstance(bound, Compare):
-            return NullSafeEqual(field.name, bound.value)
-        return Constant(False)  # a value outside the column's domain equals no row, null rows included
 
     def _like(self, node: exp.Expression) -> Predicate:
         field, pattern = self.column(node.this), self.value(node.expression)

@@ -24,6 +24,13 @@ _UNSIGNED = {
 }
 _NOTHING = pa.string()
 _INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+_LISTS = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 _INT_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 
 
@@ -36,14 +43,9 @@ def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataTyp
         return spark_type(kind.storage_type, nothing)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return spark_type(kind.value_type, nothing)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if is_text(kind):
         return pa.string()
-    if (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    ):
+    if is_binary(kind):
         return pa.binary()
     if kind in _UNSIGNED:
         return _UNSIGNED[kind]
@@ -61,29 +63,43 @@ def spark_type(kind: pa.DataType, nothing: pa.DataType = _NOTHING) -> pa.DataTyp
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_null(kind):
         return nothing
-
-    def child(name: str, kind: pa.DataType) -> pa.Field:
-        return pa.field(name, spark_type(kind, nothing), nullable=True)
-
-    if pa.types.is_map(kind):
-        return pa.map_(spark_type(kind.key_type, nothing), child("value", kind.item_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([child(field.name, field.type) for field in kind])
-    if _is_any_list(kind):
-        return pa.list_(child("element", kind.value_type))
+    shape, parts = parts_of(kind)
+    if shape is not None:
+        return with_parts(kind, [spark_type(part, nothing) for part in parts])
     if pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return kind
     raise SchemaError(f"type {kind} has no counterpart in Spark")
 
 
-def _is_any_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    )
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are texts, however they are laid out."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether values are bytes, however they are laid out."""
+    tests = (pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return bool(pa.types.is_binary(kind) or any(test(kind) for test in tests))
+
+
+def parts_of(kind: pa.DataType) -> tuple[object, list[pa.DataType]]:
+    """(how a type is nested, the same for those nested alike; the types of its parts). (None, []) for a flat one."""
+    if pa.types.is_map(kind):
+        return "map", [kind.key_type, kind.item_type]
+    if pa.types.is_struct(kind):
+        return tuple(field.name for field in kind), [field.type for field in kind]
+    if any(test(kind) for test in _LISTS):
+        return "list", [kind.value_type]
+    return None, []
+
+
+def with_parts(kind: pa.DataType, parts: Sequence[pa.DataType]) -> pa.DataType:
+    """A type nested as `kind`, of other parts, which may be null."""
+    if pa.types.is_map(kind):
+        return pa.map_(parts[0], pa.field("value", parts[1]))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, part) for field, part in zip(kind, parts, strict=True)])
+    return pa.list_(pa.field("element", parts[0]))
 
 
 def spark_schema(schema: pa.Schema, origin: str) -> pa.Schema:
@@ -134,14 +150,8 @@ def converts(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _each_part(one: pa.DataType, other: pa.DataType, holds: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
     """Whether both are nested alike, and it holds for each part of `one` and its counterpart; False for flat types."""
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return holds(one.value_type, other.value_type)
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        return holds(one.key_type, other.key_type) and holds(one.item_type, other.item_type)
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        same = [field.name for field in one] == [field.name for field in other]
-        return same and all(holds(a.type, b.type) for a, b in zip(one, other, strict=True))
-    return False
+    (shape, parts), (other_shape, others) = parts_of(one), parts_of(other)
+    return shape is not None and shape == other_shape and all(map(holds, parts, others))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -193,18 +203,11 @@ def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return other
     if widens(other, one):
         return one
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        parts = [_united(one.value_type, other.value_type)]
-        return None if None in parts else pa.list_(pa.field("element", parts[0]))
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        parts = [_united(one.key_type, other.key_type), _united(one.item_type, other.item_type)]
-        return None if None in parts else pa.map_(parts[0], pa.field("value", parts[1]))
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        names = [field.name for field in one]
-        parts = [_united(a.type, b.type) for a, b in zip(one, other, strict=False)]
-        same = names == [field.name for field in other] and None not in parts
-        return pa.struct(list(zip(names, parts, strict=True))) if same else None
-    return None
+    (shape, parts), (other_shape, others) = parts_of(one), parts_of(other)
+    if shape is None or shape != other_shape:
+        return None
+    united = list(map(_united, parts, others))
+    return None if None in united else with_parts(one, united)
 
 
 def check_readable(
@@ -228,7 +231,7 @@ def check_readable(
 
 
 def resolve_names(wanted: Sequence[str], schema: pa.Schema, option: str) -> list[str]:
-    """The schema's spelling of each wanted column, ignoring letter case as Spark does.
+    """The spelling of each wanted column in a schema, of Arrow or of Spark, ignoring letter case as Spark does.
 
     Raises SchemaError naming the option and the table's columns for an unknown one.
     """

@@ -30,8 +30,7 @@ from pyspark_lookup.engine.planner import keys_of
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.scan.batches import coalesced
-from pyspark_lookup.scan.contract import all_columns
+from pyspark_lookup.scan.contract import all_columns, coalesced
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import TableVersion

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from pyspark_lookup.columnar.predicate import columns_of
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
@@ -23,8 +22,7 @@ class ReadPlan:
     @property
     def needed(self) -> list[str]:
         """The columns that it takes to answer: those of the answer, and those that its predicate tests."""
-        tested = columns_of(self.projection.predicate) if self.projection.predicate is not None else frozenset()
-        return list(dict.fromkeys([*self.projection.columns.names, *sorted(tested)]))
+        return self.projection.needed
 
 
 @dataclasses.dataclass(frozen=True)

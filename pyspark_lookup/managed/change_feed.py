@@ -22,8 +22,7 @@ from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.stores import DELETE_FILE, FileVersion
 from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.scan.batches import matching_rows
-from pyspark_lookup.scan.contract import Files
+from pyspark_lookup.scan.contract import Files, matching_rows
 from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile
 from pyspark_lookup.table.log import Change, Definition, TableState, TableWrite, WriteMode
 from pyspark_lookup.table.log_source import managed_version, version_of_file
@@ -166,7 +165,7 @@ def changed_rows(
     SourceChangedError if a file is gone.
     """
     shown = {name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION)}
-    tested = columns_of(wanted) if wanted is not None else frozenset[str]()
+    tested = columns_of(wanted)
     needed = {*shown, *tested, *(key for task in tasks for key in task.keys)}
     parts = [_Changes(files, task, needed) for task in tasks]
     together = [part for part in parts if part.takes]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark_lookup.base.decoding import UNREADABLE, text_of
 from pyspark_lookup.base.errors import OptionError, SchemaError
@@ -37,17 +37,6 @@ def table_options(schema: StructType) -> dict[str, str]:
     )
     if text is None:
         return {}
-    _check_names(schema)
-    return _options_of(text)
-
-
-def mark_of(field: StructField) -> tuple[str, str]:
-    """(a table's mark, the column's name when the table was created)."""
-    mark, _, name = str((field.metadata or {}).get(MARK_METADATA, "")).partition(":")
-    return mark, name
-
-
-def _check_names(schema: StructType) -> None:
     for field in schema:
         mark, name = mark_of(field)
         if mark and name != field.name:
@@ -55,9 +44,6 @@ def _check_names(schema: StructType) -> None:
                 f"column {field.name!r} is {name!r} in the table: ALTER TABLE … RENAME COLUMN changes the catalog only. Rename it "
                 f"back, and read it under its new name from a view: CREATE VIEW … AS SELECT {name} AS {field.name}, …"
             )
-
-
-def _options_of(text: Any) -> dict[str, str]:
     try:
         return {text_of(key): text_of(value) for key, value in json.loads(text).items()}
     except UNREADABLE as problem:
@@ -65,6 +51,12 @@ def _options_of(text: Any) -> dict[str, str]:
             f"this table's options, which its schema in the catalog carries, cannot be read ({type(problem).__name__}): create "
             "the table anew"
         ) from None
+
+
+def mark_of(field: StructField) -> tuple[str, str]:
+    """(a table's mark, the column's name when the table was created)."""
+    mark, _, name = str((field.metadata or {}).get(MARK_METADATA, "")).partition(":")
+    return mark, name
 
 
 def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], StructType | None]:
@@ -108,6 +100,11 @@ def _is_at(place: str, path: str, warehouse: str) -> bool:
     if place == path or place.startswith(f"{warehouse}/"):
         return True
     return is_local(path) and place == os.path.normpath(os.path.join(warehouse, os.path.relpath(path)))
+
+
+def absolute_path(path: str) -> str:
+    """A path that other directories, as those of workers, understand."""
+    return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
 
 
 def comparable_path(path: str) -> str:

@@ -18,37 +18,28 @@ _SECRET = re.compile(
 )
 
 
-def looks_secret(key: str) -> bool:
+def redact(key: str, value: object) -> str:
+    """`value` as text fit for a message: hidden if it is a credential, or JSON with one inside; without those in URLs."""
+    stack: list[Any] = [{key: value if isinstance(value, (dict, list)) else storage_value(value)}]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            if any(map(_looks_secret, item)):
+                return "[redacted]"
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item
+    return without_credentials(str(value))
+
+
+def _looks_secret(key: str) -> bool:
     """Whether an option's name says that its value is a credential."""
     return key not in ("lookup.keys", "lookup.key") and _SECRET.search(key.lower()) is not None
-
-
-def redact(key: str, value: object) -> str:
-    """`value` as text fit for a message: hidden if it is or holds a credential, without those in URLs."""
-    if holds_secret(key, value):
-        return "[redacted]"
-    return without_credentials(str(value))
 
 
 def tells_secret(key: str, value: object) -> bool:
     """Whether an option is or holds a credential, one in a URL among them."""
     return redact(key, value) != str(value)
-
-
-def holds_secret(key: str, value: object) -> bool:
-    """Whether an option is a credential, or a JSON value (or its text) with one somewhere inside."""
-    if looks_secret(key):
-        return True
-    stack = [value if isinstance(value, (dict, list)) else storage_value(value)]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            if any(map(looks_secret, item)):
-                return True
-            stack += item.values()
-        elif isinstance(item, list):
-            stack += item
-    return False
 
 
 def storage_value(text: object) -> Any:

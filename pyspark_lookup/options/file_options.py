@@ -6,9 +6,19 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from pyspark_lookup.columnar.ddl import parse_columns
-from pyspark_lookup.options.declaring import BOOLEAN, DURATION, NAMES, Kind, choice, option
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnBusy
-from pyspark_lookup.options.parsing import parse_character, parse_encoding, parse_quote, parse_text
+from pyspark_lookup.options.parsing import (
+    BOOLEAN,
+    DURATION,
+    NAMES,
+    Kind,
+    choice,
+    option,
+    parse_character,
+    parse_encoding,
+    parse_quote,
+    parse_text,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class FileOptions:
-    """See `LookupOptions`, of which these are a part."""
-
     # fmt: off
     path: str = option(
         "path", Kind("string", parse_text), "",
@@ -96,7 +104,6 @@ class FileOptions:
 
     @property
     def csv(self) -> CsvOptions:
-        """How CSV files are written."""
         return CsvOptions(
             *(getattr(self, field.name) for field in dataclasses.fields(FileOptions) if field.name.startswith("csv_"))
         )

@@ -8,15 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.options.declaring import COUNT, GIB, MIB, MOST, Kind, choice, option, size
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.options.parsing import parse_text
+from pyspark_lookup.options.parsing import COUNT, GIB, MIB, MOST, Kind, choice, option, parse_text, size
 
 
 @dataclasses.dataclass(frozen=True)
 class HostOptions:
-    """See `LookupOptions`, of which these are a part."""
-
     # fmt: off
     cache: CacheMode = option(
         "lookup.cache", choice(CacheMode), CacheMode.NONE,

@@ -14,15 +14,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.options.cache_options import (
+    FULL,
+    PARTIAL,
+    FullCacheOptions,
+    PartialCacheOptions,
+    check_full_cache,
+    check_partial_cache,
+)
 from pyspark_lookup.options.conf_file import STORAGE, redact, storage_value, tells_secret
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.file_options import FileOptions
-from pyspark_lookup.options.full_cache_options import FULL, FullCacheOptions, check_full_cache
 from pyspark_lookup.options.host_options import HostOptions
-from pyspark_lookup.options.partial_cache_options import PARTIAL, PartialCacheOptions, check_partial_cache
 from pyspark_lookup.options.provider_options import PROVIDER, ProviderOptions, check_provider
-from pyspark_lookup.options.read_options import ReadOptions
-from pyspark_lookup.options.write_options import WriteOptions
+from pyspark_lookup.options.read_write_options import ReadOptions, WriteOptions
 
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
@@ -81,10 +86,7 @@ class LookupOptions(
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
                 field = _field_of(key, text if layer is not conf or key in _FIELDS else "…")
-                try:
-                    values[field.name] = field.metadata["parse"](str(text))
-                except ValueError as problem:
-                    raise OptionError(f"option {key} = {redact(key, text)!r} ({origin}): expected {problem}") from None
+                values[field.name] = _parsed(field, text, f"option {key}", f" ({origin})")
                 if layer is not conf:
                     explicit.add(key)
         values["storage"] = tuple(sorted(storage.items()))
@@ -138,10 +140,7 @@ class LookupOptions(
         values = {}
         for key, text in overrides.items():
             field = _field_of(key, text)
-            try:
-                values[field.name] = field.metadata["parse"](text)
-            except ValueError as problem:
-                raise OptionError(f"option {key} = {redact(key, text)!r}: expected {problem}") from None
+            values[field.name] = _parsed(field, text, f"option {key}")
         return dataclasses.replace(self, **values)
 
     def on_host(self, overrides: Mapping[str, str]) -> LookupOptions:
@@ -152,19 +151,13 @@ class LookupOptions(
         values: dict[str, Any] = {}
         for key, text in overrides.items():
             field = _field_of(key, text)
+            name = f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')}"
             if key not in HOST_KEYS:
                 raise OptionError(
-                    f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')}: only "
-                    f"{', '.join(sorted(HOST_KEYS))} can be set for a session; give {key} as an option of the read or table"
+                    f"{name}: only {', '.join(sorted(HOST_KEYS))} can be set for a session; give {key} as an option of the read or table"
                 )
-            if key in self.explicit:
-                continue
-            try:
-                values[field.name] = field.metadata["parse"](text)
-            except ValueError as problem:
-                raise OptionError(
-                    f"conf {SPARK_CONF_PREFIX}{key.removeprefix('lookup.')} = {text!r}: expected {problem}"
-                ) from None
+            if key not in self.explicit:
+                values[field.name] = _parsed(field, text, name)
         return dataclasses.replace(self, **values)
 
     def __repr__(self) -> str:
@@ -182,6 +175,14 @@ class LookupOptions(
 _FIELDS: dict[str, dataclasses.Field[Any]] = {
     field.metadata["key"]: field for field in dataclasses.fields(LookupOptions) if field.metadata
 }
+
+
+def _parsed(field: dataclasses.Field[Any], text: object, name: str, origin: str = "") -> Any:
+    try:
+        return field.metadata["parse"](str(text))
+    except ValueError as problem:
+        shown = redact(field.metadata["key"], text)
+        raise OptionError(f"{name} = {shown!r}{origin}: expected {problem}") from None
 
 
 def _refuse_secret(key: str, text: object, allowed: bool) -> None:
@@ -216,24 +217,22 @@ def is_local(path: str) -> bool:
     return "://" not in path or path.startswith(("file:", "local:"))
 
 
-def _says(layer: Mapping[str, str], key: str, value: str) -> bool:
-    return any(k.lower() == key and str(text).strip().upper() == value for k, text in layer.items())
-
-
 def _retracted(layer: Mapping[str, str]) -> set[str]:
     """Options of lower layers that lose their meaning by what this layer chooses, such as an interval by UFS."""
+    chosen = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
+    cache, source = chosen.get("lookup.cache"), chosen.get("lookup.metadata.source")
     lost: set[str] = set()
-    if _says(layer, "lookup.cache", "NONE") or _says(layer, "lookup.cache", "PARTIAL"):
+    if cache in ("NONE", "PARTIAL"):
         lost |= {key for key in _FIELDS if key.startswith(FULL)}
-    if _says(layer, "lookup.cache", "NONE") or _says(layer, "lookup.cache", "FULL"):
+    if cache in ("NONE", "FULL"):
         lost |= {key for key in _FIELDS if key.startswith(PARTIAL)}
-    if _says(layer, "lookup.cache", "FULL"):
+    if cache == "FULL":
         lost.add("lookup.metadata.sync-interval")
-    if _says(layer, "lookup.metadata.source", "UFS"):
+    if source == "UFS":
         lost |= {"lookup.metadata.sync-interval", FULL + "on-reload-failure", FULL + "max-staleness"}
-    if _says(layer, "lookup.metadata.source", "CACHE"):
+    if source == "CACHE":
         lost.add(FULL + "build-wait")
-    return lost - {key.lower() for key in layer}
+    return lost - chosen.keys()
 
 
 def merged_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:

@@ -1,16 +1,21 @@
-"""Texts of options as values: each parser returns one, or raises ValueError saying what was expected."""
+"""How options are declared, and their texts as values: each parser returns one, or raises ValueError saying what was expected."""
 
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import difflib
 import enum
+import importlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+from pyspark_lookup.base.errors import OptionError, cause_of
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.options.enums import ReloadStrategy, StreamStart
+
+T = TypeVar("T")
 
 _DURATION_UNIT_S = {
     "ms": 1e-3, "milli": 1e-3, "millis": 1e-3, "millisecond": 1e-3, "milliseconds": 1e-3,
@@ -58,27 +63,13 @@ def parse_sync_interval_s(text: str) -> float:
         raise ValueError("-1 (never), 0 (always) or a duration such as '5 min'") from None
 
 
-def bounded_bytes(low: int, high: int) -> Callable[[str], int]:
+def whole_number(low: int, high: int, expected: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = parse_bytes(text)
-        if not low <= value <= high:
-            raise ValueError(f"a size between {low} and {high} bytes")
-        return value
+        if not re.fullmatch(r"\d{1,19}", text.strip()) or not low <= int(text) <= high:
+            raise ValueError(expected)
+        return int(text)
 
     return parse
-
-
-def parse_count(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text.strip()):
-        raise ValueError("a whole number, 0 or more")
-    return int(text)
-
-
-def parse_long(text: str) -> int:
-    """A count up to 2^63 - 1, which says that there is no bound."""
-    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) >= 2**63:
-        raise ValueError(f"a whole number, 0 to {2**63 - 1}")
-    return int(text)
 
 
 def parse_boolean(text: str) -> bool:
@@ -109,23 +100,6 @@ def parse_text(text: str) -> str:
     return text.strip()
 
 
-def choice_of(kind: type[enum.Enum]) -> Callable[[str], Any]:
-    """One of an enum's values, in any letter case (as Flink parses them)."""
-
-    def parse(text: str) -> enum.Enum:
-        for member in kind:
-            if member.value.lower() == text.strip().lower():
-                return member
-        choices = [str(member.value) for member in kind]
-        near = difflib.get_close_matches(text.strip(), choices, 1, 0.4) or difflib.get_close_matches(
-            text.strip().upper(), choices, 1, 0.4
-        )
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"one of {', '.join(choices)}{hint}")
-
-    return parse
-
-
 def parse_character(text: str) -> str:
     """One character, a tab also as `\\t`."""
     found = "\t" if text == "\\t" else text
@@ -135,7 +109,6 @@ def parse_character(text: str) -> str:
 
 
 def parse_quote(text: str) -> str:
-    """One character, or nothing."""
     return parse_character(text) if text else ""
 
 
@@ -157,18 +130,21 @@ def parse_factory(text: str) -> str:
     return text.strip()
 
 
-def parse_positive_count(text: str) -> int:
-    count = parse_count(text)
-    if count < 1:
-        raise ValueError("a whole number, 1 or more")
-    return count
-
-
-def parse_position(text: str) -> int:
-    """A position in the log of a managed table."""
-    if not re.fullmatch(r"0*[1-9]\d{0,17}", text.strip()):
-        raise ValueError("a position in the table's log, 1 or more, as LookupTable.versions() lists them")
-    return int(text)
+def make(option: str, name: str, argument: Any, kind: type[T]) -> T:
+    """What the factory `name` makes of `argument`. Raises OptionError if it cannot be imported or called, or makes no `kind`."""
+    module, _, path = name.partition(":")
+    try:
+        factory: Any = importlib.import_module(module)
+        for part in path.split("."):
+            factory = getattr(factory, part)
+        made = factory(argument)
+    except OptionError:
+        raise
+    except Exception as problem:  # whatever a user's module does when it is imported or called
+        raise OptionError(f"option {option} = {name!r} cannot be made: {problem!r}") from cause_of(problem)
+    if not isinstance(made, kind):
+        raise OptionError(f"option {option} = {name!r} returned {made!r}: return a {kind.__name__}")
+    return made
 
 
 def parse_positive_duration_s(text: str) -> float:
@@ -176,12 +152,6 @@ def parse_positive_duration_s(text: str) -> float:
     if seconds <= 0:
         raise ValueError("a duration greater than zero, such as '5 min'")
     return seconds
-
-
-def parse_days(text: str) -> int:
-    if not re.fullmatch(r"\d{1,5}", text.strip()) or int(text) < 1:
-        raise ValueError("a whole number of days, at least 1 day and at most 99999")
-    return int(text)
 
 
 def parse_name(text: str) -> str:
@@ -214,14 +184,12 @@ def parse_write_ids(text: str) -> str:
 
 
 def parse_stream_start(text: str) -> StreamStart | int:
-    """Where a stream of changes begins."""
     if re.fullmatch(r"[0-9]{1,18}", text.strip()) and int(text) >= 1:
         return int(text)
     try:
-        found = choice_of(StreamStart)(text)
+        found: StreamStart = choice(StreamStart).parse(text)
     except ValueError:
         raise ValueError("SNAPSHOT, LATEST or a log position, such as 12") from None
-    assert isinstance(found, StreamStart)
     return found
 
 
@@ -232,6 +200,59 @@ def parse_reload_strategy(text: str) -> ReloadStrategy | str:
             return parse_factory(text)
         except ValueError:
             raise ValueError("PERIODIC, TIMED or module:factory, e.g. 'my_company.triggers:nightly'") from None
-    found = choice_of(ReloadStrategy)(text)
-    assert isinstance(found, ReloadStrategy)
+    found: ReloadStrategy = choice(ReloadStrategy).parse(text)
     return found
+
+
+class Kind(NamedTuple):
+    """What an option's text may be: what users are told, and what makes a value of it or raises ValueError."""
+
+    label: str
+    parse: Callable[[str], Any]
+
+
+BOOLEAN = Kind("boolean", parse_boolean)
+COUNT = Kind("integer", whole_number(0, 10**9 - 1, "a whole number, 0 or more"))
+POSITIVE_COUNT = Kind("integer", whole_number(1, 10**9 - 1, "a whole number, 1 or more"))
+LONG = Kind("integer", whole_number(0, 2**63 - 1, f"a whole number, 0 to {2**63 - 1}"))
+DURATION = Kind("duration", parse_duration_s)
+POSITIVE_DURATION = Kind("duration", parse_positive_duration_s)
+NAME = Kind("name", parse_name)
+NAMES = Kind("names", parse_names)
+MIB, GIB, MOST = 1024**2, 1024**3, 2**60
+
+
+def choice(of: type[enum.Enum]) -> Kind:
+    """One of an enum's values, in any letter case (as Flink parses them)."""
+    choices = [str(member.value) for member in of]
+
+    def parse(text: str) -> enum.Enum:
+        wanted = text.strip()
+        for member in of:
+            if member.value.lower() == wanted.lower():
+                return member
+        near = [word for form in (wanted, wanted.upper()) for word in difflib.get_close_matches(form, choices, 1, 0.4)]
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"one of {', '.join(choices)}{hint}")
+
+    return Kind(", ".join(choices), parse)
+
+
+def size(low: int, high: int) -> Kind:
+    """A size in bytes, within bounds."""
+
+    def parse(text: str) -> int:
+        value = parse_bytes(text)
+        if not low <= value <= high:
+            raise ValueError(f"a size between {low} and {high} bytes")
+        return value
+
+    return Kind("size", parse)
+
+
+def option(key: str, kind: Kind, default: Any, *, doc: str, shown: str = "", hashed: bool = True) -> Any:
+    """A field of `LookupOptions`. `shown`: the default as users see it, where its text is not that."""
+    if not shown and default is not None:
+        shown = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
+    metadata = {"key": key, "kind": kind.label, "parse": kind.parse, "doc": doc, "shown": shown}
+    return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)

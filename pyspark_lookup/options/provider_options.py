@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.options.conf_file import STORAGE
-from pyspark_lookup.options.declaring import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, option
 from pyspark_lookup.options.enums import RetryPredicate
-from pyspark_lookup.options.parsing import parse_factory
+from pyspark_lookup.options.parsing import POSITIVE_COUNT, POSITIVE_DURATION, Kind, choice, option, parse_factory
 
 if TYPE_CHECKING:
     from pyspark_lookup.options.lookup_options import LookupOptions
@@ -19,8 +18,6 @@ PROVIDER = "lookup.provider."
 
 @dataclasses.dataclass(frozen=True)
 class ProviderOptions:
-    """See `LookupOptions`, of which these are a part."""
-
     # fmt: off
     provider: str | None = option(
         "lookup.provider", Kind("`module:factory`", parse_factory), None,

@@ -6,6 +6,7 @@ import dataclasses
 
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.options.cache_options import FULL
 from pyspark_lookup.options.enums import CacheMode, MetadataSource
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers.provider import ProvidedTable
@@ -49,14 +50,13 @@ def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOpti
 
 
 def _check_full(options: LookupOptions, provided: ProvidedTable) -> None:
-    named = ("reload-strategy", "periodic-reload.", "timed-reload.")
-    prefix = "lookup.full-cache."
-    own = [key for key in options.explicit if key.startswith(tuple(prefix + name for name in named))]
+    named = tuple(FULL + name for name in ("reload-strategy", "periodic-reload.", "timed-reload."))
+    own = [key for key in options.explicit if key.startswith(named)]
     if provided.trigger is not None and own:
         raise OptionError(f"option {min(own)}: provider {provided.name} brings a reload trigger of its own")
     if options.metadata_source is MetadataSource.CACHE and provided.trigger is None and not options.reloads:
         raise OptionError(
-            f"Missing '{prefix}periodic-reload.interval': provider {provided.name} brings no reload trigger"
+            f"Missing '{FULL}periodic-reload.interval': provider {provided.name} brings no reload trigger"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -90,6 +90,9 @@ class AsyncKeyLookupFunction(AsyncLookupFunction):
         return pa.Table.from_pylist(rows, schema=self.schema)
 
 
+_Function = TypeVar("_Function", bound=LookupFunction | AsyncLookupFunction)
+
+
 @dataclasses.dataclass(frozen=True)
 class LookupContext:
     """What a provider is made for.
@@ -119,50 +122,34 @@ class LookupProvider:
         self.version = version
 
 
-class LookupFunctionProvider(LookupProvider):
+class _FunctionProvider(LookupProvider, Generic[_Function]):
+    def __init__(self, function: _Function, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
+        super().__init__(schema, version)
+        self.function = function
+
+
+class LookupFunctionProvider(_FunctionProvider[LookupFunction]):
     """Serves lookups through a function; what `lookup.cache` says is kept of them."""
 
-    def __init__(self, function: LookupFunction, schema: pa.Schema, version: Callable[[], str] | None = None) -> None:
-        super().__init__(schema, version)
-        self.function = function
 
-
-class AsyncLookupFunctionProvider(LookupProvider):
+class AsyncLookupFunctionProvider(_FunctionProvider[AsyncLookupFunction]):
     """Serves lookups through an asynchronous function."""
 
+
+class _CachingProvider(_FunctionProvider[_Function]):
     def __init__(
-        self, function: AsyncLookupFunction, schema: pa.Schema, version: Callable[[], str] | None = None
+        self, function: _Function, cache: LookupCache, schema: pa.Schema, version: Callable[[], str] | None = None
     ) -> None:
-        super().__init__(schema, version)
-        self.function = function
+        super().__init__(function, schema, version)
+        self.cache = cache
 
 
-class PartialCachingLookupProvider(LookupFunctionProvider):
+class PartialCachingLookupProvider(_CachingProvider[LookupFunction], LookupFunctionProvider):
     """Serves lookups through a function behind a cache of the provider's choice (lookup.cache=PARTIAL)."""
 
-    def __init__(
-        self,
-        function: LookupFunction,
-        cache: LookupCache,
-        schema: pa.Schema,
-        version: Callable[[], str] | None = None,
-    ) -> None:
-        super().__init__(function, schema, version)
-        self.cache = cache
 
-
-class PartialCachingAsyncLookupProvider(AsyncLookupFunctionProvider):
+class PartialCachingAsyncLookupProvider(_CachingProvider[AsyncLookupFunction], AsyncLookupFunctionProvider):
     """Serves lookups through an asynchronous function behind a cache of the provider's choice."""
-
-    def __init__(
-        self,
-        function: AsyncLookupFunction,
-        cache: LookupCache,
-        schema: pa.Schema,
-        version: Callable[[], str] | None = None,
-    ) -> None:
-        super().__init__(function, schema, version)
-        self.cache = cache
 
 
 class FullCachingLookupProvider(LookupProvider):

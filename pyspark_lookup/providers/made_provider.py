@@ -11,8 +11,8 @@ from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.columnar.predicate import columns_of
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, spark_schema, spark_type
-from pyspark_lookup.options.factories import make
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import make
 from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 
 PROVIDER_OPTION = "lookup.provider"
@@ -28,7 +28,13 @@ class MadeProvider:
             options.keys or (), None, dict(options.provider_options), options.path.removeprefix("file:") or None
         )
         self._provider: LookupProvider | None = self._made()
-        self.schema = self._schema_of(self._provider)
+        schema = self._provider.schema
+        if not isinstance(schema, pa.Schema):
+            raise OptionError(
+                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {schema!r}: give a pyarrow.Schema"
+            )
+        known = spark_schema(schema, f"provider {self.name}")
+        self.schema = pa.schema([(field.name, spark_type(field.type)) for field in known])
         if options.keys:
             self._narrow(options, options.keys)
 
@@ -43,15 +49,6 @@ class MadeProvider:
         if context != self._context:
             self._context = context
             self._provider = self._made()
-
-    def _schema_of(self, provider: LookupProvider) -> pa.Schema:
-        """The columns as Spark takes them. Raises OptionError if that is no schema."""
-        if not isinstance(provider.schema, pa.Schema):
-            raise OptionError(
-                f"option {PROVIDER_OPTION} = {self.name!r} has the schema {provider.schema!r}: give a pyarrow.Schema"
-            )
-        found = spark_schema(provider.schema, f"provider {self.name}")
-        return pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
 
     def _made(self) -> LookupProvider:
         return make(PROVIDER_OPTION, self.name, self._context, LookupProvider)

@@ -66,7 +66,6 @@ class ProvidedTable:
         self._returned = ReturnedRows(self.name, self.schema)
 
     def _replace(self) -> None:
-        """Have another provider in place of one that hangs."""
         self._opened = None
         self._made.replace()
 
@@ -165,11 +164,15 @@ class ProvidedTable:
             pieces = [keys.slice(start, size) for start in range(0, keys.num_rows, size)]
             at_once = self._options.async_capacity if isinstance(function, AsyncLookupFunction) else 1
 
+            async def look_up(piece: pa.Table) -> pa.Table:
+                answer = await self._tried(lambda: _awaited_of(function.lookup, piece), piece, metrics)
+                return self._returned.by_key(answer, piece, columns)
+
             async def ask() -> list[pa.Table]:
                 if self._opened is not function:
                     await self._tried(lambda: _awaited_of(function.open), keys, metrics)
                     self._opened = function
-                return await _each(pieces, lambda piece: self._attempts(function, piece, columns, metrics), at_once)
+                return await _each(pieces, look_up, at_once)
 
             # Of several at once each ends by itself; one that is called like a function has to be left.
             grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
@@ -180,17 +183,6 @@ class ProvidedTable:
             parts.append(renumbered(answer, key_numbers(answer) + start))
             start += piece.num_rows
         return pa.concat_tables(parts)
-
-    async def _attempts(
-        self,
-        function: LookupFunction | AsyncLookupFunction,
-        keys: pa.Table,
-        columns: pa.Schema,
-        metrics: CacheMetricGroup,
-    ) -> pa.Table:
-        return self._returned.by_key(
-            await self._tried(lambda: _awaited_of(function.lookup, keys), keys, metrics), keys, columns
-        )
 
     async def _tried(
         self, call: Callable[[], Coroutine[Any, Any, Any]], keys: pa.Table, metrics: CacheMetricGroup

@@ -54,20 +54,13 @@ class ReturnedRows:
         arrays = []
         for field in columns:
             column = rows.column(field.name)
+            named = f"provider {self._name}, {what}: column {field.name!r}"
             try:
-                fits = widens(spark_type(column.type), field.type) or column.null_count == len(column)
-                if fits:
-                    arrays.append(
-                        cast_column(column.combine_chunks(), field.type, field.name, f"provider {self._name}")
-                    )
+                if not widens(spark_type(column.type), field.type) and column.null_count < len(column):
+                    raise LookupFunctionError(f"{named} is {column.type}, its schema says {field.type}")
+                arrays.append(cast_column(column.combine_chunks(), field.type, field.name, f"provider {self._name}"))
             except SchemaError as problem:
-                raise LookupFunctionError(
-                    f"provider {self._name}, {what}: column {field.name!r}: {problem}"
-                ) from problem
-            if not fits:
-                raise LookupFunctionError(
-                    f"provider {self._name}, {what}: column {field.name!r} is {column.type}, its schema says {field.type}"
-                )
+                raise LookupFunctionError(f"{named}: {problem}") from problem
         return pa.Table.from_arrays(arrays, schema=columns)
 
 

@@ -1,15 +1,18 @@
-"""What a scan is to those who use one, and how files are dealt out to tasks."""
+"""What a scan is to those who use one, how files are dealt out to tasks, and batches as scans give them out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import abc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
+from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, evaluate
 from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
 
@@ -48,33 +51,54 @@ class PreparedScan(Protocol):
     def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]: ...
 
 
-class TableScan(Protocol):
-    """What reads a table's rows: see `Scan`. `reads_all_rows`: whether it can read them all, not only by key."""
+class TableScan(abc.ABC):
+    """What reads a table's rows. The defaults are those of rows that are in files, of which nothing is known."""
 
     @property
-    def reads_all_rows(self) -> bool: ...
+    def reads_all_rows(self) -> bool:
+        """Whether it can read them all, not only by key."""
+        return True
+
     def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
         """The rows of `keys` (all different, none null) with `columns` and `KEY_INDEX`; None: they are in files, to be read."""
-        ...
+        return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 # most hold nothing
         """Let go of connections until the next use."""
-        ...
 
-    def splittable(self, table: Table) -> bool: ...
-    def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]: ...
+    def splittable(self, table: Table) -> bool:
+        """Whether one file's rows may be read in parts."""
+        return False
+
+    @abc.abstractmethod
+    def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
+        """(columns in the files, columns in the directories), typed as Spark takes them."""
+
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
-    ) -> list[list[ColumnStats | None]]: ...
-    def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None: ...
-    def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]: ...
+    ) -> list[list[ColumnStats | None]]:
+        """For each file and each of those columns, spelled as in `schema`, between which values its rows lie; None: not known."""
+        return [[None for _ in names] for _ in files]
+
+    def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
+        """How many rows the files have; None where only reading them would tell."""
+        return None
+
+    def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+        """The places of rows that do not count, by the URL of their file."""
+        return {}
+
+    @abc.abstractmethod
     def prepare(
         self,
         table: Table,
         pieces: Sequence[Slice],
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
-    ) -> PreparedScan: ...
+    ) -> PreparedScan:
+        """Everything a task needs, in memory. `columns_of_version` is asked for the columns of the version's files if the pieces
+        lack one that was planned; None: such a column is null.
+        """
 
 
 Files = Callable[[bool], TableScan]
@@ -85,3 +109,40 @@ def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
     """Columns of the files, then of the directories: the order in which a table shows them."""
     data, partitions = version_schema
     return pa.schema([*data, *partitions])
+
+
+def coalesced(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, metrics: CacheMetricGroup
+) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of about 64k, with exactly `schema`."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        metrics.inc("rowsReadCount", batch.num_rows)
+        if rows and rows + batch.num_rows > BATCH_ROWS:
+            yield _joined(waiting, schema)
+            waiting, rows = [], 0
+        waiting.append(batch)
+        rows += batch.num_rows
+    if waiting:
+        yield _joined(waiting, schema)
+
+
+def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch | None:
+    """The rows for which the predicate is true; None if there are none."""
+    if predicate is None:
+        return batch
+    mask = mask_of(predicate, batch)
+    if mask.true_count == 0:
+        return None
+    return batch.filter(mask) if mask.true_count < batch.num_rows or mask.null_count else batch
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def mask_of(predicate: Predicate | None, batch: pa.RecordBatch) -> pa.BooleanArray:
+    assert predicate is not None
+    return evaluate(predicate, dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import DamagedFileError, UfsError
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
-from pyspark_lookup.columnar.predicate import Among, And, Predicate
+from pyspark_lookup.columnar.predicate import Among, And, Predicate, columns_of
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import FileVersion, Range
@@ -59,6 +59,11 @@ class Projection:
     partitions: pa.Schema
     predicate: Predicate | None = None
     declared: bool = False
+
+    @functools.cached_property
+    def needed(self) -> list[str]:
+        """The columns that are returned, then those that are only tested."""
+        return list(dict.fromkeys([*self.columns.names, *sorted(columns_of(self.predicate))]))
 
 
 _Reopen = Callable[[FileVersion, BlocksAndLocations], tuple[FileIndex, dict[Range, Data]]]
@@ -116,7 +121,7 @@ class OpenFile:
         return RangesFile(self.piece.file.size, {**self.head, **ranges}, fetch)
 
 
-class _Latest(Generic[T]):
+class Latest(Generic[T]):
     """What was used last, up to a total weight."""
 
     def __init__(self, at_most: int) -> None:
@@ -149,15 +154,14 @@ class KnownFiles:
     """What this process knows of files that never change."""
 
     def __init__(self) -> None:
-        self._indexes = _Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES)
-        self._values = _Latest[Numbers](_VALUES)
+        self._indexes = Latest[tuple[FileIndex, tuple[Range, ...]]](_INDEXES)
+        self._values = Latest[Numbers](_VALUES)
 
     def index(self, file: FileVersion) -> tuple[FileIndex, tuple[Range, ...]] | None:
         """The file's index and what it was read from, if it was opened before."""
         return self._indexes.get((file.url, file.size)) if file.immutable else None
 
     def keep(self, file: FileVersion, index: FileIndex, read_from: Iterable[Range]) -> None:
-        """Keep an index."""
         if file.immutable:
             self._indexes.put((file.url, file.size), (index, tuple(read_from)), 1)
 
@@ -223,17 +227,14 @@ def decoded(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proj
         rows = batch.num_rows
         arrays, fields = [], []
         for name in columns:
-            if name in file.partition:
-                field = projection.partitions.field(name)
-                array = pa.repeat(pa.scalar(file.partition[name], field.type), rows)
-            else:
-                field = projection.data.field(name)
-                if name in file.names:
-                    array = cast_column(batch.column(file.names[name]), field.type, name, url)
-                else:
-                    array = pa.nulls(rows, field.type)
-            arrays.append(array)
+            field = (projection.partitions if name in file.partition else projection.data).field(name)
             fields.append(field)
+            if name in file.partition:
+                arrays.append(pa.repeat(pa.scalar(file.partition[name], field.type), rows))
+            elif name in file.names:
+                arrays.append(cast_column(batch.column(file.names[name]), field.type, name, url))
+            else:
+                arrays.append(pa.nulls(rows, field.type))
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
 from typing import Any
 
 import pyarrow as pa
 
-from pyspark_lookup.columnar.types import schema_of_text
+from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.scan.open_file import Latest
 from pyspark_lookup.table.model import Table, TableVersion, metadata_of
 
 _AT_MOST = 8  # in a process
 
 
 class HostSchemas:
-    """What `scan` says of the columns of versions. `disk` None: no host's memory."""
+    """What `scan` says of the columns of versions."""
 
-    def __init__(
-        self,
-        scan: TableScan,
-        context: HostContext,
-    ) -> None:
+    def __init__(self, scan: TableScan, context: HostContext) -> None:
         self._scan = scan
         self._context = context
-        self._known: dict[str, tuple[pa.Schema, pa.Schema]] = {}
+        self._known = Latest[tuple[pa.Schema, pa.Schema]](_AT_MOST)
 
     def of(self, table: Table, version: TableVersion) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, partition columns) of a version, as the table's metadata says, or its files."""
@@ -36,24 +31,19 @@ class HostSchemas:
         if not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
-        found = self._known.pop(key, None) or self._kept(table, version, key)
-        self._known[key] = found  # the latest used last
-        if len(self._known) > _AT_MOST:
-            with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread did
-                del self._known[next(iter(self._known))]
+        found = self._known.get((key,)) or self._kept(table, version, key)
+        self._known.put((key,), found, 1)
         return found
 
     def _kept(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
-        record: tuple[pa.Schema, pa.Schema] | None = None
-        if self._context.disk:
-            record = self._context.disk.get_record("schema", key, _schemas_of)
+        disk = self._context.disk
+        record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _schemas_of) if disk else None
         if record is not None:
             return record
         found = self._scan.schema(table, version.files)
-        if self._context.disk:
+        if disk:
             try:
-                texts = [base64.b64encode(schema.serialize()).decode() for schema in found]
-                self._context.disk.replace_record("schema", key, texts)
+                disk.replace_record("schema", key, [text_of_schema(schema) for schema in found])
             except OSError:
                 self._context.metrics.inc("cacheFailureCount")
         return found

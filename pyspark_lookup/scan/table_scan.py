@@ -7,7 +7,7 @@ meanwhile is noticed while nothing has been handed out. The prepared task only d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -18,8 +18,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, joined_st
 from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, FileVersion, Range
-from pyspark_lookup.scan.batches import coalesced, mask_of, matching_rows
-from pyspark_lookup.scan.contract import slices_of
+from pyspark_lookup.scan.contract import TableScan, coalesced, mask_of, matching_rows, slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, joined, open_format
 from pyspark_lookup.scan.open_file import (
@@ -41,7 +40,7 @@ _TWO_PHASE_UNITS = 8
 _TWO_PHASE_BYTES = 256 * 1024
 
 
-class Scan:
+class Scan(TableScan):
     """Reads of one table through one block cache."""
 
     def __init__(self, blocks: BlockCache, metrics: CacheMetricGroup, block_size: int) -> None:
@@ -51,27 +50,14 @@ class Scan:
         self._deleted = DeletedRows(blocks)
         self._known = KnownFiles()
 
-    @property
-    def reads_all_rows(self) -> bool:
-        """True: rows are in files."""
-        return True
-
-    def rows_by_key(self, keys: pa.Table, columns: pa.Schema) -> pa.Table | None:
-        """None: files are not asked by key."""
-        return None
-
-    def close(self) -> None:
-        """Nothing is held open between reads."""
-
     def splittable(self, table: Table) -> bool:
-        """Whether one file's rows may be read in parts."""
         assert table.format is not None
         return open_format(table.format, self._block_size).splittable  # whatever the columns
 
     # --- schema -----------------------------------------------------------------------------------
 
     def schema(self, table: Table, files: Sequence[FileVersion]) -> tuple[pa.Schema, pa.Schema]:
-        """(columns in the files, columns in the directories), typed as Spark takes them.
+        """See `TableScan`.
 
         Reads what tells each file's schema (a footer; all of a CSV or JSON file), through the cache; nothing where somebody has
         declared it. A column in both counts as the directory's. Raises SchemaError naming both files if they disagree.
@@ -89,10 +75,7 @@ class Scan:
     def bounds(
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
-        """For each file and each of those columns between which values its rows lie; None: not known.
-
-        `names` are spelled as `schema` spells them. Reads what tells each file's statistics, through the cache.
-        """
+        """See `TableScan`. Reads what tells each file's statistics, through the cache."""
         found = []
         for file in self._open(table, slices_of(files), None):
             values = _partition_of(table, file.piece.file, partitions)
@@ -100,10 +83,10 @@ class Scan:
             row: list[ColumnStats | None] = []
             for name in names:
                 if name in values:
-                    row.append(ColumnStats(values[name], values[name], int(values[name] is None), 1))
+                    row.append(ColumnStats.of(values[name]))
                 elif name not in spelled:
                     # Null in every row; but what names rows of others has the keys of its time only.
-                    row.append(None if file.piece.file.identity == DELETE_FILE else ColumnStats(None, None, 1, 1))
+                    row.append(None if file.piece.file.identity == DELETE_FILE else ColumnStats.of(None))
                 else:
                     row.append(joined_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
             found.append(row)
@@ -124,7 +107,7 @@ class Scan:
         return found
 
     def rows(self, table: Table, files: Sequence[FileVersion]) -> int | None:
-        """How many rows the files have; None where only reading them would tell. Reads footers, through the cache, where needed."""
+        """See `TableScan`. Reads footers, through the cache, where needed."""
         counts = [file.statistics.rows if file.statistics is not None else None for file in files]
         unknown = [file for file, count in zip(files, counts, strict=True) if count is None]
         counts = [count for count in counts if count is not None]
@@ -134,7 +117,7 @@ class Scan:
         return sum(known) - deleted if len(known) == len(counts) else None
 
     def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
-        """The places of rows that do not count, by the URL of their file. Reads what says so, through the cache."""
+        """See `TableScan`. Reads what says so, through the cache."""
         return self._deleted.of(table.url, files)
 
     # --- rows -------------------------------------------------------------------------------------
@@ -146,12 +129,9 @@ class Scan:
         projection: Projection,
         columns_of_version: Callable[[], pa.Schema] | None = None,
     ) -> Prepared:
-        """Everything a task needs, in memory: no store call follows.
+        """See `TableScan`: no store call follows.
 
-        `columns_of_version` is asked for the columns of the version's files if the pieces lack one that was planned; None: such a
-        column is null.
-        Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit
-        the projection.
+        Raises SourceChangedError if a file is no longer in its version, SchemaError if it does not fit the projection.
         """
         kept = self._prune_files(table, pieces, projection)
         opened = self._open(table, kept, projection)
@@ -166,7 +146,7 @@ class Scan:
         self._load(opened, projection)
         for file in opened:
             self._known.learn(file, projection)
-        return Prepared(opened, projection, self._blocks, self._metrics)
+        return Prepared(opened, projection, self._metrics)
 
     def _prune_files(self, table: Table, pieces: Sequence[Slice], projection: Projection) -> list[Slice]:
         described = any(piece.file.statistics is not None and piece.file.statistics.bounds for piece in pieces)
@@ -175,18 +155,8 @@ class Scan:
         kept = []
         for piece in pieces:
             values = _partition_of(table, piece.file, projection.partitions)
-
-            known = {} if piece.file.statistics is None else piece.file.statistics.bounds
-
-            def stats(
-                name: str, values: Mapping[str, object] = values, known: Mapping[str, ColumnStats] = known
-            ) -> ColumnStats | None:
-                if name not in values:
-                    return known.get(name)
-                value = values[name]
-                return ColumnStats(value, value, int(value is None), 1)
-
-            if may_match(projection.predicate, stats):
+            bounds = {} if piece.file.statistics is None else piece.file.statistics.bounds
+            if may_match(projection.predicate, {**bounds, **{n: ColumnStats.of(v) for n, v in values.items()}}.get):
                 kept.append(piece)
         self._metrics.inc("filesPrunedCount", len(pieces) - len(kept))
         return kept
@@ -199,26 +169,25 @@ class Scan:
         reopen = functools.partial(self._open_anew, form, columns)
         planned = columns or pa.schema([])
         partitions = projection.partitions if projection else pa.schema([])
+
+        def file_of(piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]) -> OpenFile:
+            values = _partition_of(table, piece.file, partitions)
+            names = spellings(planned, index.schema)
+            return OpenFile(piece, self._blocks, index, head, {}, names, values, reopen, read_from=read_from)
+
         found: list[OpenFile | None] = []
         for piece in pieces:
             known = self._known.index(piece.file)
-            if known is None:
-                found.append(None)
-                continue
-            index, read_from = known
-            values = _partition_of(table, piece.file, partitions)
-            names = spellings(planned, index.schema)
-            found.append(OpenFile(piece, self._blocks, index, {}, {}, names, values, reopen, read_from=read_from))
+            found.append(None if known is None else file_of(piece, known[0], {}, known[1]))
         new = [number for number, file in enumerate(found) if file is None]
         locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
         data: dict[int, dict[Range, Data]] = {number: {} for number in new}
         asked = {number: form.first_ranges(pieces[number].file) for number in new}
         while asked:
             answers = self._blocks.read([(locations[number], ranges) for number, ranges in asked.items()])
+            following: dict[int, list[Range]] = {}
             for (number, ranges), parts in zip(asked.items(), answers, strict=True):
                 data[number].update(zip(ranges, parts, strict=True))
-            following: dict[int, list[Range]] = {}
-            for number in asked:
                 piece = pieces[number]
                 try:
                     result = form.open_index(piece.file, data[number], columns)
@@ -228,9 +197,7 @@ class Scan:
                     following[number] = result
                     continue
                 self._known.keep(piece.file, result, data[number])
-                values = _partition_of(table, piece.file, partitions)
-                names = spellings(planned, result.schema)
-                found[number] = OpenFile(piece, self._blocks, result, data[number], {}, names, values, reopen)
+                found[number] = file_of(piece, result, data[number], ())
             asked = following
         return [file for file in found if file is not None]
 
@@ -279,9 +246,9 @@ class Scan:
 
         def stats(name: str) -> ColumnStats | None:
             if name in file.partition:
-                return ColumnStats(file.partition[name], file.partition[name], int(file.partition[name] is None), 1)
+                return ColumnStats.of(file.partition[name])
             if name not in file.names:
-                return ColumnStats(None, None, 1, 1)  # the file lacks the column: null in every row
+                return ColumnStats.of(None)  # the file lacks the column: null in every row
             if not widens(file.index.schema.field(file.names[name]).type, projection.data.field(name).type):
                 return None  # of another type than is asked for
             return file.index.stats(unit, file.names[name])
@@ -290,7 +257,7 @@ class Scan:
 
     def _load(self, opened: list[OpenFile], projection: Projection) -> None:
         """Bring the bytes of all units into memory, those that no matching row needs left out if it pays."""
-        tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
+        tested = columns_of(projection.predicate)
         units = sum(len(file.units) for file in opened)
         rest = sum(
             length
@@ -326,12 +293,9 @@ class Scan:
 class Prepared:
     """A task whose bytes are in memory."""
 
-    def __init__(
-        self, opened: list[OpenFile], projection: Projection, blocks: BlockCache, metrics: CacheMetricGroup
-    ) -> None:
+    def __init__(self, opened: list[OpenFile], projection: Projection, metrics: CacheMetricGroup) -> None:
         self._opened = opened
         self._projection = projection
-        self._blocks = blocks
         self._metrics = metrics
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -340,45 +304,40 @@ class Prepared:
 
     def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
         """(file, middle byte, its rows) of every unit in file order, whatever the predicate; those that do not count, too."""
-        names = self._projection.columns.names
-        for file in self._opened:
-            for unit in file.units:
-                self._metrics.inc("rowGroupsReadCount")
-                yield file.piece.file, unit.middle, decoded(file, unit, names, self._projection)
-            file.data.clear()
+        for file, unit, batches in self._decoded(self._projection.columns.names):
+            self._metrics.inc("rowGroupsReadCount")
+            yield file.piece.file, unit.middle, batches
 
     def placed(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
         """(file, places in it, the rows that count) of all units that may hold rows of which the predicate is true."""
-        names = self._projection.columns.names
-        for file in self._opened:
-            for unit in file.units:
-                first = file.first_row(unit)
-                for batch in decoded(file, unit, names, self._projection):
-                    rows, places = drop_deleted(file.deleted, first, batch)
-                    first += batch.num_rows
-                    yield file.piece.file, places, rows
-            file.data.clear()
+        for file, unit, batches in self._decoded(self._projection.columns.names):
+            first = file.first_row(unit)
+            for batch in batches:
+                rows, places = drop_deleted(file.deleted, first, batch)
+                first += batch.num_rows
+                yield file.piece.file, places, rows
 
     def _filtered(self) -> Iterator[pa.RecordBatch]:
-        predicate, names = self._projection.predicate, self._projection.columns.names
-        needed = list(dict.fromkeys([*names, *(sorted(columns_of(predicate)) if predicate is not None else ())]))
+        for file, unit, batches in self._decoded(self._projection.needed):
+            self._metrics.inc("rowGroupsReadCount")
+            first = 0 if file.deleted is None else file.first_row(unit)
+            for batch in batches:
+                rows = batch if file.deleted is None else drop_deleted(file.deleted, first, batch)[0]
+                first += batch.num_rows
+                kept = matching_rows(rows, self._projection.predicate)
+                if kept is not None and kept.num_rows:
+                    yield kept.select(self._projection.columns.names)
+
+    def _decoded(self, names: Sequence[str]) -> Iterator[tuple[OpenFile, Unit, Iterator[pa.RecordBatch]]]:
         for file in self._opened:
             for unit in file.units:
-                self._metrics.inc("rowGroupsReadCount")
-                first = 0 if file.deleted is None else file.first_row(unit)
-                for batch in decoded(file, unit, needed, self._projection):
-                    rows = batch if file.deleted is None else drop_deleted(file.deleted, first, batch)[0]
-                    first += batch.num_rows
-                    kept = matching_rows(rows, predicate)
-                    if kept is not None and kept.num_rows:
-                        yield kept.select(names)
+                yield file, unit, decoded(file, unit, names, self._projection)
             file.data.clear()
 
 
 def _needed(projection: Projection) -> frozenset[str]:
     """Columns of the files that the scan returns or tests."""
-    tested = columns_of(projection.predicate) if projection.predicate is not None else frozenset()
-    return (frozenset(projection.columns.names) | tested) - frozenset(projection.partitions.names)
+    return frozenset(projection.needed) - frozenset(projection.partitions.names)
 
 
 def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:

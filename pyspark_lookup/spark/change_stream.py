@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -53,6 +52,7 @@ from pyspark_lookup.spark.types import (
 from pyspark_lookup.table.log import TableState
 from pyspark_lookup.table.model import Table
 
+_LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
 _TASK_BYTES = 16 * 1024 * 1024  # of files, or of small ones _TASK_FILES
 _TASK_FILES = 64
 _TAKING_TASKS = 6
@@ -70,19 +70,6 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
             instead = "without it a micro-batch takes all commits that there are"
             require((4, 2), f"option lookup.stream.max-{name}-per-trigger", instead)
     return ChangeReader(parsed, arrow_schema(schema), added_columns(schema))
-
-
-class ChangePartition(InputPartition):
-    """Some changes, which one task reads. `added`: columns that the table may lack, as ALTER TABLE has added them."""
-
-    def __init__(
-        self, options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
-    ) -> None:
-        super().__init__(None)
-        self.options = options
-        self.columns = columns
-        self.added = added
-        self.tasks = tuple(tasks)
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -128,14 +115,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The rows there are come at once: they are of one version.
             has_rows = any(sum(cost(state, change)) for change in state.changes if change.position <= until)
             return self._offset(state, until) if has_rows else start
-        rows = files = size = 0
+        spent = [0, 0, 0]
         end = after
         for change in state.changes:
             if not after < change.position <= until:
                 continue
             more = cost(state, change)
-            rows, files, size = rows + more[0], files + more[1], size + more[2]
-            if end > after and _exceeds(limit, rows, files, size):
+            spent = list(map(sum, zip(spent, more, strict=True)))
+            if end > after and _exceeds(limit, spent):
                 break
             if any(more):
                 end = change.position
@@ -143,12 +130,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What lookup.stream.max-…-per-trigger says."""
-        rows, files, size = self._options.stream_limits
-        if rows is not None:
-            return ReadMaxRows(rows)
-        if files is not None:
-            return ReadMaxFiles(files)
-        return ReadMaxBytes(size) if size is not None else ReadAllAvailable()
+        limits = zip(_LIMITS, self._options.stream_limits, strict=True)
+        return next((limit(most) for limit, most in limits if most is not None), ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is committed from now on is for another run."""
@@ -199,13 +182,11 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             tasks = snapshot_of(self._table, state, until) if until else []
         else:
             rows_only = self._options.view is View.DATA
-            between = changes_between(self._table, state, after, until, rows_only)
-            tasks = list(between)
-        return [ChangePartition(self._options, self._columns, self._added, some) for some in _shares(tasks)]
+            tasks = list(changes_between(self._table, state, after, until, rows_only))
+        return [InputPartition((self._options, self._columns, self._added, some)) for some in _shares(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ChangePartition)
-        return _read(partition)
+        return _read(*partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
         pass
@@ -227,15 +208,10 @@ def _position_of(offset: Any) -> tuple[str, int]:
         ) from None
 
 
-def _exceeds(limit: ReadLimit | None, rows: int, files: int, size: int) -> bool:
-    match limit:
-        case ReadMaxRows():
-            return rows > limit.max_rows
-        case ReadMaxFiles():
-            return files > limit.max_files
-        case ReadMaxBytes():
-            return size > limit.max_bytes
-    return False
+def _exceeds(limit: ReadLimit | None, spent: Sequence[int]) -> bool:
+    """Whether so many rows, files and bytes are more than a limit allows of one of them."""
+    name = _LIMITS.get(type(limit))
+    return name is not None and dict(zip(_LIMITS.values(), spent, strict=True))[name] > getattr(limit, name)
 
 
 def _shares(tasks: Sequence[ChangeTask]) -> Iterator[list[ChangeTask]]:
@@ -255,20 +231,23 @@ def _shares(tasks: Sequence[ChangeTask]) -> Iterator[list[ChangeTask]]:
         yield share
 
 
-def _read(partition: ChangePartition) -> Iterator[pa.RecordBatch]:
-    options = partition.options.on_host(session_options(TaskContext.get()))
+def _read(
+    options: LookupOptions, columns: pa.Schema, added: Sequence[str], tasks: Sequence[ChangeTask]
+) -> Iterator[pa.RecordBatch]:
+    """The changes of some tasks. `added`: columns that the table may lack, as ALTER TABLE has added them."""
+    options = options.on_host(session_options())
     engine = runtime().engine(options)
     try:
-        schema = schema_of_text(partition.tasks[0].schema)
+        schema = schema_of_text(tasks[0].schema)
         wanted = parse_where(options.where, schema) if options.where else None
         # What changes add themselves comes last; what ALTER TABLE has added may be there by now.
         known = {name.casefold() for name in schema.names}
-        absent = {name for name in partition.added if name.casefold() not in known}
-        own = [name for name in partition.columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *absent)]
+        absent = {name for name in added if name.casefold() not in known}
+        own = [name for name in columns.names if name not in (CHANGE_TYPE, LOG_POSITION, *absent)]
         for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
             if name != spelled:
                 raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
-        yield from changed_rows(engine.reader.versions.files, partition.tasks, partition.columns, wanted)
+        yield from changed_rows(engine.reader.versions.files, tasks, columns, wanted)
     except SourceChangedError as gone:
         raise VersionGoneError(
             f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"

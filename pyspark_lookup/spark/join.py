@@ -45,6 +45,7 @@ from pyspark_lookup.columnar.types import resolve_names, widens
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode, OnError, View
+from pyspark_lookup.spark.reading import Probe, Resolve
 from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
@@ -56,7 +57,6 @@ from pyspark_lookup.spark.table_argument import (
     with_default_cache,
 )
 from pyspark_lookup.spark.types import arrow_type
-from pyspark_lookup.spark.udfs import Probe, Resolve
 
 _log = logging.getLogger("pyspark_lookup.join")
 How = Literal["left", "leftouter", "left_outer", "inner"]
@@ -120,7 +120,8 @@ def lookup_join(
     name = f"lookup_{found.label}_{key_of(*names, kind, chosen, as_of, *(left for left, _ in pairs))[:6]}"
     explained = f"{name}\n  table: {found.url}\n  on: {', '.join(f'{a} = {b}' for a, b in pairs)} ({kind})\n"
     explained += "" if validity is None else f"  as of: {as_of}, by {' and '.join(filter(None, validity))}\n"
-    explained += f"  strategy: {chosen} ({why})\n  cache: {_cache_of(found)}"
+    explained += f"  strategy: {chosen} ({why})\n  cache: lookup.cache = {found.parsed.cache.value}{'' if cache_given(found.options) else ', by default'}; "
+    explained += f"lookup.metadata.source = {found.parsed.metadata_source.value}"
     with _explained_lock:
         _explained[name] = explained
     _log.info("lookup join %s: %s (%s)", name, chosen, why)
@@ -144,15 +145,13 @@ def explain_lookup(df: DataFrame) -> str:
 
 def _pairs(on: Any) -> list[tuple[str, str]]:
     """(column of the DataFrame, column of the table) for each key."""
-    pairs: list[tuple[Any, Any]]
+    pairs: list[tuple[Any, Any]] = []
     if isinstance(on, str):
         pairs = [(on, on)]
     elif isinstance(on, Mapping):
         pairs = list(on.items())
     elif isinstance(on, Sequence):
         pairs = [(name, name) for name in on]
-    else:
-        pairs = []
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
         raise OptionError(
             f"argument on = {on!r}: give a column, a list of columns, or a dict {{column of df: column of table}}; compute "
@@ -164,18 +163,28 @@ def _pairs(on: Any) -> list[tuple[str, str]]:
     return pairs
 
 
+def _field(df: DataFrame, name: str, argument: str) -> StructField:
+    """The column of the DataFrame that an argument names."""
+    fields = [field for field in df.schema.fields if field.name.casefold() == name.casefold()]
+    if not fields:
+        raise SchemaError(f"argument {argument}: the DataFrame has no column {name!r}; it has {', '.join(df.columns)}")
+    if len(fields) > 1:
+        raise SchemaError(f"argument {argument}: the DataFrame has several columns {name!r}: rename one")
+    return fields[0]
+
+
+def _widened(field: StructField, theirs: DataType) -> Column:
+    """A column of the DataFrame in a type of the table that has all its values, if it is one."""
+    column = sf.col(quoted(field.name))
+    mine, other = arrow_type(field.dataType), arrow_type(theirs)
+    return column.cast(theirs) if mine != other and widens(mine, other) else column
+
+
 def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Column:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
-    fields = [field for field in df.schema.fields if field.name.casefold() == left.casefold()]
-    if not fields:
-        raise SchemaError(f"argument on: the DataFrame has no column {left!r}; it has {', '.join(df.columns)}")
-    if len(fields) > 1:
-        raise SchemaError(f"argument on: the DataFrame has several columns {left!r}: rename one")
-    own, theirs = fields[0].dataType, table.type_of(right)
-    _check_key(left, own, right, theirs)
-    column = sf.col(quoted(fields[0].name))
-    kinds = [arrow_type(kind) for kind in (own, theirs)]
-    return column.cast(theirs) if kinds[0] != kinds[1] and widens(*kinds) else column
+    field, theirs = _field(df, left, "on"), table.type_of(right)
+    _check_key(left, field.dataType, right, theirs)
+    return _widened(field, theirs)
 
 
 def _validity(table: LookedUp) -> tuple[str, str | None]:
@@ -186,9 +195,8 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
             "argument as_of needs the table's columns that say when a row is valid: "
             "options={'lookup.valid-from': 'valid_from', 'lookup.valid-to': 'valid_to'}"
         )
-    schema = table.arrow(table.schema.names)
-    (own,) = resolve_names((start,), schema, "lookup.valid-from")
-    other = None if end is None else resolve_names((end,), schema, "lookup.valid-to")[0]
+    (own,) = resolve_names((start,), table.schema, "lookup.valid-from")
+    other = None if end is None else resolve_names((end,), table.schema, "lookup.valid-to")[0]
     if other is not None and table.type_of(own) != table.type_of(other):
         raise SchemaError(
             f"options lookup.valid-from and lookup.valid-to: {own!r} is {table.type_of(own).simpleString()}, {other!r} is "
@@ -199,22 +207,15 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
 
 def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Column:
     """The column of the DataFrame with the time, in the type of the table's."""
-    fields = [field for field in df.schema.fields if field.name.casefold() == as_of.casefold()]
-    if len(fields) != 1:
-        raise SchemaError(
-            f"argument as_of: the DataFrame has {'several columns' if fields else 'no column'} {as_of!r}; it has "
-            f"{', '.join(df.columns)}"
-        )
-    theirs = table.type_of(validity[0])
-    mine, other = (arrow_type(kind) for kind in (fields[0].dataType, theirs))
+    field, theirs = _field(df, as_of, "as_of"), table.type_of(validity[0])
+    mine, other = arrow_type(field.dataType), arrow_type(theirs)
     ordered = (pa.types.is_temporal, pa.types.is_integer, pa.types.is_decimal)
     if not any(test(other) for test in ordered) or not widens(mine, other):
         raise SchemaError(
-            f"argument as_of: {as_of!r} is {fields[0].dataType.simpleString()}, the table's {validity[0]!r} is "
+            f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
             f"{theirs.simpleString()}: give a time, date or number of one type, cast with df.withColumn"
         )
-    column = sf.col(quoted(fields[0].name))
-    return column.cast(theirs) if mine != other else column
+    return _widened(field, theirs)
 
 
 def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
@@ -244,7 +245,6 @@ def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
 
 def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
     """Raise OptionError if a column of the result would have the name of another."""
-    reserved = [FOUND_COLUMN, _VERSION_COLUMN]
     added = [*names, *([ERROR_COLUMN] if table.parsed.on_error is OnError.NULL else [])]
     taken = {name.casefold() for name in df.columns}
     for name in added:
@@ -256,7 +256,7 @@ def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
                 else f"column {name!r}, which lookup.on-error = 'NULL' adds, is also one of the DataFrame: rename it"
             )
         taken.add(name.casefold())
-    for name in reserved:
+    for name in (FOUND_COLUMN, _VERSION_COLUMN):
         if name in taken:
             raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
 
@@ -298,11 +298,6 @@ def _strategy(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> tuple
     if facts.rows > bound:
         return "cache", cached, f"{facts.rows:,} rows are more than {bound:,}"
     return "broadcast", table, f"a batch, and {facts.rows:,} {keys}rows are no more than {bound:,}"
-
-
-def _cache_of(table: LookedUp) -> str:
-    given = "" if cache_given(table.options) else ", by default"
-    return f"lookup.cache = {table.parsed.cache.value}{given}; lookup.metadata.source = {table.parsed.metadata_source.value}"
 
 
 def row_type(fields: Iterable[StructField], names: Sequence[str], by_null: bool, marked: bool = False) -> StructType:
@@ -380,7 +375,6 @@ class _Join:
     validity: tuple[str, str | None] | None = None
 
     def cached(self, df: DataFrame, name: str) -> DataFrame:
-        """The join by lookups."""
         marked = self.how == "inner" or not self.names
         probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.

@@ -14,23 +14,25 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import Filter
+from pyspark.sql import datasource as spark
 from pyspark.sql.types import StringType, StructType, VarcharType
 
 from pyspark_lookup.base.decoding import UNREADABLE, texts_of
-from pyspark_lookup.base.errors import NotSupportedError, OptionError
+from pyspark_lookup.base.errors import NotSupportedError, OptionError, PredicateError
+from pyspark_lookup.columnar.binding import bind_compare, bind_in, bind_null_safe
 from pyspark_lookup.columnar.ddl import columns_ddl
-from pyspark_lookup.columnar.predicate import Predicate
+from pyspark_lookup.columnar.predicate import IsNull, Predicate, StartsWith, negate
 from pyspark_lookup.columnar.types import spark_type
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_schema, view_tasks
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.runtime import Engine, runtime
+from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.managed.change_feed import change_columns
 from pyspark_lookup.options.catalog import (
     MARK_METADATA,
     OPTIONS_METADATA,
+    absolute_path,
     added_columns,
     comparable_path,
     mark_of,
@@ -38,15 +40,21 @@ from pyspark_lookup.options.catalog import (
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
 from pyspark_lookup.options.enums import FilterPushdown, View
-from pyspark_lookup.options.lookup_options import LookupOptions, is_local
+from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
-from pyspark_lookup.spark.filter_pushdown import predicate_of
 from pyspark_lookup.spark.types import arrow_schema, scopes_pushed_filters, struct_type
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
 _CREATE = "lookup.create-if-not-exists"
 _OF_WRITES = ("lookup.write.", "lookup.storage.")
+_COMPARE: Mapping[type[spark.Filter], str] = {
+    spark.EqualTo: "=",
+    spark.GreaterThan: ">",
+    spark.GreaterThanOrEqual: ">=",
+    spark.LessThan: "<",
+    spark.LessThanOrEqual: "<=",
+}
 
 
 def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
@@ -108,9 +116,7 @@ def _own_options(options: Mapping[str, str]) -> dict[str, str]:
         raise OptionError(
             "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
         )
-    if "://" not in own["path"] and not own["path"].startswith("file:"):
-        own["path"] = os.path.abspath(own["path"])  # readers run in other directories
-    return own
+    return {**own, "path": absolute_path(own["path"])}
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:
@@ -191,8 +197,7 @@ def _for_added(schema: StructType) -> dict[str, str]:
 
 
 def _differ(one: str, other: str) -> bool:
-    absolute = os.path.abspath(other) if is_local(other) and not other.startswith("file:") else other
-    return comparable_path(one) != comparable_path(absolute)
+    return comparable_path(one) != comparable_path(absolute_path(other))
 
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
@@ -251,7 +256,7 @@ class Planning:
             options = _declaring(options, columns)
         return cls(options, columns, found, declared, added_columns(schema) if stored else ())
 
-    def push(self, filters: list[Filter]) -> None:
+    def push(self, filters: list[spark.Filter]) -> None:
         """Prune by those filters that mean the same here as in Spark."""
         fields = {field.name: field for field in self.columns if field.name not in self._added}
         self._pushed = [p for f in filters if (p := predicate_of(f, fields)) is not None]
@@ -262,23 +267,18 @@ class Planning:
             return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)
         with engine.published():
-            return self._data_tasks(engine)
-
-    def _data_tasks(self, engine: Engine) -> list[tuple[ReadPlan | LookupOptions, ReadTask | ViewTask]]:
-        found = self._found or planner.find(engine.reader, self.options)
-        options = engine.reader.resolver.host.with_floor(found.table, planner.completed(self.options, found))
-        planner.table_columns(found, options)
-        known = {name.casefold() for name in found.columns.names}
-        columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.casefold() in known])
-        plan = planner.plan_read(found, options, columns, runtime().clock, self._pushed, self._declared)
-        return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
+            found = self._found or planner.find(engine.reader, self.options)
+            options = engine.reader.resolver.host.with_floor(found.table, planner.completed(self.options, found))
+            planner.table_columns(found, options)
+            known = {name.casefold() for name in found.columns.names}
+            columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.casefold() in known])
+            plan = planner.plan_read(found, options, columns, runtime().clock, self._pushed, self._declared)
+            return [(plan, task) for task in planner.plan_tasks(engine.reader, found, plan)]
 
 
 def _declaring(options: LookupOptions, columns: pa.Schema) -> LookupOptions:
     """The options with the columns of `.schema(…)` as if `lookup.schema` said them."""
-    columns = pa.schema(
-        [pa.field(name, spark_type(kind)) for name, kind in zip(columns.names, columns.types, strict=True)]
-    )
+    columns = pa.schema([(field.name, spark_type(field.type)) for field in columns])
     if options.schema is not None and options.schema != columns:
         raise OptionError(
             f"option lookup.schema = {columns_ddl(options.schema)!r} contradicts .schema({columns_ddl(columns)!r}): give one of them"
@@ -297,3 +297,35 @@ def prunes_by_pushed_filters(plan: Planning) -> bool:
     if wanted is FilterPushdown.AUTO and not scopes_pushed_filters():
         return False
     return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
+
+
+# --- Spark's pushed filters as predicates, where they mean exactly the same ------------------------
+
+
+def predicate_of(pushed: spark.Filter, fields: Mapping[str, pa.Field]) -> Predicate | None:
+    """The predicate a pushed filter means over top-level columns; None if it has no counterpart here."""
+    if isinstance(pushed, spark.Not):
+        inner = predicate_of(pushed.child, fields)
+        return None if inner is None else negate(inner)
+    path: tuple[str, ...] = getattr(pushed, "attribute", ())
+    if len(path) != 1 or path[0] not in fields:
+        return None
+    field = fields[path[0]]
+    try:
+        return _leaf(pushed, field)
+    except PredicateError:
+        return None
+
+
+def _leaf(pushed: spark.Filter, field: pa.Field) -> Predicate | None:
+    if type(pushed) in _COMPARE:
+        return bind_compare(field, _COMPARE[type(pushed)], pushed.value)  # type: ignore[attr-defined]
+    if isinstance(pushed, spark.EqualNullSafe):
+        return bind_null_safe(field, pushed.value)
+    if isinstance(pushed, spark.In):
+        return bind_in(field, list(pushed.value))
+    if isinstance(pushed, (spark.IsNull, spark.IsNotNull)):
+        return IsNull(field.name, negated=isinstance(pushed, spark.IsNotNull))
+    if isinstance(pushed, spark.StringStartsWith) and pa.types.is_string(field.type):
+        return StartsWith(field.name, pushed.value)
+    return None

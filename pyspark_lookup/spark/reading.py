@@ -1,4 +1,8 @@
-"""Reading in an executor's worker: which execution this is, and the batches of one task."""
+"""In an executor's worker: which execution this is, the batches of one task, and what the tasks of a lookup run.
+
+These are functions that Spark carries to its workers by name, with one text each. Their bytes are equal for equal texts,
+so that Spark sees when two relations are one and resolves it once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from pyspark_lookup.engine.lookup import read_rows
-from pyspark_lookup.engine.lookup_join import issue_token
+from pyspark_lookup.engine.lookup_join import issue_token, lookup_of, parsed_options
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
@@ -24,19 +28,18 @@ def read(
 
     `columns`: those of the batches; what the plan does not read of them is null.
     """
-    context = TaskContext.get()
-    count_for_application(context)
-    options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options(context))
+    count_for_application()
+    options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options())
     engine = runtime().engine(options)
     with engine.published():
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
-            execution = current_execution(context, built_at_s)
+            execution = current_execution(built_at_s)
             token = functools.partial(issue_token, options, execution)
             batches = view_batches(engine, task, options, token, execution)
         else:
             assert isinstance(task, ReadTask)
-            batches = read_rows(engine.reader, plan, task, current_execution(context, built_at_s))
+            batches = read_rows(engine.reader, plan, task, current_execution(built_at_s))
         # Now: a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
         for batch in batches:
@@ -49,15 +52,17 @@ def _widened(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(values, schema=columns)
 
 
-def count_for_application(context: TaskContext | None) -> None:
+def count_for_application() -> None:
     """Count what this worker does for the application that it is a worker of."""
+    context = TaskContext.get()
     name = context.getLocalProperty("spark.app.id") if context is not None else None
     if name:
         runtime().of_application(name)
 
 
-def session_options(context: TaskContext | None) -> dict[str, str]:
+def session_options() -> dict[str, str]:
     """What the session sets as `spark.lookupcache.*` at run time, as option keys."""
+    context = TaskContext.get()
     if context is None:
         return {}
     # Asked by name, a mistyped key would be ignored; Spark keeps no public list of them.
@@ -71,12 +76,13 @@ def session_options(context: TaskContext | None) -> dict[str, str]:
     return {key: value for key, value in {**known, **found}.items() if value}
 
 
-def current_execution(context: TaskContext | None, built_at_s: float | None = None) -> Execution | None:
+def current_execution(built_at_s: float | None) -> Execution | None:
     """What this task's rows must agree with: a stream's micro-batch, or a query with all its parts.
 
     `built_at_s`: when what asks was built, if that may have been inside a `foreachBatch` function. None outside Spark, or where
     Spark does not say: the task then resolves for itself.
     """
+    context = TaskContext.get()
     if context is None:
         return None
     application = "/".join(context.getLocalProperty(key) or "" for key in ("spark.app.id", "spark.app.startTime"))
@@ -90,3 +96,44 @@ def current_execution(context: TaskContext | None, built_at_s: float | None = No
         if execution:
             return Execution(application, f"execution {execution}")
     return None
+
+
+VERSION_SCHEMA = pa.schema([("_lookup_version", pa.binary())])
+
+
+class Resolve:
+    """For `mapInArrow`: one row with the version that this execution reads of a table. `built_at_s`: see `Execution`."""
+
+    def __init__(self, name: str, options: str, built_at_s: float | None) -> None:
+        self.__name__ = name  # as plans show it
+        self._options = options
+        self._built_at_s = built_at_s
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        count_for_application()
+        options = runtime().effective(parsed_options(self._options).on_host(session_options()))
+        token = issue_token(options, current_execution(self._built_at_s))
+        yield pa.RecordBatch.from_arrays([pa.array([token], pa.binary())], schema=VERSION_SCHEMA)
+
+
+class Probe:
+    """For an iterator Arrow UDF: the rows of the keys in all arguments but the last, the version. `built_at_s`: see `Execution`."""
+
+    def __init__(self, name: str, spec: str, built_at_s: float | None) -> None:
+        self.__name__ = name
+        self._spec = spec
+        self._built_at_s = built_at_s
+
+    def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        execution = current_execution(self._built_at_s)
+        count_for_application()
+        lookup = lookup_of(self._spec, session_options())
+        try:
+            for *keys, token in batches:
+                answers = lookup.answers(keys, token, execution)
+                lookup.publish()  # a worker that is killed has published all but the batch in its hands
+                yield answers
+        finally:
+            lookup.publish()

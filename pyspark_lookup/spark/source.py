@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.spark.planning import Planning
 
 
-class LookupCacheDataSource(DataSource):
+class DefaultSource(DataSource):
     """A table of files, read through this host's cache, always in its current version.
 
     Options: see `pyspark_lookup.options.lookup_options`. Instances are pickled between Spark's planner processes;
@@ -78,20 +78,6 @@ class LookupCacheDataSource(DataSource):
         return writer.stream_writer(self.options, schema, overwrite)
 
 
-class LookupPartition(InputPartition):
-    """One task of a read; carries its whole plan, because nothing else reaches the reading process.
-
-    `built_at_s`: when its DataFrame was made, which may be long before Spark plans it. `columns`: what Spark expects.
-    """
-
-    def __init__(self, plan: Any, task: Any, built_at_s: float, columns: Any) -> None:
-        super().__init__(None)
-        self.plan = plan
-        self.task = task
-        self.built_at_s = built_at_s
-        self.columns = columns
-
-
 class LookupReader(DataSourceReader):
     """Plans tasks and reads them. Its state is not needed after `partitions()`."""
 
@@ -100,15 +86,15 @@ class LookupReader(DataSourceReader):
         self._built_at_s = built_at_s
 
     def partitions(self) -> list[InputPartition]:
+        """One for each task, with its whole plan: nothing else reaches the reading process."""
         assert self._plan is not None
         columns = self._plan.columns
-        return [LookupPartition(plan, task, self._built_at_s, columns) for plan, task in self._plan.tasks()]
+        return [InputPartition((plan, task, self._built_at_s, columns)) for plan, task in self._plan.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from pyspark_lookup.spark import reading
 
-        assert isinstance(partition, LookupPartition)
-        return reading.read(partition.plan, partition.task, partition.built_at_s, partition.columns)
+        return reading.read(*partition.value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_plan": None, "_built_at_s": 0.0}  # what a task needs is in its partition

@@ -81,7 +81,6 @@ def _create(found: LookedUp, whole: LookedUp, name: str, multi: bool) -> None:
 
 
 def _drop(spark: SparkSession, name: str) -> None:
-    """Remove what `_create` has made."""
     for function in (name, f"{name}_rows", *_udfs(f"_lookup_{name}")):
         spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {function}")
     spark.catalog.dropTempView(f"_lookup_{name}_version")

@@ -17,7 +17,7 @@ from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.lookup_table import LookupTable, option_text
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.options.catalog import named_options
+from pyspark_lookup.options.catalog import absolute_path, named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions, merged_options
@@ -32,10 +32,7 @@ _OF_READS = frozenset({"lookup.columns", "lookup.view", "lookup.version-at"})
 
 @dataclasses.dataclass(frozen=True)
 class LookedUp:
-    """A table as a lookup sees it: its options, all its columns, and those of them that are looked up by and for.
-
-    `chosen`: fields of the table in the order of the answer.
-    """
+    """A table as a lookup sees it: its options, all its columns, those it is looked up by, and for, in the answer's order."""
 
     spark: SparkSession
     options: Mapping[str, str]
@@ -63,16 +60,13 @@ class LookedUp:
         return _load(self.spark, {**self.options, "lookup.columns": shown})
 
     def view(self, view: View) -> DataFrame:
-        """A view of the table."""
         options = {key: text for key, text in self.options.items() if key not in ("lookup.where", "lookup.columns")}
         return _load(self.spark, {**options, "lookup.view": view.value})
 
     def arrow(self, names: Sequence[str]) -> pa.Schema:
-        """Columns of the table in Arrow's types."""
         return arrow_schema(StructType([self.schema[name] for name in names]))
 
     def type_of(self, name: str) -> DataType:
-        """Spark's type of a column."""
         return self.schema[name].dataType
 
 
@@ -110,9 +104,7 @@ def looked_up(
     spelled = tuple(_resolved(keys, schema, "on"))
     merged["lookup.keys"] = ",".join(map(quoted, _ordered(spelled, {**stored, **given})))
     if columns is None:
-        shown_names = (
-            schema.names if kept is None else resolve_names(parsed.columns or (), _names(schema), "lookup.columns")
-        )
+        shown_names = schema.names if kept is None else resolve_names(parsed.columns or (), schema, "lookup.columns")
         columns = [name for name in shown_names if name not in spelled]
     names = _resolved(columns, schema, "columns")
     chosen = tuple(StructField(name, schema[name].dataType) for name in names)
@@ -145,15 +137,11 @@ def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
     return without
 
 
-def _names(schema: StructType) -> pa.Schema:
-    return pa.schema([pa.field(name, pa.null()) for name in schema.names])
-
-
 def _resolved(columns: Sequence[str], schema: StructType, argument: str) -> list[str]:
     if isinstance(columns, str):
         raise SchemaError(f"argument {argument} = {columns!r}: give a list of names, e.g. [{columns!r}]")
     try:
-        found = resolve_names(columns, _names(schema), argument)
+        found = resolve_names(columns, schema, argument)
     except SchemaError as problem:
         raise SchemaError(str(problem).replace("option", "argument", 1)) from None
     twice = [name for name in found if found.count(name) > 1]
@@ -208,10 +196,7 @@ def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str,
 
 
 def _absolute(options: dict[str, str]) -> dict[str, str]:
-    """With a path that other directories, as those of workers, understand."""
-    if "path" in options and "://" not in options["path"] and not options["path"].startswith("file:"):
-        options["path"] = os.path.abspath(options["path"])
-    return options
+    return {**options, "path": absolute_path(options["path"])} if "path" in options else options
 
 
 def cache_given(options: Mapping[str, str]) -> bool:
@@ -232,6 +217,5 @@ def with_default_cache(table: LookedUp, size: int) -> LookedUp:
 
 
 def with_cache(table: LookedUp, mode: CacheMode) -> LookedUp:
-    """The same with another cache mode."""
     options = merged_options(table.options, {"lookup.cache": mode.value})
     return dataclasses.replace(table, options=options, parsed=LookupOptions.parse(options, conf=conf_file_options()))

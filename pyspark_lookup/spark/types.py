@@ -17,14 +17,12 @@ from pyspark_lookup.base.errors import NotSupportedError
 SPARK = tuple(int(number) for number in pyspark.__version__.split(".")[:2])
 
 if SPARK >= (4, 2):
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxFiles,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
+    from pyspark.sql.streaming.datasource import ReadAllAvailable as ReadAllAvailable
+    from pyspark.sql.streaming.datasource import ReadLimit as ReadLimit
+    from pyspark.sql.streaming.datasource import ReadMaxBytes as ReadMaxBytes
+    from pyspark.sql.streaming.datasource import ReadMaxFiles as ReadMaxFiles
+    from pyspark.sql.streaming.datasource import ReadMaxRows as ReadMaxRows
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as SupportsTriggerAvailableNow
 else:
 
     def _absent(name: str) -> Any:
@@ -34,21 +32,6 @@ else:
     ReadAllAvailable, ReadLimit = _absent("ReadAllAvailable"), _absent("ReadLimit")  # type: ignore[misc]
     ReadMaxBytes, ReadMaxFiles, ReadMaxRows = map(_absent, ("ReadMaxBytes", "ReadMaxFiles", "ReadMaxRows"))  # type: ignore[misc]
     SupportsTriggerAvailableNow = _absent("SupportsTriggerAvailableNow")  # type: ignore[misc]
-
-__all__ = [
-    "SPARK",
-    "ReadAllAvailable",
-    "ReadLimit",
-    "ReadMaxBytes",
-    "ReadMaxFiles",
-    "ReadMaxRows",
-    "SupportsTriggerAvailableNow",
-    "arrow_schema",
-    "arrow_type",
-    "require",
-    "scopes_pushed_filters",
-    "struct_type",
-]
 
 
 def arrow_type(kind: DataType) -> pa.DataType:
@@ -67,11 +50,7 @@ def struct_type(schema: pa.Schema) -> StructType:
 
 
 def scopes_pushed_filters() -> bool:
-    """Whether the filters of one scan are that scan's own.
-
-    Spark 4.1 to 4.3 lets what one scan pushed leak into every other scan of the same relation
-    (fixed in 5.0, SPARK-58551).
-    """
+    """Whether the filters of one scan are that scan's own: before 5.0 they leak into others of the relation (SPARK-58551)."""
     return SPARK >= (5, 0)
 
 

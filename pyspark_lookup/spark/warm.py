@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from pyspark_lookup.base.errors import PysparkLookupError
+from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.metadata_tables import answers_for_host
 from pyspark_lookup.engine.runtime import runtime
@@ -22,17 +22,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark.reading import count_for_application, session_options
 from pyspark_lookup.spark.table_argument import TableArgument, own_options
 
-_COLUMNS = pa.schema(
-    [
-        ("host", pa.string()),
-        ("cache_dir", pa.string()),
-        ("version", pa.string()),
-        ("rows", pa.int64()),
-        ("bytes", pa.int64()),
-        ("seconds", pa.float64()),
-        ("error", pa.string()),
-    ]
-)
+_COLUMNS = "host STRING, cache_dir STRING, version STRING, rows BIGINT, bytes BIGINT, seconds DOUBLE, error STRING"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +47,13 @@ class _Warm:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-        context = TaskContext.get()
-        count_for_application(context)
-        given = {**json.loads(self._options), **session_options(context)}
+        count_for_application()
+        given = {**json.loads(self._options), **session_options()}
         options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
         if answers_for_host(runtime().engine(options), self._nonce, numbers[0]):
             with LookupTable(None, given) as table:
                 row = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory()), **_warmed(table)}
-            yield pa.RecordBatch.from_pylist([row], schema=_COLUMNS)
+            yield pa.RecordBatch.from_pylist([row], schema=parse_columns(_COLUMNS))
 
 
 def _warmed(table: LookupTable) -> dict[str, Any]:
@@ -93,6 +82,5 @@ def warm(
     found = {**own_options(spark, table, options or {}), "lookup.cache": CacheMode.FULL.value}
     LookupOptions.parse(found, conf=conf_file_options())  # what is wrong is said here, not by tasks
     numbers = spark.range(0, tasks, 1, tasks)
-    columns = "host string, cache_dir string, version string, rows long, bytes long, seconds double, error string"
-    rows = numbers.mapInArrow(_Warm(json.dumps(found), runtime().nonce()), columns).collect()
+    rows = numbers.mapInArrow(_Warm(json.dumps(found), runtime().nonce()), _COLUMNS).collect()
     return sorted((Warmed(**row.asDict()) for row in rows), key=lambda row: (row.host, row.cache_dir))

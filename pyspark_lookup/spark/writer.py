@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.engine.runtime import Engine, runtime
+from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.managed import Job, batch_directory
 from pyspark_lookup.options.conf_file import conf_file_options
 from pyspark_lookup.options.enums import KeyedWrite, View
@@ -85,24 +85,24 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
 def _put(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) -> tuple[DataFile, ...]:
     """The files of one attempt of a task."""
     context = TaskContext.get()
-    own = options.on_host(session_options(context))
+    own = options.on_host(session_options())
     engine = runtime().engine(own)
     number = context.partitionId() if context is not None else 0
     with engine.published():
         return tuple(engine.writer(own).write(job, batches, f"part-{number:05d}"))
 
 
-def _engine(options: LookupOptions) -> Engine:
-    return runtime().engine(options)
-
-
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[DataFile]:
     return [file for message in messages if isinstance(message, Written) for file in message.files]
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """One batch write."""
+def _batch_of(messages: Sequence[WriterCommitMessage | None]) -> list[tuple[Job, str]]:
+    """The job and the query of a micro-batch; [] of one that no task has written for."""
+    found = [(one.job, one.query) for one in messages if isinstance(one, Written) and one.job and one.query]
+    return found[:1]
 
+
+class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: LookupOptions, job: Job) -> None:
         self._options = options
         self._job = job
@@ -112,11 +112,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         batch = self._options.write_batch
-        with _engine(self._options).committing(self._options) as writer:
+        with runtime().engine(self._options).committing(self._options) as writer:
             writer.commit(self._job, _files(messages), None if batch is None else Batch(*batch))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        engine = _engine(self._options)
+        engine = runtime().engine(self._options)
         with engine.published():
             engine.writer(self._options).abort(self._job, _files(messages), "the job failed")
 
@@ -140,16 +140,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return Written(_put(self._options, job, iterator), query, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        message = next((one for one in messages if isinstance(one, Written)), None)
-        if message is None or message.job is None or message.query is None:
-            return
-        with _engine(self._options).committing(self._options) as writer:
-            writer.commit(message.job, _files(messages), Batch(message.query, batchId))
+        for job, query in _batch_of(messages):
+            with runtime().engine(self._options).committing(self._options) as writer:
+                writer.commit(job, _files(messages), Batch(query, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        message = next((one for one in messages if isinstance(one, Written)), None)
-        if message is None or message.job is None or message.query is None:
-            return
-        engine = _engine(self._options)
-        with engine.published():
-            engine.writer(self._options).abort(message.job, _files(messages), batch=Batch(message.query, batchId))
+        for job, query in _batch_of(messages):
+            engine = runtime().engine(self._options)
+            with engine.published():
+                engine.writer(self._options).abort(job, _files(messages), batch=Batch(query, batchId))

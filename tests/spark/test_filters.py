@@ -13,7 +13,7 @@ from pyspark.sql import datasource as spark
 
 from pyspark_lookup.columnar.binding import bind_compare
 from pyspark_lookup.columnar.predicate import Compare, Constant, In, IsNull, NullSafeEqual, Predicate, StartsWith
-from pyspark_lookup.spark.filter_pushdown import predicate_of
+from pyspark_lookup.spark.planning import predicate_of
 
 UTC = datetime.timezone.utc
 NEW_YEAR = datetime.datetime(2024, 1, 1)

@@ -258,12 +258,12 @@ def test_a_user_schema_prunes_columns(spark: SparkSession, tmp_path: Path) -> No
     """`schema(...)` and `lookup.columns` read fewer columns; a wider type is cast, a column that no file has is null."""
     path = saved(tmp_path / "dim.parquet", {"id": pa.array([1, 2], pa.int32()), "a": ["x", "y"], "b": [1.5, None]})
     reader = spark.read.format("lookupcache")
-    assert reader.versions.schema("b double, id bigint").load(str(path)).collect() == [(1.5, 1), (None, 2)]
-    assert reader.versions.schema("nope int").load(str(path)).collect() == [(None,), (None,)]
+    assert reader.schema("b double, id bigint").load(str(path)).collect() == [(1.5, 1), (None, 2)]
+    assert reader.schema("nope int").load(str(path)).collect() == [(None,), (None,)]
     with pytest.raises(Exception, match=r"column 'id' of .* is int32 and cannot be read as string"):
-        reader.versions.schema("id string").load(str(path)).collect()
+        reader.schema("id string").load(str(path)).collect()
     with pytest.raises(Exception, match="contradicts the given schema"):
-        reader.versions.schema("b double").option("lookup.columns", "a").load(str(path)).collect()
+        reader.schema("b double").option("lookup.columns", "a").load(str(path)).collect()
     assert load(spark, path, {"lookup.columns": "B,id"}).columns == ["b", "id"]
     declared = spark.read.format("lookupcache").option("lookup.schema", "id INT")
     assert declared.schema("id int").load(str(path)).collect() == [(1,), (2,)]

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, Lock
 from pyspark_lookup.options.enums import ReloadStrategy
-from pyspark_lookup.options.factories import make
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.parsing import make
 from pyspark_lookup.options.reload_trigger import (
     Blackout,
     CacheReloadTrigger,

@@ -14,7 +14,7 @@ from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, columns_of
 from pyspark_lookup.columnar.types import check_readable, conform_columns
-from pyspark_lookup.scan.batches import coalesced, matching_rows
+from pyspark_lookup.scan.contract import coalesced, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
 
@@ -35,7 +35,7 @@ def snapshot_batches(
     does so before the first batch. `whole` gives the columns of all files of the version.
     """
     predicate = projection.predicate
-    tested = columns_of(predicate) if predicate is not None else frozenset()
+    tested = columns_of(predicate)
     names = list(dict.fromkeys([*projection.columns.names, *sorted(tested)]))
     stored = [name for name in names if name in snapshot.schema.names]
     _check(snapshot, projection, names, whole, url)

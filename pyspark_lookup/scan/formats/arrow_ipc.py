@@ -3,92 +3,44 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import PysparkLookupError
-from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import spark_schema
 from pyspark_lookup.io.stores import FileVersion, Range
-from pyspark_lookup.scan.formats.inference import Inferred
-from pyspark_lookup.scan.formats.model import (
-    BATCH_ROWS,
-    Data,
-    FileIndex,
-    RangesFile,
-    Unit,
-    damaged,
-    inside,
-    no_fetch,
-    tail_range,
-)
+from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 
 
-class ArrowFormat:
-    """Blocks: the tail with the footer, dictionaries, and record batches."""
+class ArrowFormat(FooterFormat):
+    name, magic, frame = "Arrow IPC", b"ARROW1", 18
 
-    splittable = True
-
-    def first_ranges(self, file: FileVersion) -> list[Range]:
-        return [tail_range(file)]
-
-    def open_index(
-        self, file: FileVersion, data: Mapping[Range, Data], planned: pa.Schema | None
-    ) -> FileIndex | list[Range]:
-        tail = data[tail_range(file)]
-        if len(tail) < 18 or bytes(tail[-6:]) != b"ARROW1":
-            hint = "; Feather version 1 is not supported" if bytes(tail[-4:]) == b"FEA1" else ""
-            raise damaged(file, "Arrow IPC", f"it does not end with ARROW1{hint}")
-        (footer,) = struct.unpack("<i", tail[-10:-6])
-        if not 0 < footer <= file.size - 18:
-            raise damaged(file, "Arrow IPC", f"a footer of {footer} bytes does not fit")
-        whole = (file.size - footer - 10, footer + 10)
-        if footer + 10 > len(tail) and whole not in data:
-            return [whole]
-        source = RangesFile(file.size, data, no_fetch)
-        source.seek(whole[0])
-        try:
-            dictionaries, batches = _ipc_blocks(bytes(source.read(footer)))
-            source.seek(0)
-            schema = pa.ipc.open_file(pa.PythonFile(source, mode="r")).schema
-            inside(file, "Arrow IPC", dictionaries + batches)
-            return ArrowIndex(file, schema, dictionaries, batches)
-        except (pa.ArrowException, struct.error, OSError, ValueError) as problem:  # ValueError: a name that is no UTF-8
-            if isinstance(problem, PysparkLookupError):
-                raise
-            raise damaged(file, "Arrow IPC", problem) from problem
+    def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
+        source.seek(start)
+        dictionaries, batches = _ipc_blocks(bytes(source.read(length)))
+        source.seek(0)
+        schema = pa.ipc.open_file(pa.PythonFile(source, mode="r")).schema
+        inside(file, self.name, dictionaries + batches)
+        return ArrowIndex(file, schema, dictionaries, batches)
 
 
-class ArrowIndex:
+class ArrowIndex(FileIndex):
     """An Arrow IPC footer: its record batches are whole, so columns are pruned after the read."""
 
     def __init__(self, file: FileVersion, schema: pa.Schema, dictionaries: list[Range], batches: list[Range]) -> None:
-        self.inferred: Mapping[str, Inferred] | None = None
-        self.misfits: Mapping[str, str] = {}
         self._file = file
         self._dictionaries = dictionaries
         self._batches = batches
         self.schema = spark_schema(schema, file.url)
         self.units = [Unit(number, offset + length // 2) for number, (offset, length) in enumerate(batches)]
 
-    def stats(self, unit: Unit, column: str) -> ColumnStats | None:
-        return None
-
-    def rows(self, unit: Unit) -> int | None:
-        return None  # not without reading them
-
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         return [*self._dictionaries, self._batches[unit.number]]
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
-        try:
+        with reading(self._file, ArrowFormat.name):
             batch = pa.ipc.open_file(pa.PythonFile(source, mode="r")).get_batch(unit.number).select(list(columns))
             batch.validate(full=True)  # bad offsets or codes would read other memory: about 2 GB/s
-        except (pa.ArrowException, OSError) as problem:
-            if isinstance(problem, PysparkLookupError):
-                raise
-            raise damaged(self._file, "Arrow IPC", problem) from problem
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
 

@@ -44,7 +44,8 @@ class CsvFile:
 
 
 def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | None) -> pa.Table:
-    content = _in_utf8(content, options.encoding)
+    if options.encoding != "utf-8":
+        content = content.decode(options.encoding).encode()
     if options.quote and options.escape is None:
         _check_doubled(content, options, url)
     elif options.quote and options.escape != options.quote:
@@ -80,10 +81,6 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     nothing = pa.scalar(None, pa.string())
     columns = [pc.if_else(pc.equal(column, options.null_value), nothing, column) for column in table.columns]
     return pa.table(columns, names=names)
-
-
-def _in_utf8(content: bytes, encoding: str) -> bytes:
-    return content if encoding == "utf-8" else content.decode(encoding).encode()
 
 
 def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:

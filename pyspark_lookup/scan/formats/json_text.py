@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.types import cast_exactly
+from pyspark_lookup.columnar.types import cast_exactly, parts_of, with_parts
 from pyspark_lookup.scan.formats.inference import (
     BOOLEAN,
     EXACT_INTEGER,
@@ -36,10 +36,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class JsonFile:
-    """A JSON file's columns: what their values are inferred to be, and the values by type.
-
-    Raises ValueError for a file that is no JSON.
-    """
+    """A JSON file's columns: what their values are inferred to be, and the values by type. Raises ValueError for what is no JSON."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -68,7 +65,10 @@ class JsonFile:
                 return converted(found, kind)
             numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
             if pa.types.is_integer(found.type) and numbers:
-                return _cast(found, kind)
+                try:
+                    return cast_exactly(found, kind)
+                except pa.ArrowInvalid as problem:
+                    raise SchemaError(str(problem)) from None
         return _built(self._all()[name], kind)
 
     def _all(self) -> dict[str, list[Any]]:
@@ -112,11 +112,8 @@ def _has(kind: pa.DataType, test: Any) -> bool:
 def _texts_for_times(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_texts_for_times(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_texts_for_times(field.type)) for field in kind])
-    return kind
+    shape, parts = parts_of(kind)
+    return kind if shape is None else with_parts(kind, list(map(_texts_for_times, parts)))
 
 
 def _inferred_array(array: pa.Array) -> Inferred:
@@ -181,13 +178,11 @@ def _next(text: str, at: int) -> int:
 
 def _inferred(values: list[Any]) -> Inferred:
     """The type of values that the standard library has read."""
-    kinds = {type(value) for value in values if value is not None}
-    if not kinds:
-        return NOTHING
-    if len(kinds) > 1:
-        return TEXT
-    (kind,) = kinds
     there = [value for value in values if value is not None]
+    kinds = set(map(type, there))
+    if len(kinds) != 1:
+        return TEXT if kinds else NOTHING
+    (kind,) = kinds
     if kind is bool:
         return BOOLEAN
     if kind is _Number:
@@ -223,9 +218,10 @@ def _number(texts: Iterable[str]) -> Number:
 
 def _built(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Values as an array of a type. Raises SchemaError with one that is none."""
+    known = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
-        _check(values, dict, kind)
-        names = {name.casefold(): name for value in values if value is not None for name in value}
+        _check(known, dict, kind)
+        names = {name.casefold(): name for value in known for name in value}
         own = [names.get(field.name.casefold(), field.name) for field in kind]
         children = [
             _built([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
@@ -234,26 +230,23 @@ def _built(values: list[Any], kind: pa.DataType) -> pa.Array:
         mask = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_list(kind):
-        _check(values, list, kind)
-        inner = _built([item for value in values if value is not None for item in value], kind.value_type)
+        _check(known, list, kind)
+        inner = _built([item for value in known for item in value], kind.value_type)
         return pa.ListArray.from_arrays(_offsets(values), inner, type=kind)
     if pa.types.is_map(kind):
-        _check(values, dict, kind)
-        keys = [key for value in values if value is not None for key in value]
-        items = [item for value in values if value is not None for item in value.values()]
-        parts = _built(keys, kind.key_type), _built(items, kind.item_type)
-        return pa.MapArray.from_arrays(_offsets(values), *parts, type=kind)
+        _check(known, dict, kind)
+        keys = _built([key for value in known for key in value], kind.key_type)
+        items = _built([item for value in known for item in value.values()], kind.item_type)
+        return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind)
     if not pa.types.is_string(kind):
-        for value in values:
-            if isinstance(value, (dict, list)):
-                raise SchemaError(f"{_text(value)[:80]} is no {kind}")
+        _check(known, (str, bool), kind)
     return converted(pa.array([None if value is None else _text(value) for value in values], pa.string()), kind)
 
 
-def _check(values: list[Any], wanted: type, kind: pa.DataType) -> None:
-    wrong = next((value for value in values if value is not None and not isinstance(value, wanted)), None)
-    if wrong is not None:
-        raise SchemaError(f"{_text(wrong)[:80]} is no {kind}")
+def _check(values: list[Any], wanted: type | tuple[type, ...], kind: pa.DataType) -> None:
+    for value in values:
+        if not isinstance(value, wanted):
+            raise SchemaError(f"{_text(value)[:80]} is no {kind}")
 
 
 def _offsets(values: list[Any]) -> pa.Array:
@@ -282,10 +275,3 @@ def _inner(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    try:
-        return cast_exactly(array, kind)
-    except pa.ArrowInvalid as problem:
-        raise SchemaError(str(problem)) from None

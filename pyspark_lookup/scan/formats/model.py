@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
 import io
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.base.errors import DamagedFileError, PysparkLookupError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.inference import Inferred
@@ -87,24 +92,27 @@ class Unit:
     middle: int
 
 
-class FileIndex(Protocol):
+class FileIndex(abc.ABC):
     """An opened file: its schema as Spark takes it, its units, and where their bytes lie."""
 
-    @property
-    def schema(self) -> pa.Schema: ...
-    @property
-    def units(self) -> Sequence[Unit]: ...
-    @property
-    def inferred(self) -> Mapping[str, Inferred] | None:
-        """Of text files: what their values tell of the columns that were not planned."""
+    schema: pa.Schema
+    units: Sequence[Unit]
+    inferred: Mapping[str, Inferred] | None = None
+    """Of text files: what their values tell of the columns that were not planned."""
+    misfits: Mapping[str, str] = MappingProxyType({})
+    """Columns of text files that have a value which is not of the planned type, with that value."""
 
-    @property
-    def misfits(self) -> Mapping[str, str]:
-        """Columns of text files that have a value which is not of the planned type, with that value."""
+    def stats(self, unit: Unit, column: str) -> ColumnStats | None:
+        """Bounds of a column's values; None: not known."""
+        return None
 
-    def stats(self, unit: Unit, column: str) -> ColumnStats | None: ...
-    def rows(self, unit: Unit) -> int | None: ...
+    def rows(self, unit: Unit) -> int | None:
+        """How many there are; None: not known without reading them."""
+        return None
+
+    @abc.abstractmethod
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]: ...
+    @abc.abstractmethod
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]: ...
 
 
@@ -119,17 +127,61 @@ class FileFormat(Protocol):
     ) -> FileIndex | list[Range]: ...
 
 
-def no_fetch(part: Range) -> Data:
+class FooterFormat(abc.ABC):
+    """Files that begin and end with a magic word, the latter behind a footer and its length. `frame`: bytes of all but these parts."""
+
+    splittable = True
+    name: str
+    magic: bytes
+    frame: int
+
+    def first_ranges(self, file: FileVersion) -> list[Range]:
+        return [_tail_range(file)]
+
+    def open_index(
+        self, file: FileVersion, data: Mapping[Range, Data], planned: pa.Schema | None
+    ) -> FileIndex | list[Range]:
+        tail = data[_tail_range(file)]
+        end = 4 + len(self.magic)
+        if len(tail) < self.frame or bytes(tail[-len(self.magic) :]) != self.magic:
+            hint = "; Feather version 1 is not supported" if bytes(tail[-4:]) == b"FEA1" else ""
+            raise damaged(file, self.name, f"it does not end with {self.magic.decode()}{hint}")
+        (footer,) = struct.unpack("<i", tail[-end : -len(self.magic)])
+        if not 0 < footer <= file.size - self.frame:
+            raise damaged(file, self.name, f"a footer of {footer} bytes does not fit")
+        whole = (file.size - footer - end, footer + end)
+        if whole[1] > len(tail) and whole not in data:
+            return [whole]
+        with reading(file, self.name):
+            return self._index(file, RangesFile(file.size, data, _no_fetch), whole[0], footer)
+
+    @abc.abstractmethod
+    def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
+        """The index in a footer of that place and length."""
+
+
+def _no_fetch(part: Range) -> Data:
     raise DamagedFileError(f"bytes {part} are outside the file's index")
 
 
-def tail_range(file: FileVersion) -> Range:
+def _tail_range(file: FileVersion) -> Range:
     length = file.size if file.size <= _SMALL_BYTES else _TAIL_BYTES
     return file.size - length, length
 
 
 def damaged(file: FileVersion, kind: str, problem: object) -> DamagedFileError:
     return DamagedFileError(f"{file.url} is not a readable {kind} file: {problem}")
+
+
+@contextlib.contextmanager
+def reading(file: FileVersion, kind: str) -> Iterator[None]:
+    """Raise DamagedFileError for bytes that are no such file."""
+    try:
+        yield
+    except PysparkLookupError:
+        raise
+    except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, struct.error, zlib.error) as problem:
+        raise damaged(file, kind, problem) from problem
 
 
 def inside(file: FileVersion, kind: str, ranges: list[Range]) -> list[Range]:

@@ -5,67 +5,31 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
-import struct
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_lookup.base.errors import PysparkLookupError
+from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.predicate import ColumnStats
-from pyspark_lookup.columnar.types import spark_schema
+from pyspark_lookup.columnar.types import parts_of, spark_schema, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
-from pyspark_lookup.scan.formats.inference import Inferred
-from pyspark_lookup.scan.formats.model import (
-    BATCH_ROWS,
-    Data,
-    FileIndex,
-    RangesFile,
-    Unit,
-    damaged,
-    inside,
-    no_fetch,
-    tail_range,
-)
-from pyspark_lookup.scan.formats.spark_types import spark_fields
+from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
+
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
 
 
-class ParquetFormat:
-    """Blocks: the tail with the footer, and column chunks."""
+class ParquetFormat(FooterFormat):
+    name, magic, frame = "parquet", b"PAR1", 12
 
-    splittable = True
-
-    def first_ranges(self, file: FileVersion) -> list[Range]:
-        return [tail_range(file)]
-
-    def open_index(
-        self, file: FileVersion, data: Mapping[Range, Data], planned: pa.Schema | None
-    ) -> FileIndex | list[Range]:
-        tail = data[tail_range(file)]
-        if len(tail) < 12 or bytes(tail[-4:]) != b"PAR1":
-            raise damaged(file, "parquet", "it does not end with PAR1")
-        (footer,) = struct.unpack("<I", tail[-8:-4])
-        if footer + 12 > file.size:
-            raise damaged(file, "parquet", f"a footer of {footer} bytes does not fit")
-        whole = (file.size - footer - 8, footer + 8)
-        if footer + 8 > len(tail) and whole not in data:
-            return [whole]
-        try:
-            metadata = pq.read_metadata(pa.PythonFile(RangesFile(file.size, data, no_fetch), mode="r"))
-            return ParquetIndex(file, metadata)
-        except (pa.ArrowException, OSError, ValueError) as problem:  # ValueError: a name that is no UTF-8
-            if isinstance(problem, PysparkLookupError):
-                raise
-            raise damaged(file, "parquet", problem) from problem
+    def _index(self, file: FileVersion, source: RangesFile, start: int, length: int) -> FileIndex:
+        return ParquetIndex(file, pq.read_metadata(pa.PythonFile(source, mode="r")))
 
 
-class ParquetIndex:
-    """A parquet footer."""
-
+class ParquetIndex(FileIndex):
     def __init__(self, file: FileVersion, metadata: pq.FileMetaData) -> None:
-        self.inferred: Mapping[str, Inferred] | None = None
-        self.misfits: Mapping[str, str] = {}
         self._file = file
         self._metadata = metadata
         arrow = metadata.schema.to_arrow_schema()
@@ -124,7 +88,7 @@ class ParquetIndex:
         return int(self._metadata.row_group(unit.number).num_rows)
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
-        try:
+        with reading(self._file, "parquet"):
             file = pq.ParquetFile(
                 pa.PythonFile(source, mode="r"),
                 metadata=self._metadata,
@@ -138,10 +102,6 @@ class ParquetIndex:
             yield from file.reader.iter_batches(
                 BATCH_ROWS, row_groups=[unit.number], column_indices=leaves, use_threads=False
             )
-        except (pa.ArrowException, OSError) as problem:
-            if isinstance(problem, PysparkLookupError):
-                raise
-            raise damaged(self._file, "parquet", problem) from problem
 
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
@@ -155,23 +115,15 @@ def _leaf_count(kind: pa.DataType) -> int:
     """Parquet columns behind an Arrow column."""
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
-    if pa.types.is_struct(kind):
-        return sum(_leaf_count(field.type) for field in kind)
-    if pa.types.is_map(kind):
-        return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
-    if pa.types.is_nested(kind):
-        return _leaf_count(kind.value_type)
-    return 1
+    shape, parts = parts_of(kind)
+    return 1 if shape is None else sum(map(_leaf_count, parts))
 
 
 def _with_instants(kind: pa.DataType, int96: Iterator[bool]) -> pa.DataType:
     """`kind` with INT96 timestamps as instants in UTC, which is what Spark and Hive mean by them."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _with_instants(field.type, int96)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_with_instants(kind.key_type, int96), _with_instants(kind.item_type, int96))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return pa.list_(_with_instants(kind.value_type, int96))
+    shape, parts = parts_of(kind)
+    if shape is not None:
+        return with_parts(kind, [_with_instants(part, int96) for part in parts])
     return pa.timestamp("us", "UTC") if next(int96) else kind
 
 
@@ -188,3 +140,48 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str, bytes, decimal.Decimal, datetime.datetime)):
         return value
     return value if type(value) is datetime.date else None
+
+
+def spark_fields(fields: list[pa.Field], footer: Mapping[bytes, bytes] | None, url: str) -> list[pa.Field]:
+    """The fields of a Parquet file in the types that Spark has written them as; those it says nothing of stay as they are.
+
+    A day-time interval is a plain number of microseconds in Parquet, a VARIANT two binary columns. Raises SchemaError naming the
+    column for a type that a Python source cannot hand to Spark: VARIANT and year-month intervals.
+    """
+    said = _said(footer)
+    return [
+        field if field.name not in said else field.with_type(_typed(field.type, said[field.name], field.name, url))
+        for field in fields
+    ]
+
+
+def _said(footer: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    """Spark's types by column; none where it has written nothing, or nothing that is known."""
+    text = (footer or {}).get(_SPARK_SCHEMA, b"")
+    if b"interval" not in text and b"variant" not in text:
+        return {}
+    try:
+        return {field["name"]: field["type"] for field in json.loads(text)["fields"]}
+    except (ValueError, KeyError, TypeError, RecursionError):  # of a writer that uses the key for something else
+        return {}
+
+
+def _typed(kind: pa.DataType, said: Any, name: str, url: str) -> pa.DataType:
+    if isinstance(said, str):
+        if said == "variant" or said.startswith(("interval year", "interval month")):
+            instead = "to_json(v)" if said == "variant" else "a number of months"
+            raise SchemaError(
+                f"{url}: column {name!r} is of Spark's type {said}, which no Python source can read: write it as {instead} instead, "
+                "or leave it out of the files"
+            )
+        return pa.duration("us") if said.startswith("interval ") and pa.types.is_int64(kind) else kind
+    inner = said.get("type") if isinstance(said, dict) else None
+    if inner == "struct" and pa.types.is_struct(kind):
+        types = {field.get("name"): field.get("type") for field in said.get("fields", ())}
+        return pa.struct([field.with_type(_typed(field.type, types.get(field.name), name, url)) for field in kind])
+    if inner == "array" and pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_typed(kind.value_type, said.get("elementType"), name, url)))
+    if inner == "map" and pa.types.is_map(kind):
+        key = _typed(kind.key_type, said.get("keyType"), name, url)
+        return pa.map_(key, kind.item_field.with_type(_typed(kind.item_type, said.get("valueType"), name, url)))
+    return kind

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.orc
 
-from pyspark_lookup.base.errors import NotSupportedError, PysparkLookupError, SchemaError
-from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.base.errors import NotSupportedError, SchemaError
 from pyspark_lookup.columnar.types import spark_schema
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
 from pyspark_lookup.scan.formats.csv_text import CsvFile
-from pyspark_lookup.scan.formats.inference import Inferred, fits
+from pyspark_lookup.scan.formats.inference import fits
 from pyspark_lookup.scan.formats.json_text import JsonFile
-from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, damaged
+from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileIndex, RangesFile, Unit, reading
 from pyspark_lookup.table.file_names import DECOMPRESS, base_name
 
 
@@ -45,7 +43,7 @@ class WholeFileFormat:
     ) -> FileIndex | list[Range]:
         blocks = [data[part] for part in self.first_ranges(file)]
         content = bytes(blocks[0]) if len(blocks) == 1 else b"".join(blocks)
-        try:
+        with reading(file, self._name.value):
             for suffix, decompress in DECOMPRESS.items():
                 if base_name(file.url).endswith(suffix):
                     content = decompress(content)
@@ -62,28 +60,13 @@ class WholeFileFormat:
             else:
                 text = CsvFile(content, self._csv, file.url, self._declared.names if self._declared else None)
             return _TextIndex(file, text, planned, self._declared is not None, self.first_ranges(file))
-        except PysparkLookupError:
-            raise
-        except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, zlib.error) as problem:
-            raise damaged(file, self._name.value, problem) from problem
 
 
-class _Whole:
-    """A file decoded as one unit."""
-
-    inferred: Mapping[str, Inferred] | None = None
-
+class _Whole(FileIndex):
     def __init__(self, file: FileVersion, ranges: list[Range], schema: pa.Schema) -> None:
         self._file, self._ranges = file, ranges
         self.schema = spark_schema(schema, file.url)
         self.units = [Unit(0, 0)]
-        self.misfits: dict[str, str] = {}
-
-    def stats(self, unit: Unit, column: str) -> ColumnStats | None:
-        return None
-
-    def rows(self, unit: Unit) -> int | None:
-        return None  # not without reading them
 
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]:
         return self._ranges
@@ -95,13 +78,11 @@ class _OrcIndex(_Whole):
         self._content = content
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
-        try:
+        with reading(self._file, "orc"):
             # Without any column it would read no row.
             wanted = list(columns) or self.schema.names[:1]
             table = pa.orc.ORCFile(pa.BufferReader(self._content)).read(columns=wanted)
             yield from table.select(list(columns)).to_batches(BATCH_ROWS)
-        except (pa.ArrowException, OSError) as problem:
-            raise damaged(self._file, "orc", problem) from problem
 
 
 class _TextIndex(_Whole):

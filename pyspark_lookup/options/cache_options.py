@@ -1,4 +1,4 @@
-"""Options of the full cache (FLIP-221)."""
+"""Options of the partial and of the full cache (FLIP-221)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,87 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.options.declaring import DURATION, POSITIVE_DURATION, Kind, choice, option
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, OnReloadFailure, ReloadStrategy
-from pyspark_lookup.options.parsing import parse_days, parse_reload_strategy
+from pyspark_lookup.options.parsing import (
+    BOOLEAN,
+    DURATION,
+    LONG,
+    MOST,
+    POSITIVE_DURATION,
+    Kind,
+    choice,
+    option,
+    parse_reload_strategy,
+    size,
+    whole_number,
+)
 from pyspark_lookup.options.reload_trigger import Blackout, ScheduleMode, parse_blackout, parse_iso_time
 
 if TYPE_CHECKING:
     from pyspark_lookup.options.lookup_options import LookupOptions
 
+PARTIAL = "lookup.partial-cache."
 FULL = "lookup.full-cache."
+_DAYS = Kind("integer", whole_number(1, 99_999, "a whole number of days, at least 1 day and at most 99999"))
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialCacheOptions:
+    # fmt: off
+    partial_expire_after_access_s: float | None = option(
+        "lookup.partial-cache.expire-after-access", DURATION, None,
+        doc="With PARTIAL: forget a key that was not asked for so long. At least one of the four bounds is needed.",
+    )
+    partial_expire_after_write_s: float | None = option(
+        "lookup.partial-cache.expire-after-write", DURATION, None,
+        doc="With PARTIAL: forget a key so long after it was loaded. Needed for a provider without versions.",
+    )
+    partial_max_rows: int | None = option(
+        "lookup.partial-cache.max-rows", LONG, None,
+        doc="With PARTIAL: rows to hold at most, in each process and in what the processes of a host share; a key "
+            "without rows counts as one.",
+    )
+    partial_max_bytes: int | None = option(
+        "lookup.partial-cache.max-bytes", size(0, MOST), None,
+        doc="With PARTIAL: bytes to hold at most, in each process and in what the processes of a host share.",
+    )
+    partial_cache_missing_key: bool = option(
+        "lookup.partial-cache.cache-missing-key", BOOLEAN, True,
+        doc="With PARTIAL: remember that a key has no rows.",
+    )
+    # fmt: on
+
+    @property
+    def bounded(self) -> bool:
+        """Whether anything bounds the partial cache."""
+        return any(value is not None for name, value in self.partial_cache.items() if name != "cache_missing_key")
+
+    @property
+    def partial_cache(self) -> dict[str, Any]:
+        """What bounds the partial cache, by the parameters of `DefaultLookupCache`."""
+        names = (field.name for field in dataclasses.fields(PartialCacheOptions))
+        return {name.removeprefix("partial_"): getattr(self, name) for name in names}
+
+
+def check_partial_cache(options: LookupOptions) -> None:
+    """Raise OptionError for options of the partial cache that would be ignored, or without any bound."""
+    given = sorted(key for key in options.explicit if key.startswith(PARTIAL))
+    if options.cache is not CacheMode.PARTIAL:
+        if given:
+            raise OptionError(
+                f"option {given[0]}: lookup.cache is {options.cache.value!r} and should be 'PARTIAL' for it to have a meaning"
+            )
+        return
+    bounds = ("expire-after-access", "expire-after-write", "max-rows", "max-bytes")
+    if not options.bounded and options.provider is None:
+        raise OptionError(
+            "option lookup.cache = 'PARTIAL' without any bound would grow for ever: set one of "
+            + ", ".join(PARTIAL + bound for bound in bounds)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class FullCacheOptions:
-    """See `LookupOptions`, of which these are a part."""
-
     # fmt: off
     reload_strategy: ReloadStrategy | str = option(
         "lookup.full-cache.reload-strategy", Kind("PERIODIC, TIMED or `module:factory`", parse_reload_strategy), ReloadStrategy.PERIODIC,
@@ -42,7 +108,7 @@ class FullCacheOptions:
         doc="TIMED: time of day, local or with an offset: `10:15`, `10:15Z`, `10:15+07:00`.",
     )
     reload_interval_days: int = option(
-        "lookup.full-cache.timed-reload.interval-in-days", Kind("integer", parse_days), 1,
+        "lookup.full-cache.timed-reload.interval-in-days", _DAYS, 1,
         doc="TIMED: days between reloads.",
     )
     blackout: Blackout | None = option(
@@ -76,7 +142,6 @@ class FullCacheOptions:
 
     @functools.cached_property
     def full_cache(self) -> tuple[Any, ...]:
-        """The values of all options of the full cache."""
         return tuple(getattr(self, field.name) for field in dataclasses.fields(FullCacheOptions))
 
     @property

@@ -1,34 +1,39 @@
-"""Options of a read: what it shows of a table, and of which version."""
+"""Options of a read, what it shows of a table, and of which version; and of writes of managed tables."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from pyspark_lookup.options.declaring import MIB, MOST, NAME, NAMES, POSITIVE_COUNT, Kind, choice, option, size
-from pyspark_lookup.options.enums import (
-    FilterPushdown,
-    MetadataSource,
-    OnError,
-    OnVersionGone,
-    Overlap,
-    StreamStart,
-    VersionAt,
-    View,
-)
+from pyspark_lookup.options import enums
 from pyspark_lookup.options.parsing import (
+    BOOLEAN,
+    COUNT,
+    MIB,
+    MOST,
+    NAME,
+    NAMES,
+    POSITIVE_COUNT,
+    POSITIVE_DURATION,
+    Kind,
+    choice,
+    option,
+    parse_batch,
     parse_commit,
-    parse_position,
     parse_stream_start,
     parse_sync_interval_s,
     parse_text,
     parse_write_ids,
+    size,
+    whole_number,
+)
+
+_POSITION = whole_number(
+    1, 10**18 - 1, "a position in the table's log, 1 or more, as LookupTable.versions() lists them"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """See `LookupOptions`, of which these are a part."""
-
     # fmt: off
     columns: tuple[str, ...] | None = option(
         "lookup.columns", NAMES, None, shown="all",
@@ -47,12 +52,12 @@ class ReadOptions:
         "lookup.valid-to", NAME, None,
         doc="... and before when; null: still is. Without it a row is valid until the next one of its key.",
     )
-    overlap: Overlap = option(
-        "lookup.overlap", choice(Overlap), Overlap.ERROR,
+    overlap: enums.Overlap = option(
+        "lookup.overlap", choice(enums.Overlap), enums.Overlap.ERROR,
         doc="Where two rows of a key are valid at once: fail, or take the one that is valid since later.",
     )
-    view: View = option(
-        "lookup.view", choice(View), View.DATA,
+    view: enums.View = option(
+        "lookup.view", choice(enums.View), enums.View.DATA,
         doc="What a read returns: the rows; the files of the current version; the versions this host knows; its "
             "counters; one row about the current version; the version as a SQL function takes it; or, of a managed "
             "table, what its commits have changed (`readStream`).",
@@ -61,8 +66,8 @@ class ReadOptions:
         "lookup.metrics.tasks", POSITIVE_COUNT, 32,
         doc="With lookup.view=metrics: tasks that look for hosts to answer; best several times as many as executors.",
     )
-    metadata_source: MetadataSource = option(
-        "lookup.metadata.source", choice(MetadataSource), MetadataSource.UFS,
+    metadata_source: enums.MetadataSource = option(
+        "lookup.metadata.source", choice(enums.MetadataSource), enums.MetadataSource.UFS,
         doc="Who says which version is current: the store, once per query, or this host.",
     )
     sync_interval_s: float | None = option(
@@ -70,7 +75,7 @@ class ReadOptions:
         doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
     )
     version: int | None = option(
-        "lookup.version", Kind("log position", parse_position), None, shown="the current version",
+        "lookup.version", Kind("log position", _POSITION), None, shown="the current version",
         doc="Of a managed table: read the version after this event of its log (time travel).",
     )
     valid_write_ids: str | None = option(
@@ -83,29 +88,29 @@ class ReadOptions:
         doc="Of a managed table, with CACHE: what is read includes this commit (`LookupTable.floor` of its writer). "
             "Commits of the own host are included without it.",
     )
-    version_at: VersionAt = option(
-        "lookup.version-at", choice(VersionAt), VersionAt.AUTO,
+    version_at: enums.VersionAt = option(
+        "lookup.version-at", choice(enums.VersionAt), enums.VersionAt.AUTO,
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
-    on_version_gone: OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(OnVersionGone), None, shown="NEWER; of a managed table FAIL",
+    on_version_gone: enums.OnVersionGone | None = option(
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, shown="NEWER; of a managed table FAIL",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
-    on_error: OnError = option(
-        "lookup.on-error", choice(OnError), OnError.FAIL,
+    on_error: enums.OnError = option(
+        "lookup.on-error", choice(enums.OnError), enums.OnError.FAIL,
         doc="Of joins and SQL functions: when a lookup failed in every attempt, fail the query, or go on with null in"
             " its columns and the reason in the column `lookup_error`.",
     )
-    filter_pushdown: FilterPushdown = option(
-        "lookup.filter-pushdown", choice(FilterPushdown), FilterPushdown.AUTO,
+    filter_pushdown: enums.FilterPushdown = option(
+        "lookup.filter-pushdown", choice(enums.FilterPushdown), enums.FilterPushdown.AUTO,
         doc="Prune by filters Spark pushes. AUTO: only on a Spark that scopes them to their scan (5.0).",
     )
     split_size: int = option(
         "lookup.scan.split-size", size(MIB, MOST), 128 * MIB, shown="128 MiB",
         doc="A scan above this many file bytes is split into several tasks.",
     )
-    stream_start: StreamStart | int = option(
-        "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), StreamStart.SNAPSHOT,
+    stream_start: enums.StreamStart | int = option(
+        "lookup.stream.start", Kind("SNAPSHOT, LATEST or log position", parse_stream_start), enums.StreamStart.SNAPSHOT,
         doc="Of a stream of changes: begin with the rows there are; with what is committed from now on; or with what "
             "was after this position.",
     )
@@ -132,3 +137,45 @@ class ReadOptions:
     def stream_limits(self) -> tuple[int | None, int | None, int | None]:
         """At most so many rows, files and bytes in a micro-batch."""
         return self.stream_max_rows, self.stream_max_files, self.stream_max_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteOptions:
+    # fmt: off
+    create_if_not_exists: bool = option(
+        "lookup.create-if-not-exists", BOOLEAN, False,
+        doc="Of CREATE TABLE: if nothing is at the path, make a managed table there, with the columns of "
+            "lookup.schema and the keys of lookup.keys.",
+    )
+    write_mode: enums.KeyedWrite | None = option(
+        "lookup.write.mode", choice(enums.KeyedWrite), None,
+        doc="Of writes in Spark's append mode: upsert, in place of the rows that have the same keys.",
+    )
+    write_unique_keys: bool = option(
+        "lookup.write.unique-keys", BOOLEAN, False,
+        doc="Of writes: fail before the commit if two rows would have one key.",
+    )
+    write_merge_schema: bool = option(
+        "lookup.write.merge-schema", BOOLEAN, False,
+        doc="Of writes: add columns that the table does not have; older rows have null there.",
+    )
+    write_missing_columns: enums.MissingColumns | None = option(
+        "lookup.write.missing-columns", choice(enums.MissingColumns), None, shown="such an upsert is refused",
+        doc="Of upserts whose rows lack columns: a row that is there keeps its values (KEEP), or they become null "
+            "(NULL).",
+    )
+    write_batch: tuple[str, int] | None = option(
+        "lookup.write.batch", Kind("`name:number`", parse_batch), None,
+        doc="Of batch writes, as in `foreachBatch`: write nothing if this batch of that name, or a later one, is "
+            "committed.",
+    )
+    write_compact_after: int = option(
+        "lookup.write.compact-after", COUNT, 20,
+        doc="Of writes: a commit compacts small writes once there are so many; 0: only you do "
+            "(`LookupTable.compact`).",
+    )
+    write_timeout_s: float = option(
+        "lookup.write.timeout", POSITIVE_DURATION, 86400.0, shown="24 h",
+        doc="Of writes: others may abort a write that has shown no sign of life for so long.",
+    )
+    # fmt: on
