@@ -200,6 +200,8 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         least, most = (pa.scalar(n, array.type) for n in (max(low, own_low), min(high, own_high)))
         inside = pc.and_(pc.greater_equal(array, least), pc.less_equal(array, most))
         return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)
+    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:  # whose casts to integers fail
+        array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
     if pa.types.is_decimal(kind):
         return array.cast(kind) if widens(array.type, kind) else _as_decimals(array, kind)
     if not pa.types.is_floating(kind):
@@ -214,13 +216,12 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 def _as_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Exact numbers as `kind`, null where they have more digits. One by one, for Arrow's cast wraps around unsaid."""
-    if pa.types.is_decimal(array.type) and array.type.bit_width < 128:
-        array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
     encoded = array.dictionary_encode()
     with decimal.localcontext(decimal.Context(prec=200)):
         limit = decimal.Decimal(10) ** (kind.precision - kind.scale)
         known = [decimal.Decimal(value) for value in encoded.dictionary.to_pylist()]
-        fitting = [value if abs(value) < limit and value.scaleb(kind.scale) % 1 == 0 else None for value in known]
+        step = decimal.Decimal(1).scaleb(-kind.scale)  # Arrow takes no more digits than the type has, zeros among them
+        fitting = [value.quantize(step) if abs(value) < limit and value % step == 0 else None for value in known]
     return pc.take(pa.array(fitting, kind), encoded.indices)
 
 
