@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
-from pyspark_lookup.engine.lookup_join import LookupSpec, issue_token, lookup_of, parsed_options
+from pyspark_lookup.engine.lookup_join import LookupSpec, issue_token, lookup_of, parse_options
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.table.executions import Execution
 
@@ -51,7 +51,7 @@ def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     execution = Execution("bench", "1")
     columns = pa.schema([("name", pa.string()), ("x", pa.float64())])
     spec = LookupSpec(options, ("id",), columns, ("name", "x"), many=False, marked=True)
-    version = issue_token(runtime().effective(parsed_options(json.dumps(options))), execution)
+    version = issue_token(runtime().effective(parse_options(json.dumps(options))), execution)
     told = pa.array([version] * len(keys), pa.binary())
     lookup = lookup_of(spec.to_text(), {})
     assert lookup.answers([keys], told, execution).null_count == 0

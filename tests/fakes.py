@@ -107,8 +107,8 @@ class FaultyStore:
     delete = _noted("delete", "delete")
 
     @contextlib.contextmanager
-    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
-        with self._inner.pinned(file) as read:
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+        with self._inner.pin(file) as read:
 
             def noted(offset: int, length: int) -> bytes:
                 self._note("get", (file.url, offset, length))

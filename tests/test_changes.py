@@ -18,9 +18,9 @@ from pyspark_lookup.managed.change_feed import (
     CHANGE_TYPE,
     LOG_POSITION,
     change_columns,
-    changed_rows,
     changes_between,
     cost,
+    read_changes,
     snapshot_of,
 )
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -49,7 +49,7 @@ class Feed:
     def _rows(self, tasks: Iterable[Any], where: str | None = None) -> list[dict[str, Any]]:
         columns = change_columns(self.state.definition.schema)
         wanted = None if where is None else parse_where(where, columns)
-        batches = changed_rows(self._files, list(tasks), columns, wanted)
+        batches = read_changes(self._files, list(tasks), columns, wanted)
         return [row for batch in batches for row in batch.to_pylist()]
 
     def between(self, after: int, until: int, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:

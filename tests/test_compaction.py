@@ -161,7 +161,7 @@ def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
     with pytest.raises(DamagedFileError):
         table.compact()
     assert folds(site.state()) == []
-    assert site.state().needed() == site.state().needed(before)
+    assert site.state().find_needed() == site.state().find_needed(before)
     assert ids_of(site.table(host="late").scan()) == list(range(30))
 
 

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.base.errors import DamagedFileError, OptionError, SchemaError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, spark_type
-from pyspark_lookup.io.ufs import FileVersion, Range
+from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import BATCH_ROWS, FileIndex, RangesFile, Unit, open_format
 from pyspark_lookup.scan.formats.parquet import spark_fields

@@ -55,7 +55,7 @@ from pyspark_lookup.spark.source import DefaultSource
 from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.log import TableState
-from pyspark_lookup.table.log.events import sealed
+from pyspark_lookup.table.log.events import seal
 from pyspark_lookup.table.log_source import managed_version
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
@@ -131,7 +131,7 @@ class World:
         for _ in range(2):  # the second time from what the first has put right
             found = planner.find(host.reader, options)
             shown = planner.table_columns(found, options)
-            plan = planner.plan_read(found, planner.completed(options, found), shown, host.clock.host())
+            plan = planner.plan_read(found, planner.with_table_keys(options, found), shown, host.clock.host())
             scanned = pa.Table.from_batches(list(host.reader.read(plan, ReadTask(0, 1), None)), shown).sort_by("id")
             keys = pa.table({"id": pa.array([*self.rows["id"].to_pylist(), -5, None], pa.int64())})
             by_key = get_many(host.reader, plan, keys, ["id"], None).select(shown.names)
@@ -325,7 +325,7 @@ def test_a_log_that_says_what_cannot_be(data: st.DataObject) -> None:
         found = json.loads(event.read_bytes())
         del found["crc"]
         said = data.draw(altered(found))
-        event.write_bytes(sealed(said) if isinstance(said, dict) else json.dumps(said).encode())
+        event.write_bytes(seal(said) if isinstance(said, dict) else json.dumps(said).encode())
         with memory_at_most():
             for read in (made.read, functools.partial(asked_all, made)):
                 with contextlib.suppress(PysparkLookupError):
@@ -349,7 +349,7 @@ def asked_all(made: World, cache: Path) -> None:
     list(changes_between(table, state, 0, state.position, False))
     state.open_writes()
     state.definition_at(state.position)
-    assert TableState.of_bytes(sealed(state.to_json()), "x").to_json() == state.to_json()
+    assert TableState.of_bytes(seal(state.to_json()), "x").to_json() == state.to_json()
 
 
 # --- files that name hidden rows ----------------------------------------------------------------------

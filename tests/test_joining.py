@@ -32,7 +32,7 @@ from pyspark_lookup.engine.lookup_join import (
     LookupSpec,
     issue_token,
     lookup_of,
-    parsed_options,
+    parse_options,
 )
 from pyspark_lookup.engine.runtime import Runtime, runtime
 from pyspark_lookup.engine.table_reader import TableReader
@@ -129,7 +129,7 @@ class Host:
         return issue_token(self.options(spec), execution)
 
     def options(self, spec: LookupSpec) -> LookupOptions:
-        return runtime().effective(parsed_options(json.dumps(dict(spec.options))).on_host(self.session))
+        return runtime().effective(parse_options(json.dumps(dict(spec.options))).on_host(self.session))
 
     def reader(self, spec: LookupSpec) -> TableReader:
         return runtime().engine(self.options(spec)).reader

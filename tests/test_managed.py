@@ -106,7 +106,7 @@ def test_a_host_never_goes_back(dim: Dim) -> None:
     host, table, old, _ = dim.known()
     dim.writer.write(rows([100], 2))
     new = host.resolver.ask(table)
-    assert host.resolver.host.learned(table, old, host.clock.steady_s + 1000) == new
+    assert host.resolver.host.learn(table, old, host.clock.steady_s + 1000) == new
     last = host.resolver.host.last(table)
     assert last is not None
     assert last["digest"] == new.digest
@@ -118,10 +118,10 @@ def test_a_commit_that_a_slow_resolution_cannot_know(dim: Dim) -> None:
     versions, began_s = host.resolver.host, host.clock.steady_s
     host.clock.tick(1)
     versions.raise_floor(table, log.table_id, log.position + 3)
-    assert versions.learned(table, old, began_s) == old
+    assert versions.learn(table, old, began_s) == old
     assert versions.floor(table.url) == (log.table_id, log.position + 3)
     host.clock.tick(1)
-    assert versions.learned(table, old, host.clock.steady_s) == old
+    assert versions.learn(table, old, host.clock.steady_s) == old
     assert versions.floor(table.url) is None  # the log was asked later, and has no such commit
 
 
@@ -141,7 +141,7 @@ def test_a_floor_that_is_raised_while_it_is_judged(dim: Dim, monkeypatch: pytest
 
     monkeypatch.setattr(versions, "_is_obsolete", judged)
     host.clock.tick(1)
-    versions.learned(table, version, host.clock.steady_s)
+    versions.learn(table, version, host.clock.steady_s)
     assert versions.floor(table.url) == (log.table_id, log.position)
 
 

@@ -29,7 +29,7 @@ from pyspark_lookup.io.stores import Count, FileVersion, Store, open_store
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.table import log
 from pyspark_lookup.table.log import Allocate, DataFile, Event, TableState, WriteMode
-from pyspark_lookup.table.log.events import event_bytes, event_of, sealed
+from pyspark_lookup.table.log.events import event_bytes, event_of, seal
 from pyspark_lookup.table.model import VersionMetadata
 from tests.fakes import FakeClock, FaultyStore
 from tests.fuzzing import MORE, altered, by_day, damaged
@@ -59,7 +59,7 @@ def history(table_id: str, commits: int) -> list[Event]:
 
 def state_of(events: Iterable[Event]) -> TableState:
     first, *more = events
-    return TableState.begun(first, "a test").advanced(more)
+    return TableState.begin(first, "a test").advance(more)
 
 
 def paths(state: TableState, write_ids: ValidWriteIdList | str) -> list[str]:
@@ -98,7 +98,7 @@ def test_events_round_trip(event: Event) -> None:
     said = json.loads(event_bytes(event))
     del said["crc"]
     with pytest.raises(errors.DamagedFileError, match="'hidden'"):  # what it says would be ignored
-        event_of(sealed({**said, "hidden": []}), event.position, "the-file")
+        event_of(seal({**said, "hidden": []}), event.position, "the-file")
 
 
 @given(events_, st.data())
@@ -111,7 +111,7 @@ def test_any_flipped_bit_of_an_event_is_noticed(event: Event, data: st.DataObjec
         event_of(bytes(blob), event.position, "the-file")
 
 
-checkpoints = st.integers(0, 3).map(lambda commits: sealed(state_of(history("t", commits)).to_json()))
+checkpoints = st.integers(0, 3).map(lambda commits: seal(state_of(history("t", commits)).to_json()))
 
 
 DEEP = [b"[" * 100_000, b'{"format":' + b"9" * 5000]
@@ -124,7 +124,7 @@ def test_damage_is_told(data: st.DataObject, position: int) -> None:
     blob = data.draw(events_.map(event_bytes) | checkpoints)
     said = json.loads(blob)
     del said["crc"]
-    resealed = altered(said).map(lambda value: sealed(value) if isinstance(value, dict) else json.dumps(value).encode())
+    resealed = altered(said).map(lambda value: seal(value) if isinstance(value, dict) else json.dumps(value).encode())
     found = data.draw(damaged(blob) | resealed | st.sampled_from(DEEP))
     with told_damage():
         event_of(found, position, "the-file")
@@ -154,9 +154,9 @@ def test_paths_that_leave_the_table(path: str) -> None:
     event = log.Write(3, "t", "n", 0.0, 1, (DataFile(path, 1, 1),))
     with pytest.raises(errors.DamagedFileError, match="no path below"):
         event_of(event_bytes(event), 3, "x")
-    state = state_of(history("t", 0)).advanced([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
+    state = state_of(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
     with pytest.raises(errors.DamagedFileError, match="no path below"):
-        TableState.of_bytes(sealed(state.to_json()), "x")
+        TableState.of_bytes(seal(state.to_json()), "x")
 
 
 def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[str]]:
@@ -210,7 +210,7 @@ def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[VersionMetadata, Any
             assert state.check_open(id_).id == id_
             commits.append((id_, *opened.pop(id_)))
             event = log.Commit(*at(position), id_, None, log.Batch("q", id_) if draw(st.booleans()) else None)
-        state = state.advanced([event_of(event_bytes(event), position, "x")])
+        state = state.advance([event_of(event_bytes(event), position, "x")])
         found.append((state.version(), (defined, *model(commits)), ValidWriteIdList("t", high, opened, aborted)))
     return state, found
 
@@ -220,7 +220,7 @@ def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[VersionMetadata, Any
 def test_states_follow_the_model(made: tuple[TableState, list[tuple[VersionMetadata, Any, ValidWriteIdList]]]) -> None:
     """At each position a later state says what was true then; digests are equal exactly where the same writes are seen."""
     last, found = made
-    kept = TableState.of_bytes(sealed(last.to_json()), "x")
+    kept = TableState.of_bytes(seal(last.to_json()), "x")
     for state in (last, kept):
         assert (state.position, state.nonce, state.high_watermark) == (last.position, last.nonce, last.high_watermark)
         assert (state.open_writes(), state.batches, state.definition) == (last.open_writes(), last.batches, last.definition)  # fmt: skip
@@ -235,7 +235,7 @@ def test_states_follow_the_model(made: tuple[TableState, list[tuple[VersionMetad
         with pytest.raises(ValueError, match="log goes from 1"):
             state.version(last.position + 1)
     event = Allocate(last.position + 1, "t", "n", 0.0, last.high_watermark + 1, OVERWRITE)
-    assert kept.advanced([event]).to_json() == last.advanced([event]).to_json()
+    assert kept.advance([event]).to_json() == last.advance([event]).to_json()
     assert kept.to_json() == last.to_json()  # advanced() makes another state
     for (one, seen, _), (other, also, _) in itertools.combinations(found, 2):
         assert (one.digest == other.digest) == (seen == also)
@@ -246,7 +246,7 @@ def test_commits_that_cannot_be() -> None:
     begun = [Allocate(*at(5), 2, APPEND), Allocate(*at(6), 3, OVERWRITE), Allocate(*at(7), 4, APPEND)]
     state = state_of([*history("t", 1), *begun])
     assert state.check_open(2).id == 2
-    state = state.advanced([log.Commit(*at(8), 3, None, log.Batch("q", 7)), log.Abort(*at(9), 4)])
+    state = state.advance([log.Commit(*at(8), 3, None, log.Batch("q", 7)), log.Abort(*at(9), 4)])
     for id_, says in ((2, "write 2 .*write 3"), (3, "committed already"), (4, "aborted"), (5, "write 5")):
         with pytest.raises(errors.WriteConflictError, match=says):
             state.check_open(id_)
@@ -255,7 +255,7 @@ def test_commits_that_cannot_be() -> None:
 
 def test_versions_by_lists() -> None:
     """A list says which version is read: of this table, not ahead of its log, without writes that are aborted or open."""
-    state = state_of(history("t", 3)).advanced([Allocate(*at(11), 4, APPEND), log.Abort(*at(12), 4)])
+    state = state_of(history("t", 3)).advance([Allocate(*at(11), 4, APPEND), log.Abort(*at(12), 4)])
     assert state.version_of(state.valid_write_ids()).digest == state.version().digest
     equivalent = ("t:2:9223372036854775807::", "t:3:3:3:", "t:4:3:3,4:", "t:4:9223372036854775807::3,4")
     versions = [state.version_of(ValidWriteIdList.parse(text)) for text in equivalent]
@@ -271,7 +271,7 @@ def test_versions_by_lists() -> None:
     ):
         with pytest.raises(error, match=says):
             state.version_of(ValidWriteIdList(table, high))
-    begun = state.advanced([Allocate(*at(13), 5, APPEND), log.Write(*at(14), 5, (DataFile("w/5", 1, 1),))])
+    begun = state.advance([Allocate(*at(13), 5, APPEND), log.Write(*at(14), 5, (DataFile("w/5", 1, 1),))])
     with contextlib.suppress(ValueError, errors.VersionGoneError):
         assert "w/5" not in paths(begun, begun.version_of(ValidWriteIdList("t", 5, aborted=(4,))).state)
 
@@ -279,10 +279,10 @@ def test_versions_by_lists() -> None:
 def test_events_of_another_table_mean_nothing() -> None:
     """What a slow writer of a dropped table has left in the log of the one in its place takes up a position, no more."""
     state = state_of(history("t", 1))
-    left = state.advanced([Allocate(5, "u", "n", 0.0, 7, APPEND)])
+    left = state.advance([Allocate(5, "u", "n", 0.0, 7, APPEND)])
     assert left.position == 5
     assert (left.version().digest, left.high_watermark) == (state.version().digest, state.high_watermark)
-    assert left.advanced([Allocate(*at(6), 2, APPEND)]).high_watermark == 2
+    assert left.advance([Allocate(*at(6), 2, APPEND)]).high_watermark == 2
 
 
 def test_events_that_contradict_the_log() -> None:
@@ -294,10 +294,10 @@ def test_events_that_contradict_the_log() -> None:
         impossible += [log.Write(*at(5), id_, ()), log.Commit(*at(5), id_), log.Abort(*at(5), id_)]
     for event in impossible:
         with pytest.raises(errors.DamagedFileError):
-            state.advanced([event])
+            state.advance([event])
     for first in (log.Alter(*at(1), DEFINITION), log.Create(*at(2), DEFINITION)):
         with pytest.raises(errors.DamagedFileError, match="the-file"):
-            TableState.begun(first, "the-file")
+            TableState.begin(first, "the-file")
 
 
 class Watched(FaultyStore):
@@ -448,7 +448,7 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
     (name,) = place.names("checkpoints")
     if place.path.startswith("s3"):
         return  # the rest is as slow as it is the same
-    for damage in (b"[]", b"{", json.dumps(plain).encode(), sealed(plain)[:-300]):
+    for damage in (b"[]", b"{", json.dumps(plain).encode(), seal(plain)[:-300]):
         place.files.pipe_file(name, damage)
         assert Process(place, cache_dir / f"{len(damage)}").latest().to_json() == plain
     place.files.pipe_file(name, b'{"format": 2}')

@@ -26,7 +26,7 @@ from pyspark_lookup import LookupTable
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
 from pyspark_lookup.cli import advise
-from pyspark_lookup.cli.advise import advice, replayed
+from pyspark_lookup.cli.advise import advice, replay
 from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
 from pyspark_lookup.cli.prometheus import HostCollector, series_names
 from pyspark_lookup.cli.report import report
@@ -293,7 +293,7 @@ NOTHING = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys([*GAUGES, "reloadLag"],
 def test_each_hint_has_its_reason(counts: dict[str, int], said: str, urgent: bool) -> None:
     """A hint is given where its numbers are, alone; without them there is none."""
     (hint,) = hints({**NOTHING, **counts})
-    assert said in f"{hint.seen} {hint.advice}"
+    assert said in f"{hint.symptom} {hint.advice}"
     assert hint.urgent is urgent
 
 
@@ -345,14 +345,14 @@ def test_a_trace_is_replayed_through_the_cache() -> None:
     null asks for nothing."""
     rng = np.random.default_rng(5)
     few = pa.table({"id": rng.integers(0, 100, 50_000)})
-    assert replayed(few, 100).hits == 50_000 - 100
+    assert replay(few, 100).hits == 50_000 - 100
     scan = pa.table({"id": np.arange(50_000)})
-    assert replayed(scan, 50_000).hits == 0
+    assert replay(scan, 50_000).hits == 0
     mixed = rng.zipf(1.2, 40_000) % 20_000
-    found = replayed(pa.table({"id": mixed}), 12_000)
+    found = replay(pa.table({"id": mixed}), 12_000)
     assert found.hits == lru_hits(mixed.tolist(), 12_000, 10_000)
     assert (found.requests, 0.5 < found.hit_rate < 1) == (40_000, True)
-    found = replayed(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
+    found = replay(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
     assert (found.requests, found.hits) == (2, 1)
 
 

@@ -313,11 +313,11 @@ def test_a_bad_value_in_a_hidden_layer_is_refused_too() -> None:
 def test_overridden_replaces_values() -> None:
     """`overridden` gives the same options with some replaced, and refuses what parse refuses."""
     options = LookupOptions.parse({"path": "/t", "lookup.columns": "a"})
-    assert options.overridden({"lookup.columns": "b"}) == LookupOptions.parse({"path": "/t", "lookup.columns": "b"})
+    assert options.override({"lookup.columns": "b"}) == LookupOptions.parse({"path": "/t", "lookup.columns": "b"})
     with pytest.raises(OptionError, match=r"lookup\.columns = ','"):
-        options.overridden({"lookup.columns": ","})
+        options.override({"lookup.columns": ","})
     with pytest.raises(OptionError, match=r"did you mean lookup\.columns"):
-        options.overridden({"lookup.column": "a"})
+        options.override({"lookup.column": "a"})
 
 
 def test_on_host_moves_what_nobody_set() -> None:

@@ -148,7 +148,7 @@ class Modes(RuleBasedStateMachine):
         """A scan whose predicate says which keys it wants."""
         host, options, _ = self.hosts[mode, process]
         where = f"id IN ({', '.join(map(str, sorted(ids)))}) AND part = 'a' AND text IS NOT NULL"
-        narrowed = options.overridden({"lookup.where": where})
+        narrowed = options.override({"lookup.where": where})
         found = planner.find(host.reader, narrowed)
         plan = planner.plan_read(found, narrowed, planner.table_columns(found, narrowed), self.clock.host())
         rows = [row for b in read_rows(host.reader, plan, ReadTask(0, 1), None) for row in b.to_pylist()]

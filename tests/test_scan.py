@@ -26,7 +26,7 @@ from pyspark_lookup.columnar.predicate import evaluate
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import share_of, slices_of
 from pyspark_lookup.scan.open_file import Slice

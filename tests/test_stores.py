@@ -436,7 +436,7 @@ def test_a_disk_error_is_ours(tmp_path: Path) -> None:
     path = "/proc/self/mem"  # reading at 0 is EIO
     store = store_of(path)
     version = store.get_meta(path, ignore)
-    with pytest.raises(UfsError, match="Input/output error") as caught, store.pinned(version) as read:
+    with pytest.raises(UfsError, match="Input/output error") as caught, store.pin(version) as read:
         read(0, 10)
     assert isinstance(caught.value.__cause__, OSError)
     (tmp_path / "loop").symlink_to("loop")
@@ -637,7 +637,7 @@ def test_foreign_errors_leave_as_ours(scripted: type[ScriptedFs], ours: type[Ufs
         with pytest.raises(UfsError, match="f") as caught:
             call("scripted://f", ignore)
         assert type(caught.value) is ours
-    with pytest.raises(UfsError) as caught, store.pinned(version) as read:
+    with pytest.raises(UfsError) as caught, store.pin(version) as read:
         read(0, 10)
     assert type(caught.value) is (SourceChangedError if ours is UfsNotFoundError else ours)
     assert caught.value.__cause__ is foreign
@@ -648,7 +648,7 @@ def test_a_range_past_the_end_is_another_version(scripted: type[ScriptedFs]) -> 
     store = store_of("scripted://f")
     version = store.get_meta("scripted://f", ignore)
     scripted.error = aiohttp.ClientResponseError(REQUEST, (), status=416)
-    with pytest.raises(SourceChangedError), store.pinned(version) as read:
+    with pytest.raises(SourceChangedError), store.pin(version) as read:
         read(0, 10)
     scripted.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
 from pyspark_lookup.engine import planner
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import DeleteFile

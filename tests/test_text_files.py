@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import OptionError, PysparkLookupError, SchemaError
-from pyspark_lookup.scan.formats.inference import NOTHING, converted, infer_texts, joined
+from pyspark_lookup.scan.formats.inference import NOTHING, convert, infer_texts, join_inferred
 from tests.fuzzing import MORE
 
 D = decimal.Decimal
@@ -101,13 +101,13 @@ def is_back(text: str, value: Any) -> bool:
 def test_nothing_is_lost(texts: list[str], data: st.DataObject) -> None:
     """Every value of a column is written back as it was read; whatever files they are in, its type is the same."""
     whole = infer_texts(pa.array(texts, pa.string()))
-    found = converted(pa.array(texts, pa.string()), whole.type())
+    found = convert(pa.array(texts, pa.string()), whole.type())
     assert all(is_back(text, value) for text, value in zip(texts, found.to_pylist(), strict=True)) or not texts
     cut = data.draw(st.integers(0, len(texts)))
     parts = [infer_texts(pa.array(part, pa.string())) for part in (texts[:cut], texts[cut:])]
-    assert joined(*parts).type() == joined(*reversed(parts)).type()
-    assert joined(*parts).type() == whole.type()
-    assert joined(whole, NOTHING) == whole
+    assert join_inferred(*parts).type() == join_inferred(*reversed(parts)).type()
+    assert join_inferred(*parts).type() == whole.type()
+    assert join_inferred(whole, NOTHING) == whole
 
 
 TYPES: dict[pa.DataType, list[list[str]]] = {
@@ -135,7 +135,7 @@ def test_types(kind: pa.DataType) -> None:
         assert infer_texts(pa.array(texts)).type() == kind, texts
         found = NOTHING
         for text in texts:
-            found = joined(found, infer_texts(pa.array([text])))
+            found = join_inferred(found, infer_texts(pa.array([text])))
         assert found.type() == kind, texts
 
 

@@ -60,7 +60,7 @@ class ScriptedStore:
         return self.get_meta(path, count) if path in self.files else self.list_status(path, count)
 
     @contextlib.contextmanager
-    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         def read(offset: int, length: int) -> bytes:
             self._note("get", (file.url, offset, length))
             data = self.files[file.url][offset : offset + length]

@@ -21,8 +21,7 @@ from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import IMMUTABLE, FileStatistics
-from pyspark_lookup.io.ufs import FileVersion, Listing
+from pyspark_lookup.io.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
 from pyspark_lookup.table.deletes import DELETES
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 from pyspark_lookup.table.source import Answer, Question, VersionSource

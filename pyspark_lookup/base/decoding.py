@@ -18,14 +18,14 @@ _short.maxstring = _short.maxother = 80
 _COUNT_AT_MOST = 2**63
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """A value as a message shows it, whatever it is: some of it, if it is long or deep."""
     return _short.repr(value)
 
 
 def text_of(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{shown(value)} is no text")
+        raise TypeError(f"{show(value)} is no text")
     return value
 
 
@@ -37,7 +37,7 @@ def name_of(value: Any) -> str:
     """The name of a file in a directory that is known: it leads nowhere else."""
     name = text_of(value)
     if name in ("", ".", "..") or "/" in name or not is_encodable(name):
-        raise ValueError(f"{shown(name)} is no name of a file")
+        raise ValueError(f"{show(name)} is no name of a file")
     return name
 
 
@@ -52,7 +52,7 @@ def is_encodable(text: str) -> bool:
 def count_of(value: Any) -> int:
     """A whole number from 0 to 2**63 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_AT_MOST:
-        raise TypeError(f"{shown(value)} is no count")
+        raise TypeError(f"{show(value)} is no count")
     return value
 
 
@@ -63,7 +63,7 @@ def counts_of(value: Any) -> tuple[int, ...]:
 def number_of(value: Any) -> float:
     """A number that is finite."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"{shown(value)} is no number")
+        raise TypeError(f"{show(value)} is no number")
     if not math.isfinite(number := float(value)):
         raise ValueError(f"{number} is no number")
     return number
@@ -71,5 +71,5 @@ def number_of(value: Any) -> float:
 
 def _list_of(value: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{shown(value)} is no list")
+        raise TypeError(f"{show(value)} is no list")
     return value

@@ -155,7 +155,7 @@ class CacheMetricGroup:
         with self._lock:
             self._values[_GAUGE_PLACES[name]] = value
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """All values at one moment as int64s of this machine: those of `COUNTERS`, then those of `GAUGES`, in their order."""
         with self._lock:
             return self._values.tobytes()

@@ -15,7 +15,7 @@ _LINE_EVERY_S = 10.0
 
 
 @contextlib.contextmanager
-def shown(
+def show(
     what: str, now_s: Callable[[], float], interactive: bool | None = None
 ) -> Iterator[Callable[[int, int], None]]:
     """Show what is reported as (bytes done, bytes in all) while the block runs.

@@ -108,11 +108,11 @@ class ValidWriteIdList:
 
     def is_valid(self, id_: int) -> bool:
         """Whether the write's rows may be seen. Raises ValueError for an id below 1."""
-        return self._checked(id_) <= self.high_watermark and not _contains(self._exceptions, id_)
+        return self._check_number(id_) <= self.high_watermark and not _contains(self._exceptions, id_)
 
     def is_aborted(self, id_: int) -> bool:
         """Whether the write is known to have been aborted. Raises ValueError for an id below 1."""
-        return _contains(self.aborted_ids, self._checked(id_))
+        return _contains(self.aborted_ids, self._check_number(id_))
 
     def is_range_valid(self, low: int, high: int) -> RangeResponse:
         """How many of the ids from `low` to `high` are valid. Raises ValueError for an empty range.
@@ -157,13 +157,13 @@ class ValidWriteIdList:
 
         Raises ValueError for an id that is committed or aborted.
         """
-        if id_ <= self.high_watermark and not _contains(self.open_ids, self._checked(id_)):
+        if id_ <= self.high_watermark and not _contains(self.open_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} has ended: it cannot be opened")
         return self._with(id_, self.open_ids, self.aborted_ids, (id_,))
 
     def commit(self, id_: int) -> ValidWriteIdList:
         """The list in which `id_` is valid. Ids between the watermark and it are open. Raises ValueError for an aborted id."""
-        if _contains(self.aborted_ids, self._checked(id_)):
+        if _contains(self.aborted_ids, self._check_number(id_)):
             raise ValueError(f"write id {id_} of {self.table} was aborted: it cannot be committed")
         return self._with(id_, {*self.open_ids} - {id_}, self.aborted_ids)
 
@@ -171,7 +171,7 @@ class ValidWriteIdList:
         """The list in which `id_` is aborted. Ids between the watermark and it are open. Raises ValueError for a committed id."""
         if id_ <= self.high_watermark and self.is_valid(id_):
             raise ValueError(f"write id {id_} of {self.table} was committed: it cannot be aborted")
-        return self._with(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._checked(id_)})
+        return self._with(id_, {*self.open_ids} - {id_}, {*self.aborted_ids, self._check_number(id_)})
 
     def _with(
         self, id_: int, opened: Iterable[int], aborted: Iterable[int], also: Iterable[int] = ()
@@ -179,7 +179,7 @@ class ValidWriteIdList:
         between = range(self.high_watermark + 1, id_)
         return ValidWriteIdList(self.table, max(self.high_watermark, id_), {*opened, *between, *also}, aborted)
 
-    def _checked(self, id_: int) -> int:
+    def _check_number(self, id_: int) -> int:
         if id_ < 1:
             raise ValueError(f"write id {id_} of {self.table}: ids begin at 1")
         return id_

@@ -113,7 +113,7 @@ def advice(
     distinct = None
     if trace is not None and trace.num_rows:
         distinct = trace.group_by(trace.column_names).aggregate([]).num_rows
-        sizes = tuple(replayed(trace, size) for size in _sizes(distinct))
+        sizes = tuple(replay(trace, size) for size in _sizes(distinct))
     what = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"
     options = {"lookup.cache": CacheMode.FULL.value}
     if 0 <= space.free < decoded_bytes * _RELOAD:
@@ -121,7 +121,7 @@ def advice(
         options = _by_key(sizes, reasons)
     elif decoded_bytes <= _SMALL:
         reasons = [f"{what}: small enough for every host to keep it whole"]
-    elif memory_bytes >= 0 and decoded_bytes > memory_bytes // 2 and sizes and _chosen(sizes).hit_rate > 0.9:
+    elif memory_bytes >= 0 and decoded_bytes > memory_bytes // 2 and sizes and _choose_files(sizes).hit_rate > 0.9:
         reasons = [f"{what}, more than half of the memory, and a part of the keys is asked for again and again"]
         options = _by_key(sizes, reasons)
     else:
@@ -133,7 +133,7 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
     """The options of a partial cache; why these is added to the reasons."""
     rows = 1_000_000
     if sizes:
-        best = _chosen(sizes)
+        best = _choose_files(sizes)
         rows, rate = best.max_rows, best.hit_rate
         reasons.append(f"with {rows:,} rows {rate:.1%} of the trace's keys would have been answered from the cache")
         if rate < 0.5:
@@ -143,7 +143,7 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
     return {"lookup.cache": CacheMode.PARTIAL.value, "lookup.partial-cache.max-rows": str(rows)}
 
 
-def _chosen(sizes: Sequence[Replayed]) -> Replayed:
+def _choose_files(sizes: Sequence[Replayed]) -> Replayed:
     """The smallest size that is nearly as good as the largest."""
     most = max(size.hits for size in sizes)
     return next(size for size in sizes if size.hits >= _NEAR * most)
@@ -155,7 +155,7 @@ def _sizes(distinct: int) -> list[int]:
     return sorted({max(int(np.ceil(distinct * share)), 1) for share in shares})
 
 
-def replayed(trace: pa.Table, max_rows: int) -> Replayed:
+def replay(trace: pa.Table, max_rows: int) -> Replayed:
     """What a partial cache of that size would have answered. `trace`: key columns, a request per row; those with a null count for nothing."""
     cache = DefaultLookupCache(max_rows=max_rows)
     empty = pa.table({KEY_INDEX: pa.array([], pa.int64())})

@@ -13,9 +13,9 @@ _ENOUGH = 20  # events, before a rate says something
 
 @dataclasses.dataclass(frozen=True)
 class Hint:
-    """Something to do: what was seen, and what would help. `urgent`: rows or queries are at stake, not speed."""
+    """Something to do: its symptom, and what would help. `urgent`: rows or queries are at stake, not speed."""
 
-    seen: str
+    symptom: str
     advice: str
     urgent: bool = False
 

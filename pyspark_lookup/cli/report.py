@@ -125,7 +125,7 @@ def _failing(table: TableCounts, reloads: Sequence[Reload]) -> str:
     failed = table.values["numLoadFailures"]
     if failed:
         parts.append(f"{failed:,} loads failed")
-    parts += [hint.seen for hint in hints(table.values) if hint.urgent and not (failed and "failed" in hint.seen)]
+    parts += [hint.symptom for hint in hints(table.values) if hint.urgent and not (failed and "failed" in hint.symptom)]
     return "; ".join(parts)
 
 

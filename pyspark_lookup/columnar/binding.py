@@ -124,7 +124,7 @@ def _coerce(field: pa.Field, value: Any) -> Any:
         return value
     if pa.types.is_date(kind):
         if isinstance(value, str):
-            value = _parsed(parse_date, value, field)
+            value = _parse(parse_date, value, field)
         if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
             return value
     if pa.types.is_timestamp(kind):
@@ -142,7 +142,7 @@ def _shown(value: Any) -> str:
 def _coerce_timestamp(field: pa.Field, value: Any) -> datetime.datetime:
     zoned = field.type.tz is not None
     if isinstance(value, str):
-        value = _parsed(parse_timestamp, value, field)
+        value = _parse(parse_timestamp, value, field)
     elif isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
         value = datetime.datetime.combine(value, datetime.time())
     if isinstance(value, datetime.datetime) and zoned == (value.tzinfo is not None):
@@ -178,7 +178,7 @@ def parse_timestamp(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(f"{day}T{minutes or '00:00'}:{seconds or '00'}.{fraction:0<6}{zone}")
 
 
-def _parsed(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
+def _parse(parse: Callable[[str], Any], text: str, field: pa.Field) -> Any:
     try:
         return parse(text)
     except ValueError:

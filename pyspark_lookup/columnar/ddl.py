@@ -7,7 +7,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from pyspark_lookup.base.decoding import UNREADABLE, shown
+from pyspark_lookup.base.decoding import UNREADABLE, show
 
 _TYPES = {
     "BOOLEAN": pa.bool_(),
@@ -48,11 +48,11 @@ def parse_columns(text: str) -> pa.Schema:
     fields: dict[str, pa.Field] = {}
     for column in schema.expressions:
         if not isinstance(column, exp.ColumnDef) or not isinstance(column.kind, exp.DataType):
-            raise ValueError(f"{_EXPECTED}; this is none: {shown(column.sql(dialect='spark'))}")
+            raise ValueError(f"{_EXPECTED}; this is none: {show(column.sql(dialect='spark'))}")
         if column.constraints:
-            raise ValueError(f"a name and a type of each column; {shown(column.sql(dialect='spark'))} says more")
+            raise ValueError(f"a name and a type of each column; {show(column.sql(dialect='spark'))} says more")
         if column.name.casefold() in fields:
-            raise ValueError(f"each column once; {shown(column.name)} is named twice")
+            raise ValueError(f"each column once; {show(column.name)} is named twice")
         fields[column.name.casefold()] = pa.field(column.name, _type_of(column.kind))
     if not fields:
         raise ValueError(_EXPECTED)
@@ -77,13 +77,13 @@ def _type_of(kind: exp.DataType) -> pa.DataType:
         return pa.struct([pa.field(name, _type_of(part)) for name, part in parts])
     found = _TYPES.get(_SPELLED.get(name, name))
     if found is None:
-        raise ValueError(f"types of Spark; {shown(kind.sql(dialect='spark'))} is none that can be read")
+        raise ValueError(f"types of Spark; {show(kind.sql(dialect='spark'))} is none that can be read")
     return found
 
 
 def columns_ddl(schema: pa.Schema) -> str:
     """The columns in Spark's SQL, as `parse_columns` reads them."""
-    return ", ".join(f"{_quoted(field.name)} {type_ddl(field.type)}" for field in schema)
+    return ", ".join(f"{_quote(field.name)} {type_ddl(field.type)}" for field in schema)
 
 
 def type_ddl(kind: pa.DataType) -> str:
@@ -95,9 +95,9 @@ def type_ddl(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"MAP<{type_ddl(kind.key_type)}, {type_ddl(kind.item_type)}>"
     if pa.types.is_struct(kind):
-        return "STRUCT<" + ", ".join(f"{_quoted(field.name)}: {type_ddl(field.type)}" for field in kind) + ">"
+        return "STRUCT<" + ", ".join(f"{_quote(field.name)}: {type_ddl(field.type)}" for field in kind) + ">"
     return next((name for name, other in _TYPES.items() if other == kind), str(kind).upper())
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return name if name.isidentifier() and name.isascii() else "`" + name.replace("`", "``") + "`"

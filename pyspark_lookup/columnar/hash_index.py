@@ -221,7 +221,7 @@ class KeyIndex:
 
     def probe(self, keys: Keys, hashes: Numbers) -> Matches:
         """All rows of all keys. `hashes` are the keys' under the seed of the build."""
-        numbers = self._slotted(keys) if self._slots is not None else self._hashed(keys, hashes)
+        numbers = self._probe_slots(keys) if self._slots is not None else self._probe_buckets(keys, hashes)
         hits = np.flatnonzero(numbers >= 0)
         found = numbers if len(hits) == len(numbers) else numbers[hits]
         if self._first is None:
@@ -233,7 +233,7 @@ class KeyIndex:
         rows += np.repeat(begins - (ends - counts), counts)
         return Matches(np.repeat(hits, counts), rows)
 
-    def _slotted(self, keys: Keys) -> Numbers:
+    def _probe_slots(self, keys: Keys) -> Numbers:
         """Number of each key, -1 where there is none."""
         assert self._slots is not None
         values = keys.columns[0].values
@@ -249,7 +249,7 @@ class KeyIndex:
         numbers[inside] = self._slots[at[inside]].astype(np.int64) - 1
         return numbers
 
-    def _hashed(self, keys: Keys, hashes: Numbers) -> Numbers:
+    def _probe_buckets(self, keys: Keys, hashes: Numbers) -> Numbers:
         assert self._starts is not None
         buckets = (hashes >> self._shift).view(np.int64)
         candidates = self._starts[buckets].astype(np.int64)

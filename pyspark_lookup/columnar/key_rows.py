@@ -70,10 +70,10 @@ def rows_for(rows: pa.Table, wanted: Numbers) -> pa.Table:
     counts = np.searchsorted(numbers, wanted, "right") - starts
     ends = np.cumsum(counts)
     taken = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
-    return renumbered(rows.take(as_indices(taken)), np.repeat(np.arange(len(wanted)), counts))
+    return renumber(rows.take(as_indices(taken)), np.repeat(np.arange(len(wanted)), counts))
 
 
-def renumbered(rows: pa.Table, numbers: Numbers) -> pa.Table:
+def renumber(rows: pa.Table, numbers: Numbers) -> pa.Table:
     """The same rows with `KEY_INDEX` = `numbers`."""
     return rows.set_column(rows.num_columns - 1, rows.schema.field(KEY_INDEX), as_indices(numbers))
 
@@ -83,7 +83,7 @@ def no_rows(schema: pa.Schema) -> pa.Table:
     return schema.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
 
-def merged_rows(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+def merge_rows(parts: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     """The rows of several tables, by key; rows of one key come from one of them. `schema`: as for `no_rows`."""
     full = schema.append(pa.field(KEY_INDEX, pa.int64()))
     filled = [part for part in parts if part.num_rows]

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import shown
+from pyspark_lookup.base.decoding import show
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.columnar.types import is_binary, is_text, widens, without_dictionary
 
@@ -47,7 +47,7 @@ class Seed:
         first, second = found
         for word in (first, second):
             if not isinstance(word, int) or not 0 < word < 2**64:
-                raise ValueError(f"{shown(word)} is no part of a seed")
+                raise ValueError(f"{show(word)} is no part of a seed")
         return cls(first, second)
 
 
@@ -78,7 +78,7 @@ class KeyColumn:
         """A view of an array of a type that `check_key_types` lets pass."""
         return cls(array, _values_of(array))
 
-    def hashed_into(self, hashes: Numbers, seed: Seed) -> Numbers:
+    def hash_into(self, hashes: Numbers, seed: Seed) -> Numbers:
         """`hashes` with this column folded in, in place."""
         if self.values is None:
             return _hash_bytes(self.array, hashes, seed)
@@ -99,7 +99,7 @@ class KeyColumn:
     def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
         """Whether each of these rows holds the value of the other's row beside it."""
         if self.values is None or other.values is None:
-            mine, theirs = _taken(self.array, rows), _taken(other.array, other_rows)
+            mine, theirs = _take(self.array, rows), _take(other.array, other_rows)
             if theirs.type != mine.type:
                 theirs = theirs.cast(mine.type)
             return bits_of(pc.equal(mine, theirs))
@@ -128,7 +128,7 @@ class Keys:
         """64-bit hashes, one per row; those of rows that are not valid mean nothing."""
         hashes = np.zeros(self.rows, np.uint64)
         for column in self.columns:
-            column.hashed_into(hashes, seed)
+            column.hash_into(hashes, seed)
         return hashes
 
     def equal(self, rows: Numbers, other: Keys, other_rows: Numbers) -> Numbers:
@@ -285,7 +285,7 @@ def _values_of(array: pa.Array) -> Numbers | None:
     return np.frombuffer(buffer, np.dtype(f"{code}{kind.bit_width // 8}"), stop)[start:]
 
 
-def _taken(array: pa.Array, rows: Numbers) -> pa.Array:
+def _take(array: pa.Array, rows: Numbers) -> pa.Array:
     if len(rows) == len(array) and len(rows) and rows[0] == 0 and _is_range(rows):
         return array
     return pc.take(array, as_indices(rows), boundscheck=False)

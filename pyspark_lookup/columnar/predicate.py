@@ -40,7 +40,7 @@ class ColumnStats:
         return self.null_count is not None and self.null_count >= self.rows
 
 
-def joined_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
+def join_stats(parts: Sequence[ColumnStats | None]) -> ColumnStats | None:
     """Bounds of one column over several row groups; None: not known."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):

@@ -18,7 +18,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from pyspark_lookup.base.decoding import UNREADABLE, shown
+from pyspark_lookup.base.decoding import UNREADABLE, show
 from pyspark_lookup.base.errors import PredicateError, SchemaError
 from pyspark_lookup.columnar.binding import (
     bind_compare,
@@ -53,16 +53,16 @@ def parse_where(text: str, schema: pa.Schema) -> Predicate:
     Raises PredicateError showing the part that is not understood or not supported.
     """
     try:
-        return _parsed_where(text, schema)
+        return _parse_where(text, schema)
     except RecursionError:
         raise PredicateError(f"option lookup.where is nested too deeply: {text[:100]!r}…") from None
     except PredicateError:
         raise
     except UNREADABLE as problem:  # what sqlglot stumbles over
-        raise PredicateError(f"option lookup.where = {shown(text)} is not understood: {problem!r}") from None
+        raise PredicateError(f"option lookup.where = {show(text)} is not understood: {problem!r}") from None
 
 
-def _parsed_where(text: str, schema: pa.Schema) -> Predicate:
+def _parse_where(text: str, schema: pa.Schema) -> Predicate:
     for escape in re.finditer(r"\\(.)", text, re.DOTALL):
         if escape[1] not in _ESCAPES:
             raise PredicateError(

@@ -186,7 +186,7 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
                 raise SchemaError(
                     f"column {known.name!r} of {known.origin} is spelled {field.name!r} in {origin}: rewrite one of them"
                 )
-            united = _united(known.type, field.type)
+            united = _unite(known.type, field.type)
             if united is None:
                 raise SchemaError(
                     f"column {field.name!r} is {known.type} in {known.origin} but {field.type} in {origin}: "
@@ -197,7 +197,7 @@ def merge_schemas(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     return pa.schema([pa.field(c.name, spark_type(c.type)) for c in columns.values()])
 
 
-def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _unite(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The type that both widen to; None if neither widens to the other, nor each part to its counterpart."""
     if widens(one, other):
         return other
@@ -206,7 +206,7 @@ def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     (shape, parts), (other_shape, others) = parts_of(one), parts_of(other)
     if shape is None or shape != other_shape:
         return None
-    united = list(map(_united, parts, others))
+    united = list(map(_unite, parts, others))
     return None if None in united else with_parts(one, united)
 
 

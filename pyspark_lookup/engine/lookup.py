@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.cache.full.loader import Layout
 from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.cache.full.snapshot_scan import planned_columns
+from pyspark_lookup.cache.full.snapshot_scan import plan_columns
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.read_through import PartialCache
@@ -30,7 +30,7 @@ from pyspark_lookup.engine.planner import keys_of
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode
-from pyspark_lookup.scan.contract import all_columns, coalesced
+from pyspark_lookup.scan.contract import all_columns, coalesce
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.executions import Execution, Resolution
 from pyspark_lookup.table.model import TableVersion
@@ -75,7 +75,7 @@ def get_many_at(
     fields = _key_fields(plan, names)
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     if snapshot is not None:
-        reader.metrics.inc("hitCount", _known(Keys(cast_keys(keys, fields))))
+        reader.metrics.inc("hitCount", _count_known(Keys(cast_keys(keys, fields))))
         batches = [
             batch
             for start in range(0, max(keys.num_rows, 1), BATCH_ROWS)
@@ -86,7 +86,7 @@ def get_many_at(
         plan.table,
         resolution.version,
         functools.partial(_from_store, reader, plan, keys, fields, schema),
-        lambda gone, change: reader.replaced(plan, Resolution(gone, resolution.decided_here), execution, change),
+        lambda gone, change: reader.replace(plan, Resolution(gone, resolution.decided_here), execution, change),
     )
     return rows, Resolution(version, resolution.decided_here)
 
@@ -105,13 +105,13 @@ def _from_store(
         if found is not None:
             return found
     arrays = cast_keys(keys, fields)
-    valid = _known(Keys(arrays))
+    valid = _count_known(Keys(arrays))
     if plan.options.cache is not CacheMode.NONE:
         reader.metrics.inc("missCount", valid)
     if plan.options.cache is not CacheMode.PARTIAL:
-        return _uncached(reader, plan, arrays, fields, schema, version)
+        return _get_uncached(reader, plan, arrays, fields, schema, version)
     try:
-        rows = _uncached(reader, plan, arrays, fields, schema, version)
+        rows = _get_uncached(reader, plan, arrays, fields, schema, version)
     except BaseException:
         reader.metrics.inc("numLoadFailures", valid)
         raise
@@ -119,7 +119,7 @@ def _from_store(
     return rows
 
 
-def _known(keys: Keys) -> int:
+def _count_known(keys: Keys) -> int:
     """How many keys have no null."""
     return keys.rows if keys.valid is None else int(np.count_nonzero(keys.valid))
 
@@ -150,7 +150,7 @@ def read_rows(
     order = as_indices(distinct_keys(Keys(keys), Keys(keys).hashes(SEED))[0])
     found = get_many(reader, plan, table.take(order), names, execution, version)
     rows = found.select(plan.projection.columns.names).cast(plan.projection.columns)
-    return coalesced(rows.to_batches(), plan.projection.columns, reader.metrics)
+    return coalesce(rows.to_batches(), plan.projection.columns, reader.metrics)
 
 
 def _from_snapshot(
@@ -176,7 +176,7 @@ class _Asked:
     version: TableVersion
 
 
-def _asked(
+def _ask(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, fields: Sequence[pa.Field], version: TableVersion
 ) -> _Asked | None:
     """None if the cache's rows lack a column, or the version's files cannot be told from others."""
@@ -206,7 +206,7 @@ def _from_partial(
     schema: pa.Schema,
 ) -> pa.Table | None:
     """The answer through the partial cache; None if it cannot hold such rows."""
-    asked = _asked(reader, plan, keys, fields, version)
+    asked = _ask(reader, plan, keys, fields, version)
     if asked is None:
         return None
 
@@ -232,7 +232,7 @@ def _partial_answer(plan: ReadPlan, asked: _Asked, rows: pa.Table, schema: pa.Sc
     return pa.Table.from_batches([_answer(plan, held, asked.given, key_numbers(rows), 0, schema)], schema)
 
 
-def held_many_at(
+def get_held_at(
     reader: TableReader, plan: ReadPlan, keys: pa.Table, names: Sequence[str], version: TableVersion
 ) -> tuple[pa.Table, Numbers]:
     """What is cached of the rows of those keys, without a load; and which keys that answers (one bool each).
@@ -241,15 +241,15 @@ def held_many_at(
     """
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     fields = _key_fields(plan, names)
-    asked = _asked(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
+    asked = _ask(reader, plan, keys, fields, version) if plan.options.cache is CacheMode.PARTIAL else None
     if asked is None:
         return schema.empty_table(), np.zeros(keys.num_rows, np.bool_)
     cache, fresh = _partial_cache(reader, plan, asked)
-    rows, present = cache.held(asked.arrays, fresh)
+    rows, present = cache.get_held(asked.arrays, fresh)
     return _partial_answer(plan, asked, rows, schema), present
 
 
-def _uncached(
+def _get_uncached(
     reader: TableReader,
     plan: ReadPlan,
     arrays: Sequence[pa.Array],
@@ -267,7 +267,7 @@ def _uncached(
         columns = pa.schema([*planned, *(field for field in fields if field.name not in planned.names)])
         projection = dataclasses.replace(plan.projection, columns=columns, predicate=predicate)
         read = reader.versions.read_files(dataclasses.replace(plan, projection=projection), version)
-        return _joined(pa.Table.from_batches(list(read), columns), names, probed, schema)
+        return _join(pa.Table.from_batches(list(read), columns), names, probed, schema)
     given = _given(fields, arrays)
     kept = pa.schema([plan.projection.data.field(name) for name in plan.needed if name not in given])
     chosen, places = distinct_keys(probed, probed.hashes(SEED))
@@ -301,7 +301,7 @@ def _answer(
     indices = as_indices(numbers)
     taken = {name: pc.take(array, indices, boundscheck=False) for name, array in given.items()}
     columns = {**held, **taken}
-    batch = planned_columns(columns, len(numbers), needed, projection, plan.table.url)
+    batch = plan_columns(columns, len(numbers), needed, projection, plan.table.url)
     places = indices if not start else as_indices(numbers + start)
     if projection.predicate is not None:
         mask = evaluate(projection.predicate, dict(zip(needed, batch.columns, strict=True)), batch.num_rows)
@@ -316,7 +316,7 @@ def _wanted(names: Sequence[str], keys: Sequence[pa.Array]) -> Predicate:
     return parts[0] if len(parts) == 1 else And(parts)
 
 
-def _joined(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
+def _join(rows: pa.Table, names: Sequence[str], keys: Keys, schema: pa.Schema) -> pa.Table:
     """Rows of a scan by the keys they answer."""
     matches = match_rows(rows, names, keys)
     found = rows.select(schema.names[:-1]).take(as_indices(matches.rows))

@@ -37,7 +37,7 @@ from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of, one_array
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.as_of import Validity, valid_rows
-from pyspark_lookup.engine.lookup import get_many_at, held_many_at
+from pyspark_lookup.engine.lookup import get_held_at, get_many_at
 from pyspark_lookup.engine.plan import ReadPlan
 from pyspark_lookup.engine.runtime import Engine, runtime
 from pyspark_lookup.engine.version_token import VersionToken, resolve_and_secure, table_of_token
@@ -175,10 +175,10 @@ class Lookup:
         table = pa.Table.from_arrays(list(keys[: len(self._spec.keys)]), names=list(self._spec.keys))
         if token.startswith(_FAILED):
             known = np.zeros(table.num_rows, np.bool_)
-            return self._failed(table, times, self._nothing(), known, token[len(_FAILED) :].decode(errors="replace"))
+            return self._fail(table, times, self._nothing(), known, token[len(_FAILED) :].decode(errors="replace"))
         at: _At | None = None
         try:
-            with self._engine.timed("lookupTime"):
+            with self._engine.measure("lookupTime"):
                 at = self._at(token, execution)
                 reader = self._engine.reader
                 reader.resolver.count_served(at.plan.table, at.resolution.version)
@@ -189,17 +189,17 @@ class Lookup:
                 raise
             where = redact("path", self._options.path)
             log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=table.num_rows, error=_message(problem))
-            return self._failed(table, times, *self._held(at, table), _message(problem))
-        return self._shaped(table, times, found, None)
+            return self._fail(table, times, *self._get_held(at, table), _message(problem))
+        return self._shape(table, times, found, None)
 
     def _nothing(self) -> pa.Table:
         return self._spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
-    def _held(self, at: _At | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
+    def _get_held(self, at: _At | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
         """What can be answered without the store."""
         with contextlib.suppress(*_CAUGHT):  # it may be asked for the bounds of a version's files
             if at is not None:
-                return held_many_at(self._engine.reader, at.plan, table, at.names, at.resolution.version)
+                return get_held_at(self._engine.reader, at.plan, table, at.names, at.resolution.version)
         return self._nothing(), np.zeros(table.num_rows, np.bool_)
 
     def _follow(self, at: _At, resolution: Resolution, execution: Execution | None) -> None:
@@ -213,14 +213,14 @@ class Lookup:
         with self._lock:
             at = self._versions.get(token)
             if at is None or (not at.agreed and at.execution != execution):
-                at = self._versions[token] = self._opened(token, execution)
+                at = self._versions[token] = self._open(token, execution)
                 while len(self._versions) > _VERSIONS_AT_MOST:
                     self._versions.popitem(last=False)
             elif at.snapshot is None:  # the first batch has waited for it
                 at.snapshot = self._snapshot(at.plan, at.resolution, wait_s=0.0)
             return at
 
-    def _opened(self, token: bytes, execution: Execution | None) -> _At:
+    def _open(self, token: bytes, execution: Execution | None) -> _At:
         reader = self._engine.reader
         version_token = VersionToken.of_bytes(token)
         found = table_of_token(reader, self._options, version_token, execution)
@@ -244,18 +244,16 @@ class Lookup:
 
     # --- the answer's form ------------------------------------------------------------------------
 
-    def _failed(
-        self, keys: pa.Table, times: pa.Array | None, found: pa.Table, known: Numbers, message: str
-    ) -> pa.Array:
+    def _fail(self, keys: pa.Table, times: pa.Array | None, found: pa.Table, known: Numbers, message: str) -> pa.Array:
         """The answer where only the `known` keys have one: the others get a row that says why, unless they have a null."""
         valid = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             if column.null_count:
                 valid &= bits_of(one_array(column.is_valid()))
         unknown = np.flatnonzero(valid & ~known)
-        return self._shaped(keys, times, found, (unknown, message))
+        return self._shape(keys, times, found, (unknown, message))
 
-    def _shaped(
+    def _shape(
         self, keys: pa.Table, times: pa.Array | None, found: pa.Table, failed: tuple[Numbers, str] | None
     ) -> pa.Array:
         if self._validity is not None and times is not None:
@@ -267,7 +265,7 @@ class Lookup:
         if self._options.on_error is OnError.NULL:
             columns.append(pa.nulls(rows, pa.string()))
         if self._spec.marked:
-            columns.append(_repeated(True, rows))
+            columns.append(_repeat(True, rows))
         if failed is not None and len(failed[0]):
             extra, message = failed
             columns = [pa.concat_arrays([column, pa.nulls(len(extra), column.type)]) for column in columns]
@@ -305,7 +303,7 @@ def _structs(columns: Sequence[pa.Array], fields: Sequence[pa.Field], rows: int)
     return pa.StructArray.from_arrays(list(columns), fields=list(fields))
 
 
-def _repeated(value: bool, rows: int) -> pa.Array:
+def _repeat(value: bool, rows: int) -> pa.Array:
     return pc.fill_null(pa.nulls(rows, pa.bool_()), value)
 
 
@@ -324,6 +322,6 @@ def lookup_of(text: str, session: Mapping[str, str]) -> Lookup:
 
 
 @functools.lru_cache(maxsize=64)
-def parsed_options(text: str) -> LookupOptions:
+def parse_options(text: str) -> LookupOptions:
     """The options of a table from JSON, over this host's conf file."""
     return LookupOptions.parse(json.loads(text), conf=conf_file_options())

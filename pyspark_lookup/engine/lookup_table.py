@@ -24,7 +24,7 @@ from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scanned
+from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scan
 from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
 from pyspark_lookup.engine.runtime import Engine, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
@@ -91,15 +91,15 @@ class LookupTable:
         addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
         `lookup.valid-write-ids`). Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
         """
-        with self._asked(valid_write_ids) as (engine, found, options):
-            return scanned(engine, found, options, columns, predicate, runtime().clock)
+        with self._ask(valid_write_ids) as (engine, found, options):
+            return scan(engine, found, options, columns, predicate, runtime().clock)
 
     def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
 
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
         """
-        with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
+        with self._ask(valid_write_ids) as (engine, found, options), engine.measure("lookupTime"):
             return rows_with(engine, found, options, key, runtime().clock)
 
     def get_many(self, keys: Keys, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
@@ -111,22 +111,22 @@ class LookupTable:
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
-        with self._asked(valid_write_ids) as (engine, found, options), engine.timed("lookupTime"):
+        with self._ask(valid_write_ids) as (engine, found, options), engine.measure("lookupTime"):
             return rows_of_keys(engine, found, options, keys_given(keys, key_names(options)), runtime().clock)
 
     @contextlib.contextmanager
-    def _asked(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
+    def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
         """What a question about the table's rows needs: its version, and the options as the table completes them."""
         self._check_open()
         options = self._options
         if valid_write_ids is not None:
-            options = options.overridden({"lookup.valid-write-ids": str(valid_write_ids)})
+            options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
         engine = runtime().engine(options)
-        with engine.published():
+        with engine.publish():
             found = self._find(engine, options)
             engine.reader.resolver.count_served(found.table, found.version)
             engine.reader.resolver.count_asked(found.version)
-            yield engine, found, planner.completed(options, found)
+            yield engine, found, planner.with_table_keys(options, found)
 
     def write(self, rows: Rows, mode: WritingMode = "append") -> int:
         """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
@@ -201,7 +201,7 @@ class LookupTable:
         """
         self._check_open()
         engine = runtime().engine(self._options)
-        with engine.published():
+        with engine.publish():
             return engine.compactor(self._options).compact().position
 
     def vacuum(self, older_than: str | datetime.timedelta = "7 d", force: bool = False) -> dict[str, int | None]:
@@ -221,7 +221,7 @@ class LookupTable:
         except ValueError as problem:
             raise OptionError(f"argument older_than = {older_than!r}: expected {problem}") from None
         engine = runtime().engine(self._options)
-        with engine.published():
+        with engine.publish():
             return dataclasses.asdict(engine.vacuum(self._options, older_than_s, force))
 
     def alter(
@@ -243,7 +243,7 @@ class LookupTable:
         if not isinstance(added, pa.Schema | None):
             raise TypeError(f"columns are a pyarrow.Schema, or text as 'country STRING', not {type(columns).__name__}")
         engine = runtime().engine(self._options)
-        with engine.published():
+        with engine.publish():
             return engine.writer(self._options).alter(added, keys, properties)
 
     def reload(self) -> str:
@@ -301,20 +301,20 @@ class LookupTable:
         """The key columns: `lookup.keys`, else those of a managed table. Raises OptionError if there are none."""
         self._check_open()
         found = self._find(runtime().engine(self._options), self._options)
-        return key_names(planner.completed(self._options, found))
+        return key_names(planner.with_table_keys(self._options, found))
 
     def files(self) -> list[dict[str, Any]]:
         """The files of the current version: `url`, `size`, `identity`, `modified_at`, and of a managed table `write_id`, `rows`."""
-        return self._viewed(View.FILES)
+        return self._view(View.FILES)
 
     def versions(self) -> list[dict[str, Any]]:
         """The versions of the table that this host has resolved, oldest first; of a managed table all that its log has.
 
         Columns as of `lookup.view=versions`.
         """
-        return self._viewed(View.VERSIONS)
+        return self._view(View.VERSIONS)
 
-    def _viewed(self, view: View) -> list[dict[str, Any]]:
+    def _view(self, view: View) -> list[dict[str, Any]]:
         self._check_open()
         engine = runtime().engine(self._options)
         (batch,) = view_batches(engine, ViewTask(view), self._options, bytes)
@@ -395,7 +395,7 @@ class LookupTable:
         if options is self._options:
             if self._held is not None and self._held[0].id != found.table.id:
                 engine.reader.let_go(*self._held, self)  # the path is another kind of table by now
-            self._held = found.table, planner.completed(options, found)
+            self._held = found.table, planner.with_table_keys(options, found)
             engine.reader.hold(*self._held, self)
         return found
 

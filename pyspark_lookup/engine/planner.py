@@ -56,14 +56,14 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     `Resolver.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
     began_s = reader.resolver.now_s()
-    table, version = _known_or_discovered(reader, options, known)
+    table, version = _discover(reader, options, known)
     try:
-        version = _served(reader, _with_keys(options, version), table, version, began_s)
+        version = _serve(reader, _with_keys(options, version), table, version, began_s)
     except UfsNotFoundError:
         if not reader.resolver.forget_kind(table):
             raise
         table, version = reader.resolver.discover(options)
-        version = _served(reader, _with_keys(options, version), table, version, began_s)
+        version = _serve(reader, _with_keys(options, version), table, version, began_s)
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
         # Its tasks could not read what the job has removed, nor go on with other files.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
@@ -76,7 +76,7 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     return Found(table, version, data, partitions)
 
 
-def completed(options: LookupOptions, found: Found) -> LookupOptions:
+def with_table_keys(options: LookupOptions, found: Found) -> LookupOptions:
     """The options with what the table's metadata says where they do not: its key columns."""
     return _with_keys(options, found.version)
 
@@ -88,7 +88,7 @@ def _with_keys(options: LookupOptions, version: TableVersion) -> LookupOptions:
     return dataclasses.replace(options, keys=metadata.keys)
 
 
-def _served(
+def _serve(
     reader: TableReader, options: LookupOptions, table: Table, version: TableVersion, began_s: float
 ) -> TableVersion:
     """The version that a full cache in CACHE mode answers from, which may be older than the last one known, `version`."""
@@ -97,14 +97,12 @@ def _served(
         return version
     latest = full.latest()
     if latest is None and full.can_keep:  # the first load, which follows, asks the store
-        return reader.resolver.learned_since(table, version, began_s)
+        return reader.resolver.learn_since(table, version, began_s)
     own = latest is not None and reader.resolver.host.includes_own_writes(table, options, latest)
     return latest if latest is not None and own else version
 
 
-def _known_or_discovered(
-    reader: TableReader, options: LookupOptions, known: Table | None
-) -> tuple[Table, TableVersion]:
+def _discover(reader: TableReader, options: LookupOptions, known: Table | None) -> tuple[Table, TableVersion]:
     if known is not None:
         if known.pinned != options.pinned:
             known = dataclasses.replace(known, pinned=options.pinned)

@@ -22,7 +22,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
 
 
-def scanned(
+def scan(
     engine: Engine,
     found: Found,
     options: LookupOptions,
@@ -36,7 +36,7 @@ def scanned(
         raise SchemaError(f"argument columns = {columns!r}: give a list of names, such as {[columns or 'name']!r}")
     if columns is not None:
         overrides["lookup.columns"] = ",".join("`" + name.replace("`", "``") + "`" for name in columns)
-    shown = planner.table_columns(found, options.overridden(overrides))
+    shown = planner.table_columns(found, options.override(overrides))
     # Parsed by itself: joined as text, its parentheses could leave lookup.where.
     added = [] if predicate is None else [parse_where(predicate, all_columns((found.data, found.partitions)))]
     plan = planner.plan_read(found, options, shown, clock, added)

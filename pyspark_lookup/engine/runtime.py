@@ -66,7 +66,7 @@ class Engine:
         self.url_of = ufs.url_of
 
     @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Count how long the block takes, if it ends well."""
         started_s = self._context.clock.steady_s()
         yield
@@ -100,7 +100,7 @@ class Engine:
         return OpenWrites(writer, log, table, rows, options.write_unique_keys, log.latest())
 
     @contextlib.contextmanager
-    def published(self) -> Iterator[None]:
+    def publish(self) -> Iterator[None]:
         """Publish what is counted in the block, however it ends."""
         try:
             yield
@@ -110,7 +110,7 @@ class Engine:
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
         """A writer for a block that commits. A compaction follows if `lookup.write.compact-after` asks for it, and counters are published."""
-        with self.published():
+        with self.publish():
             yield self.writer(options)
             if options.write_compact_after:
                 self.compactor(options).compact_if_due()

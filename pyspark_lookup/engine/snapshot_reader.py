@@ -40,12 +40,12 @@ class SnapshotReader:
 
         `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own).
         """
-        resolution, snapshot = self._resolved(plan, execution, version)
+        resolution, snapshot = self._resolve(plan, execution, version)
         if version is None and resolution.decided_here:
             self._resolver.count_asked(resolution.version)
         return resolution, snapshot
 
-    def _resolved(
+    def _resolve(
         self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None
     ) -> tuple[Resolution, Snapshot | None]:
         table, options = plan.table, plan.options

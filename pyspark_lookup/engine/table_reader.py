@@ -73,7 +73,7 @@ class TableReader:
         self.fulls = FullTables(load_scan, resolver, self.versions.layout, context, trigger)
         self.snapshots = SnapshotReader(resolver, self.versions, self.fulls, context.metrics)
 
-    def replaced(
+    def replace(
         self, plan: ReadPlan, resolution: Resolution, execution: Execution | None, change: SourceChangedError
     ) -> TableVersion:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
@@ -99,7 +99,7 @@ class TableReader:
                 snapshot = self.snapshots.find(plan, planned)
                 if snapshot is not None:
                     return self.snapshots.batches(plan, snapshot, planned, task.pieces if task.count > 1 else None)
-            return self._planned(plan, task, task.pieces, execution).batches()
+            return self._prepare_planned(plan, task, task.pieces, execution).batches()
         resolution, found = self.snapshots.resolve(plan, execution, version)
         files = select_partitions(plan.table, resolution.version, plan.options)
         pieces = share_of(files, task.number, task.count, self.versions.splittable(plan.table))
@@ -127,7 +127,7 @@ class TableReader:
                 prepared = self._start_over(plan, resolution.version, execution)
         return prepared.batches()
 
-    def _planned(
+    def _prepare_planned(
         self, plan: ReadPlan, task: ReadTask, pieces: tuple[Slice, ...], execution: Execution | None
     ) -> PreparedScan:
         """A task whose version planning fixed."""
@@ -218,10 +218,10 @@ class TableReader:
             return
         try:
             first = self._context.disk.create_record("plan", plan.id, execution.id, text_of)
-            if first == execution.id or self._context.disk.has_record("plan", f"{plan.id}-told"):
+            if first == execution.id or self._context.disk.has_record("plan", f"{plan.id}-warned"):
                 return
             nonce = os.urandom(8).hex()
-            if self._context.disk.create_record("plan", f"{plan.id}-told", nonce) != nonce:
+            if self._context.disk.create_record("plan", f"{plan.id}-warned", nonce) != nonce:
                 return
         except OSError:
             return

@@ -14,7 +14,7 @@ from pyspark_lookup.base.errors import OptionError, UfsNotFoundError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scanned
+from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scan
 from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.enums import CacheMode
@@ -90,7 +90,7 @@ class Transaction:
     def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
         """The rows it sees, as `LookupTable.scan` gives them."""
         found, options = self._found()
-        return scanned(self._engine, found, options, columns, predicate, self._clock)
+        return scan(self._engine, found, options, columns, predicate, self._clock)
 
     def get(self, key: Any) -> list[dict[str, Any]]:
         """The rows it sees with this key, as `LookupTable.get` gives them."""
@@ -110,7 +110,7 @@ class Transaction:
             )
         table, version = self._writes.version()
         found = Found(table, version, *metadata_of(table, version).columns)
-        return found, planner.completed(self._options, found)
+        return found, planner.with_table_keys(self._options, found)
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Transaction:
         """Give its writes up; an error in the block does so. Nothing, if it has ended."""
         if not self._ended:
             self._ended = True
-            with self._engine.published():
+            with self._engine.publish():
                 self._writes.abort("the transaction was given up")
 
     def _check_open(self) -> None:

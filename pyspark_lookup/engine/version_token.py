@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import struct
 
-from pyspark_lookup.base.decoding import shown
+from pyspark_lookup.base.decoding import show
 from pyspark_lookup.base.errors import (
     NotATableError,
     OptionError,
@@ -58,7 +58,7 @@ class VersionToken:
                 raise ValueError(kind)
             return cls(kind, digest.hex(), newest)
         except (struct.error, TypeError, ValueError):
-            raise OptionError(f"argument version = {shown(data)} is no version token") from None
+            raise OptionError(f"argument version = {show(data)} is no version token") from None
 
 
 def resolve_and_secure(
@@ -69,7 +69,7 @@ def resolve_and_secure(
     `known`: what the path was last time. FULL: its snapshot is built, or waited for. Otherwise all bytes of a table
     of up to `lookup.scan.split-size` are cached; of a larger one nothing can be. Raises what resolving raises.
     """
-    table, version = _resolved(reader, options, execution, known)
+    table, version = _resolve(reader, options, execution, known)
     by_query = _is_built_by_queries(options)
     _, version = read_with_restarts(
         table,
@@ -81,7 +81,7 @@ def resolve_and_secure(
     return table, version
 
 
-def _resolved(
+def _resolve(
     reader: TableReader, options: LookupOptions, execution: Execution | None, known: Table | None
 ) -> tuple[Table, TableVersion]:
     found: TableVersion | None = None
@@ -91,20 +91,20 @@ def _resolved(
         else:
             form = options.format or known.format
             table = dataclasses.replace(reader.resolver.table_of(options, known.kind), format=form)
-        served = _served(reader, table, options)
+        served = _serve(reader, table, options)
         current = functools.partial(_current, reader, table, options, served or found)
         resolution = reader.resolver.resolve(table, options, execution, current)
     except (UfsNotFoundError, OptionError):
         if known is None:
             raise
-        return _resolved(reader, options, execution, None)  # a file may have become a directory
+        return _resolve(reader, options, execution, None)  # a file may have become a directory
     version = resolution.version
     if resolution.decided_here:
         reader.resolver.count_asked(version)
     return reader.resolver.table_of(options, table.kind, version), version
 
 
-def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
+def _serve(reader: TableReader, table: Table, options: LookupOptions) -> TableVersion | None:
     """The version that a full cache answers from in CACHE mode; its first load is waited for."""
     latest = reader.snapshots.current(table, options)
     return None if latest is None else latest[0]
@@ -113,7 +113,7 @@ def _served(reader: TableReader, table: Table, options: LookupOptions) -> TableV
 def _current(reader: TableReader, table: Table, options: LookupOptions, version: TableVersion | None) -> TableVersion:
     if version is None:
         version = reader.resolver.resolve(table, options, None).version
-    return reader.resolver.settled(table, version) if _is_built_by_queries(options) else version
+    return reader.resolver.settle(table, version) if _is_built_by_queries(options) else version
 
 
 def _is_built_by_queries(options: LookupOptions) -> bool:

@@ -88,7 +88,7 @@ class BlockCache:
         missing: list[_Block] = []
         for index, (location, blocks) in enumerate(wanted):
             for block in dict.fromkeys(blocks):
-                data = self._cached(location, block)
+                data = self._read_cached(location, block)
                 if data is None:
                     missing.append((index, block))
                 else:
@@ -115,7 +115,7 @@ class BlockCache:
         """Count a block that was damaged, for the store has its file whole."""
         self._context.metrics.inc("blockDamagedCount")
 
-    def _cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
+    def _read_cached(self, location: BlocksAndLocations, block: Range) -> Data | None:
         if self._context.disk is None or not location.file.cacheable or block not in location.held:
             return None
         return self._context.disk.get_block(location.key(block))

@@ -38,14 +38,14 @@ class Publisher:
         self._clock = clock
         self._lock = threading.Lock()
         self._file: CounterFile | None = None
-        self._published = CacheMetricGroup().packed()
+        self._published = CacheMetricGroup().pack()
         self._gauges_at = 0
 
     def publish(self) -> None:
         """Put this process's counters where others of the host find them."""
         if self._disk is not None:
             with self._lock:  # or what one thread has read first might be put last
-                self._put(self._disk, self.metrics.packed())
+                self._put(self._disk, self.metrics.pack())
 
     def _put(self, disk: Disk, packed: bytes) -> None:
         if packed == self._published and self._file is not None:
@@ -74,7 +74,7 @@ class Publisher:
         if self._disk is None:
             return {**self.metrics.snapshot(), **dict.fromkeys(HOST_GAUGES, UNSET)}
         self.publish()
-        total = _added(self._disk.counters(self._label))
+        total = _add(self._disk.counters(self._label))
         return {**total, **host_gauges(self._disk, total, self._clock)}
 
     def by_worker(self) -> dict[str, dict[str, int]]:
@@ -86,7 +86,7 @@ class Publisher:
         found: dict[str, list[Counts]] = {}
         for counts in self._disk.counters(self._label) if self._disk is not None else ():
             found.setdefault(_worker(counts), []).append(counts)
-        return {name: _added(of_worker) for name, of_worker in found.items()}
+        return {name: _add(of_worker) for name, of_worker in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def tables_on(disk: Disk, clock: HostClock) -> list[TableCounts]:
         found.setdefault(counts.name.split("-", 1)[0], []).append(counts)
     tables = []
     for label, parts in found.items():
-        total = _added(parts)
+        total = _add(parts)
         values = {**total, "reloadLag": _lag(total, clock)}
         named = sorted({name for part in parts for name in _applications(part)})
         url = str(parts[-1].about.get("url", ""))
@@ -133,7 +133,7 @@ def _lag(total: Mapping[str, int], clock: HostClock) -> int:
     return UNSET if as_of == UNSET or not total["metadataCacheCount"] else max(int(clock.wall_s() * 1000) - as_of, 0)
 
 
-def _added(parts: Sequence[Counts]) -> dict[str, int]:
+def _add(parts: Sequence[Counts]) -> dict[str, int]:
     return add_metrics([part.values for part in sorted(parts, key=_gauges_at)])
 
 
@@ -151,7 +151,7 @@ def _applications(counts: Counts) -> list[str]:
 
 def _merge(parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
     """What a total of those is about, and its numbers."""
-    values = {**_added(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
+    values = {**_add(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
     applications = sorted({name for part in parts for name in _applications(part)})[-_MERGE_ABOVE:]
     return {"url": parts[-1].about.get("url", ""), "applications": applications}, values
 

@@ -106,7 +106,7 @@ class Ufs:
         return parts
 
     def _read_pinned(self, file: FileVersion, ranges: Sequence[Range], at_once: int) -> list[bytes]:
-        with self._store.pinned(file) as read:
+        with self._store.pin(file) as read:
 
             def get(part: Range) -> bytes:
                 return self._retry(self._read, read, part)
@@ -184,7 +184,7 @@ class Ufs:
                 self._metrics.inc("ufsPutBytes", len(data))
                 return put
             try:
-                return self._held(path, data)
+                return self._find_written(path, data)
             except UfsNotFoundError:
                 shown = redact("path", path)
                 raise UfsUnavailableError(f"{shown}: the store says that it is there, and that it is not") from None
@@ -194,12 +194,12 @@ class Ufs:
         except UfsError as problem:
             # A refusal may come after an attempt that has arrived: what lies there tells.
             with contextlib.suppress(UfsError):
-                return self._held(path, data)
+                return self._find_written(path, data)
             if unanswered:
                 raise PutUnknownError(f"whether {redact('path', path)} was put is unknown: {problem}") from problem
             raise
 
-    def _held(self, path: str, data: bytes) -> FileVersion | None:
+    def _find_written(self, path: str, data: bytes) -> FileVersion | None:
         """The file there, if it holds `data`, and None if it holds other bytes. Raises UfsNotFoundError without one."""
         file = self.get_meta(path)
         if file.size != len(data):

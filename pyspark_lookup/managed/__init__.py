@@ -2,7 +2,7 @@
 
 from pyspark_lookup.managed.compaction import Compactor
 from pyspark_lookup.managed.data_files import DataFiles
-from pyspark_lookup.managed.definitions import matched
+from pyspark_lookup.managed.definitions import match_definition
 from pyspark_lookup.managed.heartbeat import Heartbeats
 from pyspark_lookup.managed.jobs import Job, batch_directory
 from pyspark_lookup.managed.open_transaction import OpenWrites
@@ -20,6 +20,6 @@ __all__ = [
     "Vacuumed",
     "WriteSizes",
     "batch_directory",
-    "matched",
+    "match_definition",
     "vacuum",
 ]

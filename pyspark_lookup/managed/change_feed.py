@@ -93,7 +93,7 @@ def cost(state: TableState, change: Change) -> tuple[int, int, int]:
         return 1, 1, 1
     counted = [*write.files, *write.deletes]
     if write.mode is WriteMode.OVERWRITE:
-        counted += [file for other in state.needed(change.position - 1) for file in other.files]
+        counted += [file for other in state.find_needed(change.position - 1) for file in other.files]
     return sum(file.rows for file in counted), len(counted), sum(file.size for file in counted)
 
 
@@ -156,7 +156,7 @@ def _schema(table: Table, state: TableState) -> str:
 # --- reading ----------------------------------------------------------------------------------------
 
 
-def changed_rows(
+def read_changes(
     files: Files, tasks: Sequence[ChangeTask], columns: pa.Schema, wanted: Predicate | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of tasks of which `wanted` is true, with `columns`; of those the last two may be what `change_columns` adds.
@@ -170,7 +170,7 @@ def changed_rows(
     parts = [_Changes(files, task, needed) for task in tasks]
     together = [part for part in parts if part.takes]
     alone = (found for part in parts if not part.takes for found in part.rows())
-    for position, kinds, batch in itertools.chain(_taken_together(together), alone):
+    for position, kinds, batch in itertools.chain(_read_taken(together), alone):
         places = pa.repeat(pa.scalar(position, pa.int64()), batch.num_rows)
         names = [*batch.schema.names, CHANGE_TYPE, LOG_POSITION]
         rows = pa.RecordBatch.from_arrays([*batch.columns, kinds, places], names)
@@ -184,7 +184,7 @@ def changed_rows(
 _Found = tuple[int, pa.Array, pa.RecordBatch]
 
 
-def _taken_together(parts: Sequence[_Changes]) -> Iterator[_Found]:
+def _read_taken(parts: Sequence[_Changes]) -> Iterator[_Found]:
     """The rows that writes by key have taken away, of each file in one pass."""
     files: dict[str, FileVersion] = {}
     from_file: dict[str, list[tuple[_Changes, Numbers, pa.Table]]] = {}
@@ -198,7 +198,7 @@ def _taken_together(parts: Sequence[_Changes]) -> Iterator[_Found]:
     for url, file in files.items():
         keys = [asked for _, _, asked in from_file[url]]
         few = sum(table.num_rows for table in keys) <= _PRUNED_BY and len({part.task.keys for part in parts}) == 1
-        # What did not count before was left out already.
+        # What was deleted before was left out already.
         whole = dataclasses.replace(file, deletes=())
         for at, batch in parts[0].read(whole, pa.concat_tables(keys) if few else None):
             for part, gone, _ in from_file[url]:
@@ -230,11 +230,11 @@ class _Changes:
         one, other = (_AFTER, _INSERT) if self.task.added else (_BEFORE, _DELETE)
         for file in self.task.files:
             for _, batch in self.read(file, None):
-                yield self.task.position, _kinds(self._known(old, batch), one, other, batch.num_rows), batch
+                yield self.task.position, _kinds(self._match(old, batch), one, other, batch.num_rows), batch
 
     def read(self, file: FileVersion, keys: pa.Table | None) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
         """(places, rows) of a file; with `keys`, of its units that may have some of these."""
-        found = self._rows.counted(self._definition, self._names, file, keys)
+        found = self._rows.count_rows(self._definition, self._names, file, keys)
         return ((at, batch) for at, batch in found if batch.num_rows)
 
     def taken(self) -> tuple[dict[str, Numbers], pa.Table]:
@@ -244,13 +244,13 @@ class _Changes:
 
     def kinds_of_taken(self, rows: pa.RecordBatch) -> pa.Array:
         """What became of such rows."""
-        return _kinds(self._known(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
+        return _kinds(self._match(self._new, rows), _BEFORE, _DELETE, rows.num_rows)
 
     def _taken(self, files: Sequence[FileVersion]) -> tuple[dict[str, Numbers], pa.Table]:
-        """The places of the rows that the marks name in those files, by URL, and their keys; what did not count before is left out."""
-        marks = self._rows.deleted_by(self._definition, self.task.marks)
+        """The places of the rows that the marks name in those files, by URL, and their keys; what was deleted before is left out."""
+        marks = self._rows.read_deleted_by(self._definition, self.task.marks)
         known = {self.path(file): file.url for file in files}
-        gone = self._files(True).deleted(self.task.table, files)
+        gone = self._files(True).read_deleted(self.task.table, files)
         paths = one_array(marks.column(PATH)).dictionary_encode()
         codes, rows = np.asarray(paths.indices), np.asarray(one_array(marks.column(ROW)))
         counts = np.zeros(len(rows), np.bool_)
@@ -269,7 +269,7 @@ class _Changes:
     def _index(self, keys: pa.Table) -> RowIndex | None:
         return RowIndex(keys, self.task.keys) if keys.num_rows else None
 
-    def _known(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
+    def _match(self, index: RowIndex | None, batch: pa.RecordBatch) -> Numbers | None:
         """Which rows have a key of the index; None: none."""
         if index is None or not batch.num_rows:
             return None

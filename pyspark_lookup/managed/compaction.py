@@ -31,15 +31,15 @@ _ATTEMPTS = 5
 _DELETED_SHARE = 0.2
 
 
-def chosen(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrite]:
+def choose(state: TableState, asked: bool, bounds: WriteSizes) -> list[TableWrite]:
     """The writes that are worth compacting, by size; none if that would gain nothing.
 
     From the smallest on each is taken that is small, or at most twice as large as those before it together: so a row
     is written a few times only, however often somebody compacts. `asked`: by a person, not by a commit.
     """
-    with_rows = {write.id for write in state.seen()}
-    sizes = {write.id: write.bytes for write in state.needed()}
-    needed = [write for write in state.needed() if asked or sizes[write.id] <= bounds.unasked_write_bytes]
+    with_rows = {write.id for write in state.find_visible()}
+    sizes = {write.id: write.bytes for write in state.find_needed()}
+    needed = [write for write in state.find_needed() if asked or sizes[write.id] <= bounds.unasked_write_bytes]
     sizes.update((id_, 0) for id_ in sizes.keys() - with_rows)
     rows = sum(write.rows for write in needed if write.id in with_rows)
     deleted = sum(file.rows for write in needed for file in write.deletes)
@@ -85,7 +85,7 @@ class Compactor:
         state = self._log.known()
         if not self._after or state is None or self._is_under_way(state):
             return
-        if len(chosen(state, False, self._sizes)) < self._after:
+        if len(choose(state, False, self._sizes)) < self._after:
             return
         try:
             self._compact(asked=False)
@@ -103,16 +103,16 @@ class Compactor:
             state = self._log.latest()
             if state is None:
                 raise UfsNotFoundError(f"{self._url} is no managed table")
-            if not chosen(state, asked, self._sizes):
+            if not choose(state, asked, self._sizes):
                 return state
             try:
-                return self._folded(state, asked)
+                return self._fold(state, asked)
             except WriteConflictError as conflict:
                 problem = conflict
         assert problem is not None
         raise problem
 
-    def _folded(self, state: TableState, asked: bool) -> TableState:
+    def _fold(self, state: TableState, asked: bool) -> TableState:
         job = self._writer.begin(state.definition.schema, WriteMode.COMPACT)
         try:
             since = self._log.known()
@@ -121,7 +121,7 @@ class Compactor:
                 raise WriteConflictError(f"{self._url} was dropped and created anew: compact it again")
             job = dataclasses.replace(job, definition=since.definition)  # others may have added columns
             # A list of writes to be replaced knows those that began before it.
-            replaced = [write for write in chosen(since, asked, self._sizes) if write.id < write_id]
+            replaced = [write for write in choose(since, asked, self._sizes) if write.id < write_id]
             if not replaced:
                 self._writer.abort(job, (), "others have compacted what there was")
                 return self._log.latest() or since
@@ -130,7 +130,7 @@ class Compactor:
             inside = [file for file in files if file.url in paths]
             outside = [file for file in files if file.url not in paths]
             kept = self._marks(since, replaced, outside)
-            parts = self._rows.ordered(since.definition, inside) if inside else ()
+            parts = self._rows.order(since.definition, inside) if inside else ()
             new = self._writer.write_ordered(job, parts, "compacted")
             rows = self._rows.count(inside) if inside else 0
             # Files that cannot be read would take the place of files that can.
@@ -153,7 +153,7 @@ class Compactor:
         marks = [file for write in replaced for file in write.deletes]
         if not marks or not outside:
             return None
-        found = self._rows.deleted_by(since.definition, marks)
+        found = self._rows.read_deleted_by(since.definition, marks)
         paths = pa.array([file.url.removeprefix(self._table.url + "/") for file in outside], pa.string())
         found = found.filter(pc.is_in(found.column(PATH), value_set=paths))
         if any(found.column(name).null_count for name in since.definition.keys):

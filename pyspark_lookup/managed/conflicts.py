@@ -28,15 +28,15 @@ class RowsByKey(Protocol):
     def without(self, keys: pa.Table, others: pa.Table) -> pa.Table: ...
     def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None: ...
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table: ...
-    def deleted_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
+    def read_deleted_by(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def all_of(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
     def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table: ...
-    def completed(
+    def complete(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]: ...
     def count(self, files: Sequence[FileVersion]) -> int: ...
     def read_back(self, definition: Definition, files: Sequence[DataFile]) -> int: ...
-    def ordered(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]: ...
+    def order(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]: ...
 
 
 class Effect(Protocol):
@@ -130,7 +130,7 @@ class Keeping:
     """Takes the place of the rows with its keys, whose values it keeps in columns that its own rows lack.
 
     What the others are is looked at as often as it changes, so that nothing that was committed meanwhile is lost: then all rows
-    are put anew, and those that were put before do not count. `given`: the rows, with nulls there; `names`: the columns that they
+    are put anew, and those that were put before are deleted. `given`: the rows, with nulls there; `names`: the columns that they
     have; `put` makes files of rows.
     """
 
@@ -170,7 +170,7 @@ class Keeping:
         given = self._rows.all_of(definition, self._given)
         self._rows.check_different(given.select(list(definition.keys)))
         lacking = [name for name in definition.schema.names if name not in self._names]
-        rows, found = self._rows.completed(definition, given, lacking, version.files)
+        rows, found = self._rows.complete(definition, given, lacking, version.files)
         parts = [found if self._deleted is None else _beside(found, self._deleted)]
         self._deleted = parts[0] if self._deleted is None else pa.concat_tables([self._deleted, parts[0]])
         if self._put is None or not rows.equals(self._put[0]):
@@ -268,13 +268,13 @@ class Rewriting:
         self._table = table
         self._since = since
         self._kept = kept
-        self._seen = {write.id for write in since.seen()} & set(replaces)
+        self._seen = {write.id for write in since.find_visible()} & set(replaces)
         self._paths = {file.path for id_ in replaces for file in since.writes[id_].files}
         self._files = files
         self._looked: set[int] = set()
 
     def check(self, state: TableState) -> None:
-        needed, seen = ({write.id for write in writes} for writes in (state.needed(), state.seen()))
+        needed, seen = ({write.id for write in writes} for writes in (state.find_needed(), state.find_visible()))
         same = (
             needed.issuperset(self.replaces) and seen.issuperset(self._seen) and not state.rekeyed(self._since.position)
         )
@@ -289,7 +289,7 @@ class Rewriting:
     def look(self, state: TableState, definition: Definition) -> pa.Table | None:
         fresh = self._fresh(state)
         self._looked.update(fresh)
-        marks = self._rows.deleted_by(definition, [file for id_ in fresh for file in state.writes[id_].deletes])
+        marks = self._rows.read_deleted_by(definition, [file for id_ in fresh for file in state.writes[id_].deletes])
         inside = pa.array(sorted(self._paths), pa.string())
         keys = marks.filter(pc.is_in(marks.column(PATH), value_set=inside)).select(list(definition.keys))
         own = [version_of_file(self._table, file) for file in self._files]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pyspark_lookup.base.errors import PutUnknownError, UfsError, UfsUnavailableError
 from pyspark_lookup.io.ufs import Ufs
-from pyspark_lookup.managed.definitions import conformed
+from pyspark_lookup.managed.definitions import conform
 from pyspark_lookup.managed.sizes import WriteSizes
 from pyspark_lookup.table.deletes import delete_file_bytes, distinct_places
 from pyspark_lookup.table.log import DataFile, Definition
@@ -76,7 +76,7 @@ class DataFiles:
         for batch in batches:
             rows = max(batch.num_rows * self._sizes.file_bytes // max(batch.nbytes, 1), 1)
             for start in range(0, batch.num_rows, rows):  # a table of somebody's may be one batch
-                held.append(conformed(batch.slice(start, rows), schema, self._url))
+                held.append(conform(batch.slice(start, rows), schema, self._url))
                 size += held[-1].nbytes
                 if size >= at_most:
                     yield pa.Table.from_batches(held, schema)
@@ -85,7 +85,7 @@ class DataFiles:
             yield pa.Table.from_batches(held, schema)
 
     def put_deletes(self, rows: pa.Table) -> DataFile:
-        """A file that names rows of others which do not count any more (see `scan.deletes`)."""
+        """A file that names deleted rows of others (see `scan.deletes`)."""
         places = distinct_places(rows)
         return self._put_bytes(delete_file_bytes(places), f"{self._directory}/deletes", places.num_rows)
 

@@ -14,7 +14,7 @@ from pyspark_lookup.table.deletes import PATH, ROW
 from pyspark_lookup.table.log import Definition, TableState
 
 
-def defined(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
+def define(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition:
     """A new table's definition, from the columns of the first rows. Raises SchemaError for types or keys that cannot be."""
     found = spark_schema(schema, origin)
     columns = pa.schema([pa.field(field.name, spark_type(field.type)) for field in found])
@@ -34,7 +34,7 @@ def defined(schema: pa.Schema, keys: tuple[str, ...], origin: str) -> Definition
     return Definition(columns, names)
 
 
-def matched(definition: Definition, schema: pa.Schema, merge: bool, origin: str) -> Definition:
+def match_definition(definition: Definition, schema: pa.Schema, merge: bool, origin: str) -> Definition:
     """The table's definition once rows of `schema` are in it: the same, or with more columns at the end.
 
     Rows may lack columns, which are null in them, and have narrower types. Raises SchemaError for a column that the
@@ -88,7 +88,7 @@ def _check_names(columns: pa.Schema) -> None:
             raise SchemaError(f"column {name!r}: delete files use that name; rename it")
 
 
-def conformed(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
+def conform(batch: pa.RecordBatch, schema: pa.Schema, origin: str) -> pa.RecordBatch:
     """Rows in the table's columns and types. Raises SchemaError for a value that does not fit."""
     given = {name.casefold(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     named = {name: given[name.casefold()] for name in schema.names if name.casefold() in given}
@@ -114,7 +114,7 @@ def definition_with(
         what = "an upsert or delete" if by_key else "option lookup.write.unique-keys"
         raise OptionError(f"{what}: {origin} has no key columns (lookup.keys)")
     try:
-        return matched(own, schema, options.write_merge_schema, origin)
+        return match_definition(own, schema, options.write_merge_schema, origin)
     except SchemaError as problem:
         if any(write.committed for write in state.writes.values()):
             raise

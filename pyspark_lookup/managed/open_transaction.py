@@ -19,7 +19,7 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.managed.conflicts import Both, ByKey, NewKeys, RowsByKey
-from pyspark_lookup.managed.definitions import conformed
+from pyspark_lookup.managed.definitions import conform
 from pyspark_lookup.managed.jobs import Job
 from pyspark_lookup.managed.writer import TableWriter
 from pyspark_lookup.options.conf_file import redact
@@ -91,7 +91,7 @@ class OpenWrites:
         """Remove the rows with those keys, own ones too. Raises as `TableWriter.delete` does."""
         asked = self._writer.keys_asked(keys)
         if asked.num_rows:
-            self._attempt(lambda: self._hide(self._begun(asked.schema, WriteMode.DELETE), [], asked), False)
+            self._attempt(lambda: self._hide(self._begin(asked.schema, WriteMode.DELETE), [], asked), False)
 
     def _attempt(self, act: Callable[[], None], anew: bool) -> None:
         """Let `act` write. Where that fails the transaction is as it was before; where it is interrupted it is given up.
@@ -118,14 +118,14 @@ class OpenWrites:
                 self._writer.abort(before[0], (), "the transaction has overwritten it")
 
     def _add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], mode: WriteMode) -> None:
-        job = self._begun(schema, mode)
+        job = self._begin(schema, mode)
         kept = self._writer.kept(job.definition, schema, mode)
         if kept:
             given = pa.Table.from_batches(
-                [conformed(batch, job.definition.schema, "the rows") for batch in batches], job.definition.schema
+                [conform(batch, job.definition.schema, "the rows") for batch in batches], job.definition.schema
             )
             self._rows.check_different(given.select(list(job.definition.keys)))
-            batches = self._rows.completed(job.definition, given, kept, self.version()[1].files)[0].to_batches()
+            batches = self._rows.complete(job.definition, given, kept, self.version()[1].files)[0].to_batches()
         self._count += 1
         files = self._writer.write(job, batches, f"part-{self._count:05d}")
         try:
@@ -136,7 +136,7 @@ class OpenWrites:
                 self._writer.discard(job, files, state)
             raise
 
-    def _begun(self, schema: pa.Schema, mode: WriteMode) -> Job:
+    def _begin(self, schema: pa.Schema, mode: WriteMode) -> Job:
         if self._job is None:
             self._job = self._writer.begin(schema, mode, first=True)
             if self._base is None:
@@ -148,7 +148,7 @@ class OpenWrites:
             table = dataclasses.replace(self._table, own=self._write_id)
             self._keyed = ByKey(self._rows, table, None, self._job.directory)
             self._new = NewKeys(self._rows, table, [], self._job.directory, self._keyed)
-        self._job = self._writer.widened(self._job, schema, mode.by_key)
+        self._job = self._writer.widen(self._job, schema, mode.by_key)
         return self._job
 
     def _put(self, job: Job, files: list[DataFile], mode: WriteMode) -> None:

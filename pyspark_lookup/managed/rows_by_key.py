@@ -37,9 +37,9 @@ class KeyedRows:
         self._merge_bytes = merge_bytes
 
     def keys_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
-        """The key columns of all rows that count of these files; of new ones all do."""
+        """The key columns of all live rows of these files; of new ones all are."""
         versions = self._versions(files)
-        prepared = self._prepared(versions, definition.schema, definition.keys, None)
+        prepared = self._prepare(versions, definition.schema, definition.keys, None)
         columns = pa.schema([definition.schema.field(name) for name in definition.keys])
         return pa.Table.from_batches(list(prepared.batches()), columns)
 
@@ -59,7 +59,7 @@ class KeyedRows:
         return keys.filter(pa.array(left))
 
     def check_new(self, definition: Definition, keys: pa.Table, others: Sequence[FileVersion]) -> None:
-        """Raise NonUniqueKeyError if a row that counts in the others has one of the keys."""
+        """Raise NonUniqueKeyError if a live row of the others has one of the keys."""
         found = self.find(definition, keys, others)
         if found.num_rows:
             held = Keys([one_array(keys.column(name)) for name in definition.keys])
@@ -67,7 +67,7 @@ class KeyedRows:
             raise self._twice(keys, int(at), "the table has it")
 
     def find(self, definition: Definition, keys: pa.Table, files: Sequence[FileVersion]) -> pa.Table:
-        """The rows that count in those files and have one of the keys: these, `deletes.PATH` and `deletes.ROW`.
+        """The live rows of those files that have one of the keys: these, `deletes.PATH` and `deletes.ROW`.
 
         Of the files what can hold such keys is read, and its key columns only.
         """
@@ -75,14 +75,14 @@ class KeyedRows:
         arrays = [one_array(keys.column(name)) for name in names]
         wanted = _among(names, arrays)
         parts = []
-        for rows in self._placed(definition, files, names, wanted):
+        for rows in self._place(definition, files, names, wanted):
             parts.append(self._matching(rows, names, arrays))
         fields = [definition.schema.field(name) for name in names]
         return pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
 
     def all_of(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
         """All rows of new files, in memory."""
-        prepared = self._prepared(self._versions(files), definition.schema, definition.schema.names, None, keep=False)
+        prepared = self._prepare(self._versions(files), definition.schema, definition.schema.names, None, keep=False)
         return pa.Table.from_batches(list(prepared.batches()), definition.schema)
 
     def every(self, definition: Definition, files: Sequence[DataFile]) -> pa.Table:
@@ -96,19 +96,19 @@ class KeyedRows:
             parts.append(pa.Table.from_arrays([*keys.columns, path, places], schema=schema))
         return pa.concat_tables(parts)
 
-    def completed(
+    def complete(
         self, definition: Definition, rows: pa.Table, lacking: Sequence[str], files: Sequence[FileVersion]
     ) -> tuple[pa.Table, pa.Table]:
         """(`rows` with the values that those with their keys in `files` have in columns `lacking`, these as `find` says them).
 
-        Raises NonUniqueKeyError for a key that two rows have which count.
+        Raises NonUniqueKeyError for a key that two live rows have.
         """
         names = list(definition.keys)
         arrays = [one_array(rows.column(name)) for name in names]
         held = Keys(arrays)
         data = [*names, *lacking]
         parts = [
-            self._matching(part, names, arrays) for part in self._placed(definition, files, data, _among(names, arrays))
+            self._matching(part, names, arrays) for part in self._place(definition, files, data, _among(names, arrays))
         ]
         fields = [definition.schema.field(name) for name in data]
         found = pa.concat_tables(parts) if parts else pa.schema([*fields, *place_fields()]).empty_table()
@@ -131,28 +131,28 @@ class KeyedRows:
         matches = match_rows(known, names, Keys([one_array(rows.column(name)) for name in names]))
         return rows.take(pa.array(np.unique(matches.keys)))
 
-    def deleted_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
+    def read_deleted_by(self, definition: Definition, files: Sequence[DataFile | FileVersion]) -> pa.Table:
         """The rows that such files name: key columns (null where they were others then), `deletes.PATH` and `deletes.ROW`."""
         data = pa.schema([*definition.schema, *place_fields()])
         names = [*definition.keys, PATH, ROW]
         versions = self._versions(files)
-        batches = self._prepared(versions, data, names, None).batches()
+        batches = self._prepare(versions, data, names, None).batches()
         found = pa.Table.from_batches(list(batches), pa.schema([data.field(name) for name in names]))
         if found.column(PATH).null_count or found.column(ROW).null_count:
             shown = ", ".join(redact("path", version.url) for version in versions[:3])
             raise DamagedFileError(f"{shown}: deleted rows have a path and a position")
         return found
 
-    def counted(
+    def count_rows(
         self, definition: Definition, names: Sequence[str], file: FileVersion, keys: pa.Table | None = None
     ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
-        """(places, columns `names`) of the rows that count in a file; with `keys`, of units that may have some of these."""
+        """(places, columns `names`) of the live rows of a file; with `keys`, of units that may have some of these."""
         wanted = None
         if keys is not None:
             wanted = _among(definition.keys, [one_array(keys.column(name)) for name in definition.keys])
-        prepared = self._prepared([file], definition.schema, names, wanted, keep=False)
+        prepared = self._prepare([file], definition.schema, names, wanted, keep=False)
         assert isinstance(prepared, Prepared)
-        for _, places, batch in prepared.placed():
+        for _, places, batch in prepared.place():
             yield places, batch
 
     def count(self, files: Sequence[FileVersion]) -> int:
@@ -164,21 +164,21 @@ class KeyedRows:
     def read_back(self, definition: Definition, files: Sequence[DataFile]) -> int:
         """How many rows these new files give to whoever reads all their columns."""
         names = definition.schema.names
-        prepared = self._prepared(self._versions(files), definition.schema, names, None, keep=False)
+        prepared = self._prepare(self._versions(files), definition.schema, names, None, keep=False)
         return sum(batch.num_rows for batch in prepared.batches())
 
-    def ordered(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
-        """The rows that count in those files, in parts that follow each other in the order of the keys.
+    def order(self, definition: Definition, files: Sequence[FileVersion]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """The live rows of those files, in parts that follow each other in the order of the keys.
 
         A part fits in memory, unless very many rows have one key; within it the rows are as they come.
         """
         names = definition.schema.names
         if not definition.keys:
             for group in _groups(files, self._merge_bytes):
-                yield self._prepared(group, definition.schema, names, None, keep=False).batches()
+                yield self._prepare(group, definition.schema, names, None, keep=False).batches()
             return
         for wanted in self._ranges(definition, list(files), definition.keys, None):
-            yield self._prepared(files, definition.schema, names, wanted, keep=False).batches()
+            yield self._prepare(files, definition.schema, names, wanted, keep=False).batches()
 
     def _ranges(
         self, definition: Definition, files: Sequence[FileVersion], keys: Sequence[str], within: Predicate | None
@@ -202,15 +202,15 @@ class KeyedRows:
             else:
                 yield wanted
 
-    def _placed(
+    def _place(
         self, definition: Definition, files: Sequence[FileVersion], names: Sequence[str], wanted: Predicate
     ) -> Iterator[pa.Table]:
-        """The rows that count, of row groups where `wanted` may be true, with where they are; some at a time."""
+        """The live rows of row groups where `wanted` may be true, with where they are; some at a time."""
         schema = pa.schema([*(definition.schema.field(name) for name in names), *place_fields()])
-        prepared = self._prepared(files, definition.schema, names, wanted)
+        prepared = self._prepare(files, definition.schema, names, wanted)
         assert isinstance(prepared, Prepared)
         parts: list[pa.Table] = []
-        for file, places, batch in prepared.placed():
+        for file, places, batch in prepared.place():
             path = pa.repeat(file.url.removeprefix(self._table.url + "/"), len(places))
             parts.append(pa.Table.from_arrays([*batch.columns, path, pa.array(places, pa.int64())], schema=schema))
             if sum(part.num_rows for part in parts) >= _AT_ONCE:
@@ -222,7 +222,7 @@ class KeyedRows:
     def _versions(self, files: Sequence[DataFile | FileVersion]) -> list[FileVersion]:
         return [version_of_file(self._table, file) if isinstance(file, DataFile) else file for file in files]
 
-    def _prepared(
+    def _prepare(
         self,
         files: Sequence[FileVersion],
         data: pa.Schema,

@@ -92,7 +92,7 @@ def _oldest(state: TableState, put_at_s: dict[int, float], until_s: float) -> in
 
 def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
     """The committed writes whose files no version from that position on needs."""
-    needed = {write.id for write in state.needed(oldest)}
+    needed = {write.id for write in state.find_needed(oldest)}
     ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
     return tuple(write.id for write in ended if write.does_something and write.id not in needed)
 

@@ -32,7 +32,7 @@ from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed.aborts import Aborts, append_unseen, nothing_written
 from pyspark_lookup.managed.conflicts import ByKey, Effect, Independent, Keeping, NewKeys, RowsByKey
 from pyspark_lookup.managed.data_files import DataFiles
-from pyspark_lookup.managed.definitions import defined, definition_with, kept_columns, matched
+from pyspark_lookup.managed.definitions import define, definition_with, kept_columns, match_definition
 from pyspark_lookup.managed.jobs import Job, directory_of, own_write
 from pyspark_lookup.managed.places import check_place
 from pyspark_lookup.managed.sizes import WriteSizes
@@ -120,7 +120,7 @@ class TableWriter:
     def create(self, schema: pa.Schema) -> None:
         """Make the table, without rows, if it is not there. Raises SchemaError if one is there that has other columns or keys."""
         own = (self._log.latest() or self._create(schema)).definition
-        wanted = defined(schema, self._options.keys or own.keys, self._url)
+        wanted = define(schema, self._options.keys or own.keys, self._url)
         if own.schema != wanted.schema or own.keys != wanted.keys:
             raise SchemaError(
                 f"{self._url} is a table with the columns {columns_ddl(own.schema)} and the keys {', '.join(own.keys) or '(none)'}; "
@@ -129,7 +129,7 @@ class TableWriter:
 
     def _create(self, schema: pa.Schema) -> TableState:
         check_place(self._ufs, self._log.url)
-        definition = defined(schema, self._options.keys or (), self._url)
+        definition = define(schema, self._options.keys or (), self._url)
         table_id = f"{self._context.rng.getrandbits(128):032x}"
         try:
             made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
@@ -164,7 +164,7 @@ class TableWriter:
         return Independent()
 
     def deletion(self, keys: pa.Table) -> Effect:
-        """That the rows with those keys do not count any more. `keys`: the key columns, in their types."""
+        """That the rows with those keys are deleted. `keys`: the key columns, in their types."""
         return ByKey(self._rows, self._table, lambda _: keys)
 
     def commit(
@@ -179,7 +179,7 @@ class TableWriter:
         if not files and effect is None and job.mode is not WriteMode.OVERWRITE:
             self._give_up(job, files, "no rows")
             return self._log.latest()
-        state, job = self._allocated(job, batch)
+        state, job = self._allocate(job, batch)
         if job.write_id is None:
             assert batch is not None
             self._context.metrics.inc("batchSkippedCount")
@@ -197,7 +197,7 @@ class TableWriter:
             put = () if job.kept and effect is None else files
             state = self._commit(job, job.write_id, put, batch, effect or self.effect(job, files))
         except Exception as problem:
-            state = self._ended(job, files, problem)
+            state = self._end(job, files, problem)
         if not state.writes[job.write_id].committed:
             self._give_up(job, files, "no rows")
             return self._log.latest()
@@ -217,7 +217,7 @@ class TableWriter:
         with contextlib.suppress(UfsError, DamagedFileError):
             self.abort(job, files, reason)
 
-    def _ended(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
+    def _end(self, job: Job, files: Sequence[DataFile], problem: Exception) -> TableState:
         """The state with a job committed whose commit seemed to fail; otherwise raises what says how it ended.
 
         An abort in the log decides it: nothing of the write can be put behind that.
@@ -287,7 +287,7 @@ class TableWriter:
 
         return commit
 
-    def _allocated(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
+    def _allocate(self, job: Job, batch: Batch | None) -> tuple[TableState | None, Job]:
         """The job with a write id; without, if its batch is committed already, as the state says."""
         if job.write_id is not None:
             return None, job
@@ -314,7 +314,7 @@ class TableWriter:
         if not isinstance(effect, Independent) and state.definition.keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
         effect.check(state)
-        definition = matched(state.definition, job.definition.schema, True, self._url)
+        definition = match_definition(state.definition, job.definition.schema, True, self._url)
         if definition.schema != state.definition.schema and not self._options.write_merge_schema:
             raise WriteConflictError(f"{self._url}: another write has changed the columns: write again")
         return definition
@@ -334,7 +334,7 @@ class TableWriter:
         return pa.Table.from_arrays(cast_keys(keys, fields), names=[field.name for field in fields])
 
     def delete(self, keys: pa.Table) -> int:
-        """Commit that the rows with those keys do not count any more; the log position after it."""
+        """Commit that the rows with those keys are deleted; the log position after it."""
         asked = self.keys_asked(keys)
         state = self._log.known()
         if asked.num_rows:
@@ -353,7 +353,7 @@ class TableWriter:
         """
 
         def altered(own: Definition) -> Definition:
-            changed = own if columns is None else matched(own, columns, True, self._url)
+            changed = own if columns is None else match_definition(own, columns, True, self._url)
             named = own.keys if keys is None else tuple(resolve_names(keys, changed.schema, "lookup.keys"))
             if len(set(named)) < len(named):
                 raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
@@ -383,25 +383,25 @@ class TableWriter:
         try:
             state = self._log.append(commit, after=state)
         except Exception as problem:
-            state = self._ended(job, (), problem)
+            state = self._end(job, (), problem)
         position = self.position_of(job, state)
         self._committed(state.table_id, position)
         return position
 
     # --- a transaction's side ---------------------------------------------------------------------
 
-    def widened(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
+    def widen(self, job: Job, schema: pa.Schema, by_key: bool) -> Job:
         """The job with rows of these columns, too. Raises as `begin` does."""
         state = self._log.known()
         if state is None or state.table_id != job.table_id:
             raise WriteConflictError(f"{self._url} was dropped and created anew since this write began: write again")
         if definition_with(state, schema, self._options, by_key, self._url).keys != job.definition.keys:
             raise WriteConflictError(f"{self._url} was given other key columns since this write began: write again")
-        definition = matched(job.definition, schema, self._options.write_merge_schema, self._url)
+        definition = match_definition(job.definition, schema, self._options.write_merge_schema, self._url)
         return dataclasses.replace(job, definition=definition)
 
     def put(self, job: Job, files: Sequence[DataFile], rows: pa.Table | None) -> None:
-        """Put files in the log, and what says that `rows` of others do not count; who commits the job commits them."""
+        """Put files in the log, and what says that `rows` of others are deleted; who commits the job commits them."""
         deletes = [self._files(job).put_deletes(rows)] if rows is not None and rows.num_rows else []
         if job.write_id is not None and (files or deletes):
             self._log.append(self._writes(job, job.write_id, Independent(), files, deletes))

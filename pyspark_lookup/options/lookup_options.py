@@ -69,7 +69,7 @@ class LookupOptions(
         explicit: set[str] = set()
         path = {key.lower(): text for layer, _ in layers for key, text in layer.items()}.get("path", "")
         for layer, origin in layers:
-            for key in _retracted(layer):
+            for key in _retract(layer):
                 values.pop(_FIELDS[key].name, None)
                 explicit.discard(key)
             for raw_key, text in layer.items():
@@ -135,7 +135,7 @@ class LookupOptions(
                 "filter it in Spark instead of by lookup.where or lookup.columns"
             )
 
-    def overridden(self, overrides: Mapping[str, str]) -> LookupOptions:
+    def override(self, overrides: Mapping[str, str]) -> LookupOptions:
         """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
         values = {}
         for key, text in overrides.items():
@@ -217,7 +217,7 @@ def is_local(path: str) -> bool:
     return "://" not in path or path.startswith(("file:", "local:"))
 
 
-def _retracted(layer: Mapping[str, str]) -> set[str]:
+def _retract(layer: Mapping[str, str]) -> set[str]:
     """Options of lower layers that lose their meaning by what this layer chooses, such as an interval by UFS."""
     chosen = {key.lower(): str(text).strip().upper() for key, text in layer.items()}
     cache, source = chosen.get("lookup.cache"), chosen.get("lookup.metadata.source")
@@ -235,9 +235,9 @@ def _retracted(layer: Mapping[str, str]) -> set[str]:
     return lost - chosen.keys()
 
 
-def merged_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
+def merge_options(table: Mapping[str, str], read: Mapping[str, str]) -> dict[str, str]:
     """The options of a table under those of a read, as one layer: what the read makes meaningless is left out."""
-    lost = _retracted(read) | {key.lower() for key in read}
+    lost = _retract(read) | {key.lower() for key in read}
     kept = {key.lower(): text for key, text in table.items() if key.lower() not in lost}
     return {**kept, **{key.lower(): text for key, text in read.items()}}
 

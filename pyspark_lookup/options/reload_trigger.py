@@ -269,7 +269,7 @@ class Blackout:
         # How local windows lie to those with an offset depends on the day: taken at the worst.
         local = [window for window in self.windows if window[0].utcoffset() is None]
         fixed = [window for window in self.windows if window not in local]
-        if _covered(local) + _covered(fixed) >= _DAY:
+        if _measure(local) + _measure(fixed) >= _DAY:
             raise ValueError("windows that leave some time of the day free for reloads")
 
     def postponed_s(self, at_s: float) -> float:
@@ -301,7 +301,7 @@ def _days_around(at_s: float, zone: datetime.tzinfo | None) -> list[datetime.dat
     return [today + days * _DAY for days in range(-2, 2)]
 
 
-def _covered(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime.timedelta:
+def _measure(windows: Iterable[tuple[datetime.time, datetime.time]]) -> datetime.timedelta:
     """How much of a day lies inside windows that all are local, or all have offsets."""
     at = covered = _ZERO
     pieces: list[tuple[datetime.timedelta, datetime.timedelta]] = []

@@ -15,7 +15,7 @@ from pyspark_lookup.io.stores import Count, FileVersion, Listing
 from pyspark_lookup.options.enums import CacheMode, FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers.provider import ProvidedTable
-from pyspark_lookup.scan.contract import PreparedScan, TableScan, coalesced, matching_rows
+from pyspark_lookup.scan.contract import PreparedScan, TableScan, coalesce, matching_rows
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
@@ -53,7 +53,7 @@ class ProvidedStore:
     def list_status(self, path: str, count: Count) -> Listing:
         raise UfsNotFoundError(f"{self._url} is no directory")
 
-    def pinned(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
+    def pin(self, file: FileVersion) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
         raise UfsNotFoundError(f"{self._url} has no bytes")
 
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
@@ -142,15 +142,15 @@ class _Prepared:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         projection = self._projection
-        kept = (matching_rows(batch, projection.predicate) for batch in self._planned(projection.needed))
+        kept = (matching_rows(batch, projection.predicate) for batch in self._plan(projection.needed))
         rows = (batch.select(projection.columns.names) for batch in kept if batch is not None)
-        return coalesced(rows, projection.columns, self._metrics)
+        return coalesce(rows, projection.columns, self._metrics)
 
     def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
         for piece in self._pieces:
-            yield piece.file, 0, self._planned(self._projection.columns.names)
+            yield piece.file, 0, self._plan(self._projection.columns.names)
 
-    def _planned(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _plan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fields = [self._projection.data.field(name) for name in names]
         for batch in self._provided.scan(pa.schema([self._provided.schema.field(name) for name in names])):
             columns = [cast_column(batch.column(f.name), f.type, f.name, self._provided.name) for f in fields]

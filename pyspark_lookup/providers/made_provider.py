@@ -27,7 +27,7 @@ class MadeProvider:
         self._context = LookupContext(
             options.keys or (), None, dict(options.provider_options), options.path.removeprefix("file:") or None
         )
-        self._provider: LookupProvider | None = self._made()
+        self._provider: LookupProvider | None = self._make()
         schema = self._provider.schema
         if not isinstance(schema, pa.Schema):
             raise OptionError(
@@ -48,15 +48,15 @@ class MadeProvider:
             context = dataclasses.replace(context, columns=names)
         if context != self._context:
             self._context = context
-            self._provider = self._made()
+            self._provider = self._make()
 
-    def _made(self) -> LookupProvider:
+    def _make(self) -> LookupProvider:
         return make(PROVIDER_OPTION, self.name, self._context, LookupProvider)
 
     def current(self) -> LookupProvider:
         """The provider; another one after a call of it was given up."""
         if self._provider is None:
-            self._provider = self._made()
+            self._provider = self._make()
         return self._provider
 
     def replace(self) -> None:

@@ -24,7 +24,7 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import LookupCache
-from pyspark_lookup.columnar.key_rows import key_numbers, renumbered
+from pyspark_lookup.columnar.key_rows import key_numbers, renumber
 from pyspark_lookup.columnar.keys import as_indices
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -39,7 +39,7 @@ from pyspark_lookup.providers.functions import (
     PartialCachingLookupProvider,
 )
 from pyspark_lookup.providers.made_provider import PROVIDER_OPTION, MadeProvider
-from pyspark_lookup.providers.returned_rows import ReturnedRows, shown_keys
+from pyspark_lookup.providers.returned_rows import ReturnedRows, show_keys
 
 _GRACE_S = 1.0
 
@@ -108,7 +108,7 @@ class ProvidedTable:
             self._replace()
             raise self._too_slow("version()") from None
         except CallFailedError as failed:
-            raise self._failed("version()", failed.problem) from cause_of(failed.problem)
+            raise self._fail("version()", failed.problem) from cause_of(failed.problem)
         if not isinstance(found, str) or not found:
             raise LookupFunctionError(f"version() of provider {self.name} returned {found!r}: return a text")
         return found
@@ -121,16 +121,16 @@ class ProvidedTable:
         assert isinstance(provider, FullCachingLookupProvider)
         try:
             for batch in beside(provider.scan, f"lookupcache-scan-{self.name}", self._options.async_timeout_s):
-                yield from self._returned.conformed(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
+                yield from self._returned.conform(pa.Table.from_batches([batch]), columns, "scan()").to_batches()
         except CallTimeoutError:
             self._replace()
             raise self._too_slow("a batch of scan()") from None
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
                 raise failed.problem from failed.problem.__cause__
-            raise self._failed("scan()", failed.problem) from cause_of(failed.problem)
+            raise self._fail("scan()", failed.problem) from cause_of(failed.problem)
         except (TypeError, AttributeError, pa.ArrowException) as problem:  # no batch
-            raise self._failed("scan()", problem) from cause_of(problem)
+            raise self._fail("scan()", problem) from cause_of(problem)
 
     # --- lookups ----------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class ProvidedTable:
         Errors are tried again, and keys that have no rows asked for again, as the options say. Raises
         LookupFunctionError naming the provider and a key.
         """
-        rows = self._asked(keys, columns, metrics)
+        rows = self._ask(keys, columns, metrics)
         options = self._options
         if options.retry_predicate is None:
             return rows
@@ -153,11 +153,11 @@ class ProvidedTable:
                 break
             self._clock.sleep(options.retry_fixed_delay_s)
             metrics.inc("lookupRetryCount", len(missing))
-            late = self._asked(keys.take(as_indices(missing)), columns, metrics)
-            rows = pa.concat_tables([rows, renumbered(late, missing[key_numbers(late)])])
+            late = self._ask(keys.take(as_indices(missing)), columns, metrics)
+            rows = pa.concat_tables([rows, renumber(late, missing[key_numbers(late)])])
         return rows.take(as_indices(np.argsort(key_numbers(rows), kind="stable")))
 
-    def _asked(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
+    def _ask(self, keys: pa.Table, columns: pa.Schema, metrics: CacheMetricGroup) -> pa.Table:
         with self._lock:  # a function is used by one thread; other callers wait for their turn
             function = self._function()
             size = function.batch_size or max(keys.num_rows, 1)
@@ -177,10 +177,10 @@ class ProvidedTable:
             # Of several at once each ends by itself; one that is called like a function has to be left.
             grace_s = _GRACE_S if isinstance(function, AsyncLookupFunction) else 0.0
             calls = -(-len(pieces) // at_once) + (self._opened is not function)
-            answers = self._run(ask, calls * self._options.async_timeout_s + grace_s, shown_keys(keys))
+            answers = self._run(ask, calls * self._options.async_timeout_s + grace_s, show_keys(keys))
         parts, start = [], 0
         for piece, answer in zip(pieces, answers, strict=True):
-            parts.append(renumbered(answer, key_numbers(answer) + start))
+            parts.append(renumber(answer, key_numbers(answer) + start))
             start += piece.num_rows
         return pa.concat_tables(parts)
 
@@ -220,12 +220,12 @@ class ProvidedTable:
             # With its retries, as Flink counts.
             rows, problem = await asyncio.wait_for(tried(), self._options.async_timeout_s)
         except (asyncio.TimeoutError, TimeoutError):
-            raise self._too_slow(shown_keys(keys)) from None
+            raise self._too_slow(show_keys(keys)) from None
         if problem is not None:
             tried_again = self._options.max_retries and isinstance(problem, Exception)
             attempts = f" in {self._options.max_retries + 1} attempts" if tried_again else ""
             raise LookupFunctionError(
-                f"provider {self.name} failed to look up {shown_keys(keys)}{attempts}: {problem!r}"
+                f"provider {self.name} failed to look up {show_keys(keys)}{attempts}: {problem!r}"
             ) from cause_of(problem)
         return rows
 
@@ -266,12 +266,12 @@ class ProvidedTable:
         except CallFailedError as failed:
             if isinstance(failed.problem, PysparkLookupError):
                 raise failed.problem from failed.problem.__cause__
-            raise self._failed(what, failed.problem) from cause_of(failed.problem)
+            raise self._fail(what, failed.problem) from cause_of(failed.problem)
         except BaseException:
             self._replace()
             raise
 
-    def _failed(self, what: str, problem: BaseException) -> LookupFunctionError:
+    def _fail(self, what: str, problem: BaseException) -> LookupFunctionError:
         return LookupFunctionError(f"provider {self.name} failed, {what}: {problem!r}")
 
     def _too_slow(self, what: str) -> LookupTimeoutError:

@@ -26,21 +26,21 @@ class ReturnedRows:
             rows = pa.Table.from_batches([rows])
         if not isinstance(rows, pa.Table):
             raise LookupFunctionError(
-                f"provider {self._name} returned {type(rows).__name__} for {shown_keys(keys)}: return a pyarrow.Table"
+                f"provider {self._name} returned {type(rows).__name__} for {show_keys(keys)}: return a pyarrow.Table"
             )
         fields = [self._schema.field(name) for name in keys.column_names]
         fields += [field for field in columns if field.name not in keys.column_names]
-        rows = self.conformed(rows, pa.schema(fields), f"lookup of {shown_keys(keys)}")
+        rows = self.conform(rows, pa.schema(fields), f"lookup of {show_keys(keys)}")
         matches = match_rows(rows, keys.column_names, Keys([one_array(column) for column in keys.columns]))
         if len(matches.rows) < rows.num_rows:
             unasked = np.setdiff1d(np.arange(rows.num_rows), matches.rows)[0]
             key = rows.select(keys.column_names).slice(int(unasked), 1)
             raise LookupFunctionError(
-                f"provider {self._name} returned a row with {shown_keys(key)}, which is not among {shown_keys(keys)}"
+                f"provider {self._name} returned a row with {show_keys(key)}, which is not among {show_keys(keys)}"
             )
         return rows_at(rows, matches, columns)
 
-    def conformed(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
+    def conform(self, rows: pa.Table, columns: pa.Schema, what: str) -> pa.Table:
         """Rows with exactly these columns; what may be there besides are others of the schema."""
         lost = [name for name in columns.names if name not in rows.column_names]
         unknown = [name for name in rows.column_names if name not in self._schema.names]
@@ -64,7 +64,7 @@ class ReturnedRows:
         return pa.Table.from_arrays(arrays, schema=columns)
 
 
-def shown_keys(keys: pa.Table) -> str:
+def show_keys(keys: pa.Table) -> str:
     """Keys as a message names them: the first, and how many more there are."""
     first = ", ".join(f"{name} = {value!r}" for name, value in keys.slice(0, 1).to_pylist()[0].items())
     return f"key {first}" + (f" and {keys.num_rows - 1} more" if keys.num_rows > 1 else "")

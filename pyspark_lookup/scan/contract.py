@@ -84,8 +84,8 @@ class TableScan(abc.ABC):
         """How many rows the files have; None where only reading them would tell."""
         return None
 
-    def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
-        """The places of rows that do not count, by the URL of their file."""
+    def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+        """The places of deleted rows, by the URL of their file."""
         return {}
 
     @abc.abstractmethod
@@ -111,7 +111,7 @@ def all_columns(version_schema: tuple[pa.Schema, pa.Schema]) -> pa.Schema:
     return pa.schema([*data, *partitions])
 
 
-def coalesced(
+def coalesce(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, metrics: CacheMetricGroup
 ) -> Iterator[pa.RecordBatch]:
     """The rows in batches of about 64k, with exactly `schema`."""
@@ -120,12 +120,12 @@ def coalesced(
     for batch in batches:
         metrics.inc("rowsReadCount", batch.num_rows)
         if rows and rows + batch.num_rows > BATCH_ROWS:
-            yield _joined(waiting, schema)
+            yield _concat(waiting, schema)
             waiting, rows = [], 0
         waiting.append(batch)
         rows += batch.num_rows
     if waiting:
-        yield _joined(waiting, schema)
+        yield _concat(waiting, schema)
 
 
 def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.RecordBatch | None:
@@ -138,7 +138,7 @@ def matching_rows(batch: pa.RecordBatch, predicate: Predicate | None) -> pa.Reco
     return batch.filter(mask) if mask.true_count < batch.num_rows or mask.null_count else batch
 
 
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 

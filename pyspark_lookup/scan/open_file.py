@@ -83,7 +83,7 @@ class OpenFile:
     partition: Mapping[str, object]
     reopen: _Reopen
     units: list[Unit] = dataclasses.field(default_factory=list)
-    deleted: Numbers | None = None  # places in the file of rows that do not count
+    deleted: Numbers | None = None  # places in the file of deleted rows
     read_from: tuple[Range, ...] = ()  # what of the file the index was read from, here or not
     starts: dict[int, int] = dataclasses.field(default_factory=dict)
 
@@ -96,7 +96,7 @@ class OpenFile:
                 first += self.index.rows(other) or 0
         return self.starts[unit.number]
 
-    def spelled(self, columns: frozenset[str]) -> list[str]:
+    def spell(self, columns: frozenset[str]) -> list[str]:
         """This file's names of those columns that it has."""
         return [self.names[name] for name in sorted(columns) if name in self.names]
 
@@ -171,7 +171,7 @@ class KnownFiles:
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
-        for asked in _asked(projection.predicate) if _is_small(file) else ():
+        for asked in _ask(projection.predicate) if _is_small(file) else ():
             hashes = _hashes_of(asked)
             values = self._values.get(_key(file, unit, asked, projection)) if hashes is not None else None
             if values is None or hashes is None:
@@ -183,13 +183,13 @@ class KnownFiles:
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
         """Keep which values a small file's units have that were brought into memory."""
-        for asked in _asked(projection.predicate) if _is_small(file) else ():
+        for asked in _ask(projection.predicate) if _is_small(file) else ():
             if asked.column not in file.names or _hashes_of(asked) is None:
                 continue
             for unit in file.units:
                 key = _key(file, unit, asked, projection)
                 if self._values.get(key) is None:
-                    batches = decoded(file, unit, [asked.column], projection)
+                    batches = decode(file, unit, [asked.column], projection)
                     parts = [Keys([batch.column(0)]).hashes(_SEED) for batch in batches]
                     values = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
                     self._values.put(key, values, max(len(values), 1))
@@ -203,12 +203,12 @@ def _key(file: OpenFile, unit: Unit, asked: Among, projection: Projection) -> tu
     return file.piece.file.url, unit.number, asked.column, projection.data.field(asked.column).type
 
 
-def _asked(predicate: Predicate | None) -> list[Among]:
+def _ask(predicate: Predicate | None) -> list[Among]:
     """The parts of a predicate that say which values a column must have."""
     if isinstance(predicate, Among):
         return [predicate]
     parts = predicate.parts if isinstance(predicate, And) else ()
-    return [found for part in parts for found in _asked(part)]
+    return [found for part in parts for found in _ask(part)]
 
 
 @functools.lru_cache(maxsize=8)
@@ -219,7 +219,7 @@ def _hashes_of(asked: Among) -> Numbers | None:
     return Keys([asked.values]).hashes(_SEED)
 
 
-def decoded(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
+def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
     """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
     url = file.piece.file.url
     stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]

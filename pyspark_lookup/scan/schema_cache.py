@@ -31,11 +31,11 @@ class HostSchemas:
         if not all(file.cacheable for file in version.files):
             return self._scan.schema(table, version.files)
         key = key_of(version.digest, table.format)
-        found = self._known.get((key,)) or self._kept(table, version, key)
+        found = self._known.get((key,)) or self._keep(table, version, key)
         self._known.put((key,), found, 1)
         return found
 
-    def _kept(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
+    def _keep(self, table: Table, version: TableVersion, key: str) -> tuple[pa.Schema, pa.Schema]:
         disk = self._context.disk
         record: tuple[pa.Schema, pa.Schema] | None = disk.get_record("schema", key, _schemas_of) if disk else None
         if record is not None:

@@ -14,19 +14,19 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import DamagedFileError, SchemaError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, joined_stats, may_match
+from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, join_stats, may_match
 from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, FileVersion, Range
-from pyspark_lookup.scan.contract import TableScan, coalesced, mask_of, matching_rows, slices_of
+from pyspark_lookup.scan.contract import TableScan, coalesce, mask_of, matching_rows, slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
-from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, joined, open_format
+from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
 from pyspark_lookup.scan.open_file import (
     KnownFiles,
     OpenFile,
     Projection,
     Slice,
-    decoded,
+    decode,
     is_missing,
     spellings,
     to_read,
@@ -69,7 +69,7 @@ class Scan(TableScan):
             data = table.declared
         else:
             opened = self._open(table, slices_of(files), None)
-            data = merge_schemas((file.piece.file.url, schema) for file, schema in _inferred_together(opened))
+            data = merge_schemas((file.piece.file.url, schema) for file, schema in _infer_together(opened))
         return pa.schema([field for field in data if field.name.casefold() not in folded]), partitions
 
     def bounds(
@@ -88,7 +88,7 @@ class Scan(TableScan):
                     # Null in every row; but what names rows of others has the keys of its time only.
                     row.append(None if file.piece.file.identity == DELETE_FILE else ColumnStats.of(None))
                 else:
-                    row.append(joined_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
+                    row.append(join_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
             found.append(row)
         return found
 
@@ -113,10 +113,10 @@ class Scan(TableScan):
         counts = [count for count in counts if count is not None]
         counts += [f.index.rows(unit) for f in self._open(table, slices_of(unknown), None) for unit in f.index.units]
         known = [count for count in counts if count is not None]
-        deleted = sum(map(len, self.deleted(table, files).values()))
+        deleted = sum(map(len, self.read_deleted(table, files).values()))
         return sum(known) - deleted if len(known) == len(counts) else None
 
-    def deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
+    def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """See `TableScan`. Reads what says so, through the cache."""
         return self._deleted.of(table.url, files)
 
@@ -136,7 +136,7 @@ class Scan(TableScan):
         kept = self._prune_files(table, pieces, projection)
         opened = self._open(table, kept, projection)
         self._check_schema(opened, projection, columns_of_version)
-        deleted = self.deleted(table, [piece.file for piece in kept])
+        deleted = self.read_deleted(table, [piece.file for piece in kept])
         for file in opened:
             file.deleted = deleted.get(file.piece.file.url)
             inside = [unit for unit in file.index.units if file.piece.start <= unit.middle < file.piece.end]
@@ -263,15 +263,15 @@ class Scan(TableScan):
             length
             for file in opened
             for unit in file.units
-            for _, length in set(file.index.ranges(unit, file.spelled(_needed(projection))))
-            - set(file.index.ranges(unit, file.spelled(tested)))
+            for _, length in set(file.index.ranges(unit, file.spell(_needed(projection))))
+            - set(file.index.ranges(unit, file.spell(tested)))
         )
         if tested and units <= _TWO_PHASE_UNITS and rest > _TWO_PHASE_BYTES:
             self._fetch(opened, tested)
             for file in opened:
                 matching = []
                 for unit in file.units:
-                    batches = decoded(file, unit, sorted(tested), projection)
+                    batches = decode(file, unit, sorted(tested), projection)
                     if any(mask_of(projection.predicate, batch).true_count for batch in batches):
                         matching.append(unit)
                 file.units = matching
@@ -280,7 +280,7 @@ class Scan(TableScan):
     def _fetch(self, opened: list[OpenFile], columns: frozenset[str]) -> None:
         wanted = []
         for file in opened:
-            ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spelled(columns))]
+            ranges = [part for unit in file.units for part in file.index.ranges(unit, file.spell(columns))]
             missing = dict.fromkeys(to_read(part, file) for part in ranges if is_missing(part, file))
             if missing:
                 wanted.append((file, list(missing)))
@@ -300,25 +300,25 @@ class Prepared:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, in file order, in batches of about 64k; the schema is the projection's exactly."""
-        yield from coalesced(self._filtered(), self._projection.columns, self._metrics)
+        yield from coalesce(self._filter(), self._projection.columns, self._metrics)
 
     def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
-        """(file, middle byte, its rows) of every unit in file order, whatever the predicate; those that do not count, too."""
-        for file, unit, batches in self._decoded(self._projection.columns.names):
+        """(file, middle byte, its rows) of every unit in file order, whatever the predicate; the deleted ones, too."""
+        for file, unit, batches in self._decode(self._projection.columns.names):
             self._metrics.inc("rowGroupsReadCount")
             yield file.piece.file, unit.middle, batches
 
-    def placed(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
-        """(file, places in it, the rows that count) of all units that may hold rows of which the predicate is true."""
-        for file, unit, batches in self._decoded(self._projection.columns.names):
+    def place(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
+        """(file, places in it, the live rows) of all units that may hold rows of which the predicate is true."""
+        for file, unit, batches in self._decode(self._projection.columns.names):
             first = file.first_row(unit)
             for batch in batches:
                 rows, places = drop_deleted(file.deleted, first, batch)
                 first += batch.num_rows
                 yield file.piece.file, places, rows
 
-    def _filtered(self) -> Iterator[pa.RecordBatch]:
-        for file, unit, batches in self._decoded(self._projection.needed):
+    def _filter(self) -> Iterator[pa.RecordBatch]:
+        for file, unit, batches in self._decode(self._projection.needed):
             self._metrics.inc("rowGroupsReadCount")
             first = 0 if file.deleted is None else file.first_row(unit)
             for batch in batches:
@@ -328,10 +328,10 @@ class Prepared:
                 if kept is not None and kept.num_rows:
                     yield kept.select(self._projection.columns.names)
 
-    def _decoded(self, names: Sequence[str]) -> Iterator[tuple[OpenFile, Unit, Iterator[pa.RecordBatch]]]:
+    def _decode(self, names: Sequence[str]) -> Iterator[tuple[OpenFile, Unit, Iterator[pa.RecordBatch]]]:
         for file in self._opened:
             for unit in file.units:
-                yield file, unit, decoded(file, unit, names, self._projection)
+                yield file, unit, decode(file, unit, names, self._projection)
             file.data.clear()
 
 
@@ -348,13 +348,13 @@ def _declared(table: Table, pieces: Sequence[Slice]) -> pa.Schema | None:
     return pa.schema([field for field in table.declared if field.name not in in_directories])
 
 
-def _inferred_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
+def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.Schema]]:
     """The columns of each file; those of text with the types of the values in all files."""
     found: dict[str, Inferred] = {}
     for file in opened:
         for name, inferred in (file.index.inferred or {}).items():
             folded = name.casefold()
-            found[folded] = joined(found[folded], inferred) if folded in found else inferred
+            found[folded] = join_inferred(found[folded], inferred) if folded in found else inferred
     types = {folded: inferred.type() for folded, inferred in found.items()}
     for file in opened:
         schema = file.index.schema

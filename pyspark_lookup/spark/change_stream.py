@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, shown, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, show, text_of
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     NotSupportedError,
@@ -28,9 +28,9 @@ from pyspark_lookup.managed.change_feed import (
     CHANGE_TYPE,
     LOG_POSITION,
     ChangeTask,
-    changed_rows,
     changes_between,
     cost,
+    read_changes,
     snapshot_of,
 )
 from pyspark_lookup.options.catalog import added_columns
@@ -204,7 +204,7 @@ def _position_of(offset: Any) -> tuple[str, int]:
         return text_of(offset["table"]), count_of(offset["position"])
     except UNREADABLE:
         raise DamagedFileError(
-            f"{shown(offset)} in this stream's checkpoint is no offset of a lookupcache table: begin anew with a new checkpoint"
+            f"{show(offset)} in this stream's checkpoint is no offset of a lookupcache table: begin anew with a new checkpoint"
         ) from None
 
 
@@ -247,7 +247,7 @@ def _read(
         for name, spelled in zip(own, resolve_names(own, schema, "schema"), strict=True):
             if name != spelled:
                 raise SchemaError(f"column {name!r} of the given schema is spelled {spelled!r} in the table")
-        yield from changed_rows(engine.reader.versions.files, tasks, columns, wanted)
+        yield from read_changes(engine.reader.versions.files, tasks, columns, wanted)
     except SourceChangedError as gone:
         raise VersionGoneError(
             f"{gone}: what this stream reads was vacuumed meanwhile. Begin anew with a new checkpoint"

@@ -51,8 +51,8 @@ from pyspark_lookup.spark.table_argument import (
     TableArgument,
     cache_given,
     defaults_to_full,
-    looked_up,
-    quoted,
+    look_up,
+    quote,
     with_cache,
     with_default_cache,
 )
@@ -108,7 +108,7 @@ def lookup_join(
         raise OptionError(f"argument how = {how!r}: a lookup join is 'left' or 'inner'")
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
-    found = looked_up(df.sparkSession, table, [right for _, right in pairs], columns, options or {})
+    found = look_up(df.sparkSession, table, [right for _, right in pairs], columns, options or {})
     keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
     validity = None if as_of is None else _validity(found)
     if as_of is not None and validity is not None:
@@ -125,7 +125,7 @@ def lookup_join(
     with _explained_lock:
         _explained[name] = explained
     _log.info("lookup join %s: %s (%s)", name, chosen, why)
-    return join.broadcast(df, name) if chosen == "broadcast" else join.cached(df, name)
+    return join.broadcast(df, name) if chosen == "broadcast" else join.join_cached(df, name)
 
 
 def explain_lookup(df: DataFrame) -> str:
@@ -173,9 +173,9 @@ def _field(df: DataFrame, name: str, argument: str) -> StructField:
     return fields[0]
 
 
-def _widened(field: StructField, theirs: DataType) -> Column:
+def _widen(field: StructField, theirs: DataType) -> Column:
     """A column of the DataFrame in a type of the table that has all its values, if it is one."""
-    column = sf.col(quoted(field.name))
+    column = sf.col(quote(field.name))
     mine, other = arrow_type(field.dataType), arrow_type(theirs)
     return column.cast(theirs) if mine != other and widens(mine, other) else column
 
@@ -184,7 +184,7 @@ def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Column:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
     field, theirs = _field(df, left, "on"), table.type_of(right)
     _check_key(left, field.dataType, right, theirs)
-    return _widened(field, theirs)
+    return _widen(field, theirs)
 
 
 def _validity(table: LookedUp) -> tuple[str, str | None]:
@@ -215,7 +215,7 @@ def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str |
             f"argument as_of: {as_of!r} is {field.dataType.simpleString()}, the table's {validity[0]!r} is "
             f"{theirs.simpleString()}: give a time, date or number of one type, cast with df.withColumn"
         )
-    return _widened(field, theirs)
+    return _widen(field, theirs)
 
 
 def _check_key(left: str, own: DataType, right: str, theirs: DataType) -> None:
@@ -374,7 +374,7 @@ class _Join:
     how: str
     validity: tuple[str, str | None] | None = None
 
-    def cached(self, df: DataFrame, name: str) -> DataFrame:
+    def join_cached(self, df: DataFrame, name: str) -> DataFrame:
         marked = self.how == "inner" or not self.names
         probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity)
         # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
@@ -399,7 +399,7 @@ class _Join:
         wanted = [field.name for field in table.chosen]
         read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
         renamed = [*zip(table.keys, own, strict=True), *zip(wanted, self.names, strict=True)]
-        shown = [sf.col(quoted(column)).alias(alias) for column, alias in renamed]
+        shown = [sf.col(quote(column)).alias(alias) for column, alias in renamed]
         side = sf.broadcast(read.select(*shown).alias(name))
         pairs = [key == sf.col(alias) for key, alias in zip(self.keys, own, strict=True)]
         return df.join(side, functools.reduce(operator.and_, pairs), self.how).drop(*own)

@@ -68,7 +68,7 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     if parsed.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.view), own if creating else None), None
     engine = runtime().engine(parsed)
-    with engine.published():
+    with engine.publish():
         found = planner.find(engine.reader, parsed)
         columns = planner.table_columns(found, parsed)
         columns = change_columns(columns) if parsed.view is View.CHANGES else columns
@@ -92,7 +92,7 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     del own["lookup.schema"]  # from now on its log says what they are
     parsed = LookupOptions.parse(own, conf=conf_file_options())
     engine = runtime().engine(parsed)
-    with engine.published():
+    with engine.publish():
         engine.writer(parsed).create(columns)
     return {key: text for key, text in own.items() if key != "lookup.keys"}
 
@@ -266,9 +266,9 @@ class Planning:
         if self.options.view is not View.DATA:
             return [(self.options, task) for task in view_tasks(self.options, runtime().nonce())]
         engine = runtime().engine(self.options)
-        with engine.published():
+        with engine.publish():
             found = self._found or planner.find(engine.reader, self.options)
-            options = engine.reader.resolver.host.with_floor(found.table, planner.completed(self.options, found))
+            options = engine.reader.resolver.host.with_floor(found.table, planner.with_table_keys(self.options, found))
             planner.table_columns(found, options)
             known = {name.casefold() for name in found.columns.names}
             columns = pa.schema([c for c in self.columns if c.name not in self._added or c.name.casefold() in known])

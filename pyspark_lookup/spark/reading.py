@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from pyspark_lookup.engine.lookup import read_rows
-from pyspark_lookup.engine.lookup_join import issue_token, lookup_of, parsed_options
+from pyspark_lookup.engine.lookup_join import issue_token, lookup_of, parse_options
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
@@ -31,7 +31,7 @@ def read(
     count_for_application()
     options = (plan if isinstance(plan, LookupOptions) else plan.options).on_host(session_options())
     engine = runtime().engine(options)
-    with engine.published():
+    with engine.publish():
         if isinstance(plan, LookupOptions):
             assert isinstance(task, ViewTask)
             execution = current_execution(built_at_s)
@@ -43,10 +43,10 @@ def read(
         # Now: a query with a LIMIT stops its workers after the first batch.
         engine.publish_metrics()
         for batch in batches:
-            yield batch if batch.schema.names == columns.names else _widened(batch, columns)
+            yield batch if batch.schema.names == columns.names else _widen(batch, columns)
 
 
-def _widened(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+def _widen(batch: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
     held = dict(zip(batch.schema.names, batch.columns, strict=True))
     values = [held[c.name] if c.name in held else pa.nulls(batch.num_rows, c.type) for c in columns]
     return pa.RecordBatch.from_arrays(values, schema=columns)
@@ -113,7 +113,7 @@ class Resolve:
         for _ in batches:
             pass
         count_for_application()
-        options = runtime().effective(parsed_options(self._options).on_host(session_options()))
+        options = runtime().effective(parse_options(self._options).on_host(session_options()))
         token = issue_token(options, current_execution(self._built_at_s))
         yield pa.RecordBatch.from_arrays([pa.array([token], pa.binary())], schema=VERSION_SCHEMA)
 

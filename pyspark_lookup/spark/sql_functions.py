@@ -21,8 +21,8 @@ from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
     defaults_to_full,
-    looked_up,
-    quoted,
+    look_up,
+    quote,
     with_default_cache,
 )
 
@@ -54,7 +54,7 @@ def register_lookup(
     registered: set[str] = vars(spark).setdefault("_lookup_functions", set())
     _check_name(name, registered)
     keys = [key] if isinstance(key, str) else list(key)
-    found = looked_up(spark, table, keys, columns, options or {})
+    found = look_up(spark, table, keys, columns, options or {})
     if defaults_to_full(found):
         found = with_default_cache(found, found.view(View.SUMMARY).collect()[0].bytes)
     if not found.chosen:
@@ -108,19 +108,19 @@ def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
     names = [field.name for field in table.chosen]
     udf = _udfs(base)[as_rows]
     table.spark.udf.register(udf, lookup_udf(udf, table, names, many))
-    declared = ", ".join(f"{quoted(key)} {_ddl(table.type_of(key))}" for key in table.keys)
-    call = f"{udf}({', '.join(map(quoted, table.keys))}, (SELECT version FROM {base}_version))"
+    declared = ", ".join(f"{quote(key)} {_ddl(table.type_of(key))}" for key in table.keys)
+    call = f"{udf}({', '.join(map(quote, table.keys))}, (SELECT version FROM {base}_version))"
     if not as_rows:
         return f"({declared}) RETURN {call}"
     row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)
-    returned = ", ".join(f"{quoted(field.name)} {_ddl(field.dataType)}" for field in row)
+    returned = ", ".join(f"{quote(field.name)} {_ddl(field.dataType)}" for field in row)
     return f"({declared}) RETURNS TABLE ({returned}) RETURN SELECT r.* FROM (SELECT inline({call})) r"
 
 
 def _ddl(kind: DataType) -> str:
     """A type as SQL takes it, whatever its fields are named."""
     if isinstance(kind, StructType):
-        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_ddl(field.dataType)}' for field in kind)}>"
+        return f"STRUCT<{', '.join(f'{quote(field.name)}: {_ddl(field.dataType)}' for field in kind)}>"
     if isinstance(kind, ArrayType):
         return f"ARRAY<{_ddl(kind.elementType)}>"
     if isinstance(kind, MapType):

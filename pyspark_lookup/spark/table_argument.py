@@ -20,7 +20,7 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.catalog import absolute_path, named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
-from pyspark_lookup.options.lookup_options import LookupOptions, merged_options
+from pyspark_lookup.options.lookup_options import LookupOptions, merge_options
 from pyspark_lookup.options.parsing import parse_names
 from pyspark_lookup.spark.types import arrow_schema
 
@@ -56,7 +56,7 @@ class LookedUp:
 
     def read(self, columns: Sequence[str]) -> DataFrame:
         """These columns of the table as a DataFrame, through the host's cache."""
-        shown = ",".join(map(quoted, columns))
+        shown = ",".join(map(quote, columns))
         return _load(self.spark, {**self.options, "lookup.columns": shown})
 
     def view(self, view: View) -> DataFrame:
@@ -74,7 +74,7 @@ def _load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     return spark.read.format(_FORMAT).options(**options).load()
 
 
-def looked_up(
+def look_up(
     spark: SparkSession,
     table: TableArgument,
     keys: Sequence[str],
@@ -89,24 +89,24 @@ def looked_up(
     for key in sorted(_OF_READS & {key.lower() for key in given}):
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
     stored, schema = _table(spark, table, given)
-    merged = _absolute(merged_options(stored, given))
+    merged = _absolute(merge_options(stored, given))
     own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
     if own is not None and {key.casefold() for key in parse_names(own)} != {key.casefold() for key in keys}:
         raise OptionError(
             f"option lookup.keys = {own!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
             "its keys; leave one of the two out"
         )
-    merged["lookup.keys"] = ",".join(map(quoted, keys))
+    merged["lookup.keys"] = ",".join(map(quote, keys))
     kept = merged.get("lookup.columns")
     parsed = LookupOptions.parse(merged, conf=conf_file_options())
     if schema is None:
         schema = _load(spark, _without_cache(merged)).schema
-    spelled = tuple(_resolved(keys, schema, "on"))
-    merged["lookup.keys"] = ",".join(map(quoted, _ordered(spelled, {**stored, **given})))
+    spelled = tuple(_resolve(keys, schema, "on"))
+    merged["lookup.keys"] = ",".join(map(quote, _order(spelled, {**stored, **given})))
     if columns is None:
         shown_names = schema.names if kept is None else resolve_names(parsed.columns or (), schema, "lookup.columns")
         columns = [name for name in shown_names if name not in spelled]
-    names = _resolved(columns, schema, "columns")
+    names = _resolve(columns, schema, "columns")
     chosen = tuple(StructField(name, schema[name].dataType) for name in names)
     wanted = LookupOptions.parse(merged, conf=conf_file_options())
     floor = _own_floor(wanted)
@@ -130,14 +130,14 @@ def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
     if "lookup.provider" in shown:
         return shown
     shown.pop("lookup.keys")
-    without = merged_options(shown, {"lookup.cache": CacheMode.NONE.value})
+    without = merge_options(shown, {"lookup.cache": CacheMode.NONE.value})
     if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
         # With a full cache no interval says when the store is asked: what is known will do.
         without.setdefault("lookup.metadata.sync-interval", "-1")
     return without
 
 
-def _resolved(columns: Sequence[str], schema: StructType, argument: str) -> list[str]:
+def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[str]:
     if isinstance(columns, str):
         raise SchemaError(f"argument {argument} = {columns!r}: give a list of names, e.g. [{columns!r}]")
     try:
@@ -150,12 +150,12 @@ def _resolved(columns: Sequence[str], schema: StructType, argument: str) -> list
     return found
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """A column's name as SQL takes it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def _ordered(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
+def _order(keys: tuple[str, ...], stored: Mapping[str, str]) -> tuple[str, ...]:
     """The keys in the order that the table's own option has them, if it has these: caches are per order."""
     text = {key.lower(): value for key, value in stored.items()}.get("lookup.keys")
     if text is None:
@@ -192,7 +192,7 @@ def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str,
     """The options of the table that an argument means, with those given besides. Raises OptionError if it means none."""
     given = {key: option_text(value) for key, value in options.items()}
     stored, _ = _table(spark, table, given)
-    return _absolute(merged_options(stored, given))
+    return _absolute(merge_options(stored, given))
 
 
 def _absolute(options: dict[str, str]) -> dict[str, str]:
@@ -217,5 +217,5 @@ def with_default_cache(table: LookedUp, size: int) -> LookedUp:
 
 
 def with_cache(table: LookedUp, mode: CacheMode) -> LookedUp:
-    options = merged_options(table.options, {"lookup.cache": mode.value})
+    options = merge_options(table.options, {"lookup.cache": mode.value})
     return dataclasses.replace(table, options=options, parsed=LookupOptions.parse(options, conf=conf_file_options()))

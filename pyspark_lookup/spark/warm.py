@@ -52,11 +52,11 @@ class _Warm:
         options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
         if answers_for_host(runtime().engine(options), self._nonce, numbers[0]):
             with LookupTable(None, given) as table:
-                row = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory()), **_warmed(table)}
+                row = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory()), **_warm(table)}
             yield pa.RecordBatch.from_pylist([row], schema=parse_columns(_COLUMNS))
 
 
-def _warmed(table: LookupTable) -> dict[str, Any]:
+def _warm(table: LookupTable) -> dict[str, Any]:
     clock = runtime().clock
     started_s = clock.steady_s()
     try:

@@ -37,7 +37,7 @@ class Written(WriterCommitMessage):
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
     """The writer of one batch write, which has begun: it has its write id. Raises what beginning raises."""
-    parsed = _parsed(options, schema)
+    parsed = _parse(options, schema)
     batch = parsed.write_batch
     name = None if batch is None else batch_directory(batch, runtime().nonce())
     return BatchWriter(parsed, _begin(parsed, schema, overwrite, name))
@@ -51,7 +51,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
             "toTable cannot say which place a table has"
         )
     # What Spark keeps for itself of the options of a stream.
-    parsed = _parsed({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
+    parsed = _parse({key: text for key, text in options.items() if key.lower() != "checkpointlocation"}, schema)
     if parsed.write_batch is not None:
         raise OptionError(
             "option lookup.write.batch is for batch writes: a stream numbers its batches itself, remove it"
@@ -59,7 +59,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     return StreamWriter(parsed, _begin(parsed, schema, overwrite, runtime().nonce()))
 
 
-def _parsed(options: Mapping[str, str], schema: StructType) -> LookupOptions:
+def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
     parsed = LookupOptions.parse(written_options(options, schema), conf=conf_file_options())
     wrong = [key for key, given in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if given]
     wrong += ["lookup.columns"] if parsed.columns else []
@@ -76,7 +76,7 @@ def _begin(options: LookupOptions, schema: StructType, overwrite: bool, name: st
             "option lookup.write.mode = 'upsert' is for Spark's append mode: an overwrite replaces all rows"
         )
     engine = runtime().engine(options)
-    with engine.published():
+    with engine.publish():
         by_key = WriteMode.UPSERT if options.write_mode is KeyedWrite.UPSERT else WriteMode.APPEND
         mode = WriteMode.OVERWRITE if overwrite else by_key
         return engine.writer(options).begin(arrow_schema(schema), mode, name)
@@ -88,7 +88,7 @@ def _put(options: LookupOptions, job: Job, batches: Iterator[pa.RecordBatch]) ->
     own = options.on_host(session_options())
     engine = runtime().engine(own)
     number = context.partitionId() if context is not None else 0
-    with engine.published():
+    with engine.publish():
         return tuple(engine.writer(own).write(job, batches, f"part-{number:05d}"))
 
 
@@ -117,7 +117,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         engine = runtime().engine(self._options)
-        with engine.published():
+        with engine.publish():
             engine.writer(self._options).abort(self._job, _files(messages), "the job failed")
 
 
@@ -147,5 +147,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark names it
         for job, query in _batch_of(messages):
             engine = runtime().engine(self._options)
-            with engine.published():
+            with engine.publish():
                 engine.writer(self._options).abort(job, _files(messages), batch=Batch(query, batchId))

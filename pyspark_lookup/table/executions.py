@@ -58,11 +58,11 @@ class Executions:
     def resolve(self, table: Table, execution: Execution, current: Callable[[], TableVersion]) -> Resolution:
         """The version on record of an execution; else the `current` one, which is put there."""
         key = self._key(table, execution)
-        recorded = self._recorded(table, key)
+        recorded = self._find_recorded(table, key)
         if recorded is None:
-            with self._host.locked("resolve", key):
+            with self._host.lock("resolve", key):
                 key = self._key(table, execution)
-                recorded = self._recorded(table, key)
+                recorded = self._find_recorded(table, key)
                 if recorded is None:
                     at_s = self._context.clock.wall_s()
                     return self._record(table, key, current(), at_s)
@@ -72,7 +72,7 @@ class Executions:
     def replace(self, table: Table, execution: Execution, gone: str, newer: Callable[[], TableVersion]) -> TableVersion:
         """The version that is on record in place of that of digest `gone`; else a `newer` one, which is put there."""
         key = self._key(table, execution)
-        recorded = self._recorded(table, key)
+        recorded = self._find_recorded(table, key)
         if recorded is not None and recorded.digest != gone:
             return recorded  # another task noticed first
         first = self._disk.get_record("execution", key, _decided_of)
@@ -102,7 +102,7 @@ class Executions:
         taken = self._host.files(table, winner) if winner != version.digest else None
         return Resolution(taken or version, taken is None)
 
-    def _recorded(self, table: Table, key: str) -> TableVersion | None:
+    def _find_recorded(self, table: Table, key: str) -> TableVersion | None:
         decided = self._disk.get_record("execution", key, _decided_of)
         return None if decided is None else self._host.files(table, decided.digest)
 

@@ -13,7 +13,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.file_names import format_of
 from pyspark_lookup.table.listing import data_files, job_directories, refuse_inside
 from pyspark_lookup.table.model import Kind, Table, TableVersion
-from pyspark_lookup.table.sink_log import committed_by_sink
+from pyspark_lookup.table.sink_log import select_committed
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 from pyspark_lookup.table.spark_jobs import WritingJobs
 
@@ -54,9 +54,9 @@ class FilesSource(VersionSource):
         until_s: float | None = None
         while True:
             try:
-                return Answer(self._listed(table, started_s, status), started_s)
+                return Answer(self._list(table, started_s, status), started_s)
             except (TableBusyError, TableEmptyError, UfsNotFoundError) as problem:
-                kept = self._jobs.kept(table, problem, question.gone)
+                kept = self._jobs.keep(table, problem, question.gone)
                 if kept is not None:
                     return Answer(kept, started_s, kept=True)
                 now_s = self._clock.steady_s()
@@ -85,14 +85,14 @@ class FilesSource(VersionSource):
 
     # --- the store --------------------------------------------------------------------------------
 
-    def _listed(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
+    def _list(self, table: Table, started_s: float, status: FileVersion | Listing | None) -> TableVersion:
         """What the store lists, once it is quiet. Raises what says that it is no version."""
         for _ in range(_SETTLE_POLLS):
             status = self._get_status(table) if status is None else status
             wait_s = self._unsettled_s(table, status)
             if wait_s <= 0:
                 version = self._version(table, status)
-                return self._confirmed(table, version) if self._shrank(table, version, started_s) else version
+                return self._confirm(table, version) if self._shrank(table, version, started_s) else version
             self._clock.sleep(wait_s)
             status = None
         raise TableBusyError(
@@ -125,7 +125,7 @@ class FilesSource(VersionSource):
         last = self._host.files(table, record["digest"])
         return last is not None and {f.url for f in version.files} < {f.url for f in last.files}
 
-    def _confirmed(self, table: Table, version: TableVersion) -> TableVersion:
+    def _confirm(self, table: Table, version: TableVersion) -> TableVersion:
         """A version after which no more files went.
 
         A job that overwrites a directory removes its files one by one before anything tells of the
@@ -174,7 +174,7 @@ class FilesSource(VersionSource):
             busy.listing = status
             raise busy from None
         if "_spark_metadata" in status.directories:
-            files = committed_by_sink(self._parts.blocks, status, files)
+            files = select_committed(self._parts.blocks, status, files)
             if not files:
                 raise TableEmptyError(
                     f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"

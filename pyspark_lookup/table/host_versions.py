@@ -59,9 +59,7 @@ class HostVersions:
         """Know no last version any more."""
         self.attempt(lambda disk: disk.forget_records("table", table.id))
 
-    def learned(
-        self, table: Table, version: TableVersion, started_s: float, again: bool = False
-    ) -> TableVersion | None:
+    def learn(self, table: Table, version: TableVersion, started_s: float, again: bool = False) -> TableVersion | None:
         """Record a resolution that began at `started_s`. What is known already and newer is returned in its place.
 
         So a slow listing cannot take the host back to an older state (monotonic reads). None if there is something newer
@@ -107,10 +105,10 @@ class HostVersions:
         self, disk: Disk, table: Table, version: TableVersion, started_s: float, before: Mapping[str, Any] | None
     ) -> None:
         """What follows from a version that was learned after `before`."""
-        floor = self._raised(table.url) if version.commit is not None else None
+        floor = self._get_floor(table.url) if version.commit is not None else None
         if floor is not None and self._is_obsolete(table.url, floor, started_s):
-            with self.locked("floor", table.url):
-                floor = self._raised(table.url)  # another commit may have raised it since
+            with self.lock("floor", table.url):
+                floor = self._get_floor(table.url)  # another commit may have raised it since
                 if floor is not None and self._is_obsolete(table.url, floor, started_s):
                     self._unwritten.pop(table.url, None)
                     disk.remove_record("floor", self._floor_key(table.url))
@@ -134,7 +132,7 @@ class HostVersions:
         if self._context.disk is None:
             return
         url = table.url
-        with self.locked("floor", url):
+        with self.lock("floor", url):
             known = self.floor(url)
             if known is None or known[0] != table_id or known[1] < position:
                 value = {
@@ -152,10 +150,10 @@ class HostVersions:
 
     def floor(self, url: str) -> tuple[str, int] | None:
         """(table id, log position) of the newest commit that this host has made to the table at `url`."""
-        raised = self._raised(url)
+        raised = self._get_floor(url)
         return raised["commit"] if raised is not None else None
 
-    def _raised(self, url: str) -> dict[str, Any] | None:
+    def _get_floor(self, url: str) -> dict[str, Any] | None:
         if self._context.disk is None:
             return None
         return self._unwritten.get(url) or self._context.disk.get_record("floor", self._floor_key(url), _floor_of)
@@ -278,7 +276,7 @@ class HostVersions:
             self._context.metrics.inc("cacheFailureCount")
 
     @contextlib.contextmanager
-    def locked(self, kind: str, name: str) -> Iterator[None]:
+    def lock(self, kind: str, name: str) -> Iterator[None]:
         """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
         lock = None
         try:

@@ -14,7 +14,7 @@ from pyspark_lookup.table.model import Kind
 
 def job_directories(table_url: str, kind: str, listing: Listing) -> list[str]:
     """The directories of jobs that write the table, or died doing so; relative to the listing's."""
-    found = _reached(listing, table_url if kind == Kind.GLOB else "")
+    found = _reach(listing, table_url if kind == Kind.GLOB else "")
     return sorted(d for d in found if _is_job_directory(d.rsplit("/", 1)[-1]))
 
 
@@ -78,7 +78,7 @@ def _is_job_directory(name: str) -> bool:
     return name in ("_temporary", "__magic") or name.startswith((".spark-staging-", ".hive-staging", "_spark_staging"))
 
 
-def _reached(listing: Listing, pattern: str) -> list[str]:
+def _reach(listing: Listing, pattern: str) -> list[str]:
     """The directories that lie where a glob's files may be; other tables beside them are none of its business."""
     if not pattern:
         return list(listing.directories)
@@ -86,7 +86,7 @@ def _reached(listing: Listing, pattern: str) -> list[str]:
 
 
 def _refuse_table_formats(listing: Listing, pattern: str) -> None:
-    found = {d.rsplit("/", 1)[-1]: d for d in _reached(listing, pattern)}
+    found = {d.rsplit("/", 1)[-1]: d for d in _reach(listing, pattern)}
     if LOG_DIRECTORY in found:
         table = f"{listing.url}/{found[LOG_DIRECTORY]}".rpartition("/")[0]
         raise TableFormatError(

@@ -88,7 +88,7 @@ class Resolver:
             probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
             with contextlib.suppress(UfsNotFoundError, OptionError):
-                version = self._cached(probe, options) or self._ask(probe, started_s)
+                version = self._read_cached(probe, options) or self._ask(probe, started_s)
                 return self.table_of(options, kind, version), version
             kind = None
         if kind is None:
@@ -100,7 +100,7 @@ class Resolver:
                 if kind is None:
                     raise
         probe = self.table_of(options, kind)
-        cached = self._cached(probe, options) if status is None else None
+        cached = self._read_cached(probe, options) if status is None else None
         version = cached or self._ask(probe, started_s, status, patient=patient)
         return self.table_of(options, kind, version), version
 
@@ -183,7 +183,7 @@ class Resolver:
         `current` says which one is, where it is not this class that knows. At most one metadata call, none if the execution has its record or CACHE mode can answer.
         Raises NotATableError subclasses or UfsError if there is no version to read.
         """
-        resolution = self._resolved(table, options, execution, current)
+        resolution = self._resolve(table, options, execution, current)
         if table.retained:
             metadata_of(table, resolution.version)
         self.count_served(table, resolution.version)
@@ -195,7 +195,7 @@ class Resolver:
             self._served[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
 
-    def _resolved(
+    def _resolve(
         self,
         table: Table,
         options: LookupOptions,
@@ -228,7 +228,7 @@ class Resolver:
 
     def _replacement(self, table: Table, gone: str, settled: bool) -> TableVersion:
         version = self._ask(table, self._context.clock.steady_s(), gone=gone)
-        return self.settled(table, version) if settled else version
+        return self.settle(table, version) if settled else version
 
     def ask(self, table: Table, patient: bool = True) -> TableVersion:
         """The store's current version: one metadata call, remembered on this host. `patient`: see `_ask`."""
@@ -238,7 +238,7 @@ class Resolver:
         """The time on the clock by which resolutions are ordered."""
         return self._context.clock.steady_s()
 
-    def learned_since(self, table: Table, version: TableVersion, since_s: float) -> TableVersion:
+    def learn_since(self, table: Table, version: TableVersion, since_s: float) -> TableVersion:
         """The version if this host has learned it since then, else what the store says now."""
         record = self.host.last(table)
         recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
@@ -256,7 +256,7 @@ class Resolver:
         known = self.host.files(table, digest)
         if known is not None:
             return known
-        with self.host.locked("find", digest):
+        with self.host.lock("find", digest):
             known = self.host.files(table, digest)  # whoever held the lock before us may have found it
             if known is not None:
                 return known
@@ -267,7 +267,7 @@ class Resolver:
                 self.host.remember(table, found)
             return found
 
-    def settled(self, table: Table, version: TableVersion) -> TableVersion:
+    def settle(self, table: Table, version: TableVersion) -> TableVersion:
         """The current version, with its files old enough to be told from their next state, unless they keep changing.
 
         `version`: the current one as it was just resolved.
@@ -286,7 +286,7 @@ class Resolver:
             return current()
         if options.metadata_source is MetadataSource.UFS:
             return self._ask(table, self._context.clock.steady_s())
-        return self._cached(table, options) or self._ask(table, self._context.clock.steady_s())
+        return self._read_cached(table, options) or self._ask(table, self._context.clock.steady_s())
 
     def count_asked(self, version: TableVersion) -> None:
         """Count that a query asks for a version's rows, which without a cache would be read anew: once for each query."""
@@ -294,18 +294,18 @@ class Resolver:
 
     # --- CACHE mode -------------------------------------------------------------------------------
 
-    def _cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
+    def _read_cached(self, table: Table, options: LookupOptions) -> TableVersion | None:
         """The version CACHE mode answers with, refreshed if it is too old; None in UFS mode or without a disk."""
         if options.metadata_source is MetadataSource.UFS or self._context.disk is None:
             return None
         if options.sync_interval_s == 0:
-            return self._refreshed(table)
+            return self._refresh(table)
         fresh = self._fresh(table, options)
         if fresh is None:
-            with self.host.locked("refresh", table.id):
+            with self.host.lock("refresh", table.id):
                 fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
                 if fresh is None:
-                    return self._refreshed(table)
+                    return self._refresh(table)
         self._context.metrics.inc("metadataCacheCount")
         return fresh
 
@@ -326,7 +326,7 @@ class Resolver:
             self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
         return self.host.files(table, record["digest"])
 
-    def _refreshed(self, table: Table) -> TableVersion:
+    def _refresh(self, table: Table) -> TableVersion:
         record = self.host.last(table)
         kept = self.host.files(table, record["digest"]) if record else None
         try:
@@ -373,14 +373,14 @@ class Resolver:
         found = source.current(Question(table, started_s, status, gone, patient))
         if found.kept:
             return found.version
-        return self._learned(table, found.version, found.started_s) or self._learned_again(table, source)
+        return self._learn(table, found.version, found.started_s) or self._learn_again(table, source)
 
-    def _learned(self, table: Table, version: TableVersion, started_s: float) -> TableVersion | None:
+    def _learn(self, table: Table, version: TableVersion, started_s: float) -> TableVersion | None:
         self._context.metrics.inc("resolutionCount")
         self._context.metrics.set_gauge("versionAsOf", int(self._context.clock.wall_s() * 1000))
-        return self.host.learned(table, version, started_s)
+        return self.host.learn(table, version, started_s)
 
-    def _learned_again(self, table: Table, source: VersionSource) -> TableVersion:
+    def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
         """What the store says once more, where this host had learned of something newer that it does not know the files of.
 
         Of what others learn meanwhile the same may be true: then it is asked again, and believed in the end.
@@ -389,7 +389,7 @@ class Resolver:
             found = source.current(Question(table, self._context.clock.steady_s(), patient=False))
             if found.kept:
                 break
-            learned = self.host.learned(table, found.version, found.started_s, again=last)
+            learned = self.host.learn(table, found.version, found.started_s, again=last)
             if learned is not None:
                 return learned
         return found.version

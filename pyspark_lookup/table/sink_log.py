@@ -11,7 +11,7 @@ from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 
 
-def committed_by_sink(blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:
+def select_committed(blocks: BlockCache, listing: Listing, files: tuple[FileVersion, ...]) -> tuple[FileVersion, ...]:
     """The files that a streaming file sink's log (`_spark_metadata`) has committed.
 
     Log files are `<batch>` or `<batch>.compact`, a version line and one JSON object per file; the

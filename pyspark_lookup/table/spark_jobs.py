@@ -31,7 +31,7 @@ class WritingJobs:
         self._seen_s: dict[str, float] = {}  # when a version of a table was kept, by its id
         self._alive_until_s: dict[str, float] = {}  # a job's directory cannot be that of a dead one before, by URL
 
-    def kept(self, table: Table, problem: Exception, gone: str | None) -> TableVersion | None:
+    def keep(self, table: Table, problem: Exception, gone: str | None) -> TableVersion | None:
         """While a job writes, the last version that this host knows: what the job has written is nobody's yet.
 
         None if there is no job, or no such version. Its files may be gone; what reads them finds that out.

@@ -179,8 +179,8 @@ FAULTS = [
         "counters-are-not-published",
         "What a process counts is never put where the host adds it up.",
         "io/host_metrics.py",
-        "self._put(self._disk, self.metrics.packed())",
-        "self.metrics.packed()",
+        "self._put(self._disk, self.metrics.pack())",
+        "self.metrics.pack()",
         ("tests/test_observing.py::test_prometheus_has_the_sums_of_all_processes",),
     ),
     # --- the store
@@ -270,7 +270,7 @@ FAULTS = [
         "io/ufs.py",
         (
             "            with contextlib.suppress(UfsError):\n"
-            "                return self._held(path, data)\n"
+            "                return self._find_written(path, data)\n"
             "            if unanswered:"
         ),
         "            if unanswered:",
@@ -771,8 +771,8 @@ FAULTS = [
         "writes-above-the-watermark-are-valid",
         "A list of write ids lets through writes that it does not know of.",
         "base/write_ids.py",
-        "return self._checked(id_) <= self.high_watermark and not",
-        "return self._checked(id_) > 0 and not",
+        "return self._check_number(id_) <= self.high_watermark and not",
+        "return self._check_number(id_) > 0 and not",
         ("tests/test_writeids.py::test_questions",),
     ),
     Fault(

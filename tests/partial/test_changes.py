@@ -28,7 +28,7 @@ from pyspark_lookup.cache.partial.carry_over import Changes
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.ufs import FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
 from tests.fakes import FakeClock, make_host

@@ -174,7 +174,7 @@ def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> Non
     before = sorted(path.name for path in (cache_dir / "v1" / "snapshots").glob("*/*"))
 
     def scan(**more: str) -> int:
-        options = dim.options.overridden(more)
+        options = dim.options.override(more)
         found = planner.find(dim.host.reader, options, dim.table)
         plan = planner.plan_read(found, options, planner.table_columns(found, options), dim.host.clock.host())
         return sum(batch.num_rows for batch in read_rows(dim.host.reader, plan, ReadTask(0, 1), None))

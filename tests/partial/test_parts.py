@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.columnar.predicate import Among, ColumnStats, evaluate, joined_stats, may_match
+from pyspark_lookup.columnar.predicate import Among, ColumnStats, evaluate, join_stats, may_match
 from tests.partial.common import stats
 from tests.test_keys import KINDS, examples, plain, values_of
 
@@ -20,7 +20,7 @@ from tests.test_keys import KINDS, examples, plain, values_of
 def test_joined_bounds_that_are_nan(nan: ColumnStats) -> None:
     """Some writers' bounds are NaN, or without a count of nulls: nothing is known then, nor of those joined with them."""
     for parts in ([nan, stats(1.0, 2.0)], [stats(1.0, 2.0), nan]):
-        assert joined_stats(parts) == ColumnStats(None, None, None, 20)
+        assert join_stats(parts) == ColumnStats(None, None, None, 20)
 
 
 @examples(60)

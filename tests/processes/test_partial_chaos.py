@@ -46,7 +46,7 @@ SMALL = {**PARTIAL, "lookup.partial-cache.max-rows": str(ROWS)}
 def with_notes(notes: Notes) -> None:
     """From now on it is noted when this process first knew of a version, each key it loaded and shared, and failures."""
     seen: set[str] = set()
-    lookup, put, learned = PartialCache.lookup, SharedCache.put, HostVersions.learned
+    lookup, put, learned = PartialCache.lookup, SharedCache.put, HostVersions.learn
 
     def note(version: str) -> None:
         if version not in seen:
@@ -69,7 +69,7 @@ def with_notes(notes: Notes) -> None:
         put(self, keys, hashes, rows, fresh, loaded_s)
         notes.add("load", version=fresh.version, keys=keys[0].to_pylist())
 
-    HostVersions.learned = noted_learned  # type: ignore[method-assign]
+    HostVersions.learn = noted_learned  # type: ignore[method-assign]
     PartialCache.lookup = noted_lookup  # type: ignore[method-assign]
     SharedCache.put = noted_put  # type: ignore[method-assign]
 
@@ -91,7 +91,7 @@ def worker(path: Path, root: Path, place: int, seed: int, stop: Any) -> None:
     kind, options = ("large", LARGE) if place % 2 else ("small", SMALL)
     rng = np.random.default_rng(seed)
     fail_at_random(random.Random(seed), 0.1, 0.02)
-    BlockCache._keepable = lambda self, location: False  # type: ignore[method-assign]
+    BlockCache._disk_for = lambda self, location: None  # type: ignore[method-assign]
     with_notes(Notes(root / f"notes-{kind}", str(place)))
     table = LookupTable(str(path), {**options, "lookup.cache.dir": str(root / kind)})
     lookups = most = 0

@@ -150,7 +150,7 @@ class FullCache:
 
     def _load_after(self, state: State) -> None:
         """Load what the store has, unless somebody else has since."""
-        with self._stored.locked():
+        with self._stored.lock():
             if self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
@@ -168,7 +168,7 @@ class FullCache:
             return None
         failures = self._stored.state().failures
         try:
-            with self._stored.locked():
+            with self._stored.lock():
                 state = self._stored.state()  # whoever held the lock before may have made it
                 snapshot = self._stored.open(state.latest)
                 if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
@@ -189,7 +189,7 @@ class FullCache:
 
     def _renew(self, state: State) -> Snapshot:
         """A snapshot in place of one that may not be served any more; whoever comes first loads it."""
-        with self._stored.locked():
+        with self._stored.lock():
             after = self._stored.state()
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
@@ -208,7 +208,7 @@ class FullCache:
 
     def reload(self) -> Snapshot:
         """A snapshot of the store's current version, now, in this thread. Raises what the load raises."""
-        with self._stored.locked():
+        with self._stored.lock():
             return self._load(None, None)
 
     def ask_reload(self) -> concurrent.futures.Future[None]:
@@ -217,7 +217,7 @@ class FullCache:
 
     def _do(self, job: Job) -> None:
         try:
-            with self._stored.locked():
+            with self._stored.lock():
                 state = self._stored.state()
                 if job.tidy:
                     self._stored.write(state)
@@ -239,11 +239,11 @@ class FullCache:
         """
         state, clock = self._stored.state(), self.context.clock
         started_s, steady_s = clock.wall_s(), clock.steady_s()
-        received = self._received()
+        received = self._receive()
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
         state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
         try:
-            with progress.shown(f"loading {self._url}", clock.steady_s, watched) as report:
+            with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
                 snapshot, stored = self._make(state, version, report)
         except BaseException as problem:
             self.context.metrics.inc("numLoadFailures")
@@ -278,7 +278,7 @@ class FullCache:
         self.context.metrics.inc("loadCount")
         self.context.metrics.time("loadTime", seconds)
         self.context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
-        done = Reload(started_s, seconds, stored.digest, snapshot.rows, snapshot.bytes, self._received() - received)
+        done = Reload(started_s, seconds, stored.digest, snapshot.rows, snapshot.bytes, self._receive() - received)
         self._remember_reload(done)
         facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
         level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
@@ -287,7 +287,7 @@ class FullCache:
             self._jobs.ask(None, compact=True)
         return snapshot
 
-    def _received(self) -> int:
+    def _receive(self) -> int:
         return self.context.metrics.snapshot()["ufsGetBytes"]
 
     def _remember_reload(self, reload: Reload) -> None:
@@ -315,7 +315,7 @@ class FullCache:
         def resolve() -> TableVersion:
             """The store's current version, with its files old enough to be told from their next state."""
             found = self.resolver.ask(self.table, patient=state.latest is None)
-            return self.resolver.settled(self.table, found)
+            return self.resolver.settle(self.table, found)
 
         def renew(gone: TableVersion, change: SourceChangedError) -> TableVersion:
             if version is not None:
@@ -354,7 +354,7 @@ class FullCache:
         now_s = self.context.clock.steady_s()
         if now_s < self._tidy_from_s:
             return
-        if state.left or self._stored.expired(state):
+        if state.left or self._stored.find_expired(state):
             self._tidy_from_s = now_s + _TIDY_EVERY_S
             self._jobs.ask(None, tidy=True)
 

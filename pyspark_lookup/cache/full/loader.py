@@ -62,7 +62,7 @@ class Layout:
 class StoredLayer:
     """A layer by its names on disk; `gone` are the numbers of its files that are not in the version.
 
-    `marked`: a digest of the rows of its other files that do not count.
+    `marked`: a digest of the deleted rows of its other files.
     """
 
     name: str
@@ -130,7 +130,7 @@ class SnapshotLoader:
         `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
         SchemaError, UfsError, or OSError if the directory cannot be written.
         """
-        load = _Load(version, layout, last, self.scan.deleted(self.table, version.files), progress)
+        load = _Load(version, layout, last, self.scan.read_deleted(self.table, version.files), progress)
         if last is not None and not compact and load.is_small(last):
             with contextlib.suppress(SkewedError):  # a base may have another seed
                 return self._put_over(load, last, stored)
@@ -319,7 +319,7 @@ class _Load:
 
 
 def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers]) -> Numbers:
-    """For each file of a segment whether it has all the rows that count in a version with those marks."""
+    """For each file of a segment whether it has all the live rows of a version with those marks."""
     if set(segment.marks) <= set(marks):
         return np.ones(len(segment.files), np.bool_)
     # Other marks may say the same: a compaction writes those that it replaces anew.
@@ -335,7 +335,7 @@ def _whole(segment: Segment, marks: Sequence[str], deleted: Mapping[str, Numbers
 
 
 def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
-    """A name for the rows of those files that do not count; "" if there are none."""
+    """A name for the deleted rows of those files; "" if there are none."""
     parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
     return key_of(*parts) if parts else ""
 

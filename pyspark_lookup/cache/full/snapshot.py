@@ -103,7 +103,7 @@ class Snapshot:
         indices = as_indices(order)
         parts = [layer.segment.take(names, rows) for layer, _, rows in found]
         columns = [
-            pc.take(_joined(arrays, self.schema.field(name).type), indices, boundscheck=False)
+            pc.take(_concat(arrays, self.schema.field(name).type), indices, boundscheck=False)
             for name, arrays in zip(names, zip(*parts, strict=True), strict=True)
         ]
         return Answer(numbers[order], columns)
@@ -116,7 +116,7 @@ class Snapshot:
                 continue
             for start in range(0, layer.segment.rows, BATCH_ROWS):
                 stop = min(start + BATCH_ROWS, layer.segment.rows)
-                kept = _kept(layer, bounds, start, stop)
+                kept = _mask(layer, bounds, start, stop)
                 if kept is not None and not kept.any():
                     continue
                 columns = layer.segment.slice(names, start, stop)
@@ -129,7 +129,7 @@ class Snapshot:
 
 
 def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Numbers | None:
-    """A mark for each row that does not count; None if there is no such row.
+    """A mark for each deleted row; None if there is none.
 
     That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
     """
@@ -171,7 +171,7 @@ def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
     return np.array(merged, np.int64)
 
 
-def _kept(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Numbers | None:
+def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Numbers | None:
     """Which rows of a slice count; None: all."""
     kept: Numbers | None = None
     if bounds is not None:
@@ -183,6 +183,6 @@ def _kept(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
     return kept
 
 
-def _joined(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+def _concat(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
     """One array of the layers' parts; text may be large text in one of them."""
     return pa.concat_arrays([cast_column(array, kind, "", "") for array in arrays])

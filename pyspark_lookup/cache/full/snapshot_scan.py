@@ -14,7 +14,7 @@ from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
 from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, columns_of
 from pyspark_lookup.columnar.types import check_readable, conform_columns
-from pyspark_lookup.scan.contract import coalesced, matching_rows
+from pyspark_lookup.scan.contract import coalesce, matching_rows
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection
 
@@ -52,12 +52,12 @@ def snapshot_batches(
             for start in range(0, rows, BATCH_ROWS):
                 part = [column.slice(start, BATCH_ROWS) for column in columns] if rows > BATCH_ROWS else columns
                 held = dict(zip(stored, part, strict=True))
-                batch = planned_columns(held, min(rows - start, BATCH_ROWS), names, projection, url)
+                batch = plan_columns(held, min(rows - start, BATCH_ROWS), names, projection, url)
                 kept = matching_rows(batch, predicate)
                 if kept is not None:
                     yield kept.select(projection.columns.names)
 
-    return coalesced(batches(), projection.columns, metrics)
+    return coalesce(batches(), projection.columns, metrics)
 
 
 def _check(
@@ -76,18 +76,18 @@ def _check(
     for name in names:
         if name in snapshot.schema.names:
             found = snapshot.schema.field(name).type
-            check_readable(_planned(projection, name), found, url, projection.declared)
+            check_readable(_plan(projection, name), found, url, projection.declared)
 
 
-def _planned(projection: Projection, name: str) -> pa.Field:
+def _plan(projection: Projection, name: str) -> pa.Field:
     return (projection.data if name in projection.data.names else projection.partitions).field(name)
 
 
-def planned_columns(
+def plan_columns(
     columns: Mapping[str, pa.Array], rows: int, names: Sequence[str], projection: Projection, url: str
 ) -> pa.RecordBatch:
     """Columns of a snapshot as the planned ones of those names; one that it lacks is null."""
-    return conform_columns(columns, rows, pa.schema([_planned(projection, name) for name in names]), url)
+    return conform_columns(columns, rows, pa.schema([_plan(projection, name) for name in names]), url)
 
 
 def key_values(predicate: Predicate, keys: pa.Schema) -> list[pa.Array] | None:

@@ -79,7 +79,7 @@ class State:
         ]
         return dataclasses.replace(self, versions=(*others, dataclasses.replace(stored, superseded_at_s=None)))
 
-    def expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
+    def find_expired(self, now_s: float, retain_s: float) -> tuple[StoredVersion, ...]:
         """Superseded versions that were retained long enough; all that seem to be from a future, too."""
         return tuple(
             version
@@ -168,13 +168,13 @@ class StoredSnapshots:
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
 
-    def expired(self, state: State) -> tuple[StoredVersion, ...]:
+    def find_expired(self, state: State) -> tuple[StoredVersion, ...]:
         """The versions past their time."""
-        return state.expired(self.context.clock.wall_s(), self.retained_s)
+        return state.find_expired(self.context.clock.wall_s(), self.retained_s)
 
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
         """A stored version, mapped; None if it is damaged or gone. `version`: which one it is, if the caller knows."""
-        held = self._held(stored)
+        held = self._find_open(stored)
         if stored is None or held is not None:
             return held
         # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
@@ -194,9 +194,9 @@ class StoredSnapshots:
         """The layers of a stored version, whatever is known of it; None if they are damaged or gone."""
         if stored is None:
             return None
-        return self._held(stored) or open_layers(self.disk, self.key, stored.layers)
+        return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
-    def _held(self, stored: StoredVersion | None) -> Snapshot | None:
+    def _find_open(self, stored: StoredVersion | None) -> Snapshot | None:
         with self._mutex:
             layers, snapshot = self._open.get(stored.digest, ((), None)) if stored is not None else ((), None)
         return snapshot if stored is not None and layers == stored.layers else None
@@ -228,7 +228,7 @@ class StoredSnapshots:
     # --- changes: the lock is held ----------------------------------------------------------------
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the table's lock of this host, however long it takes."""
         lock = None
         while lock is None:
@@ -256,7 +256,7 @@ class StoredSnapshots:
 
     def write(self, state: State) -> None:
         """Record a state without versions past their time, then remove their segments."""
-        expired = self.expired(state)
+        expired = self.find_expired(state)
         versions = tuple(version for version in state.versions if version not in expired)
         state = dataclasses.replace(state, versions=versions)
         self.record(state)

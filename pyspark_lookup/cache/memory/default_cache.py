@@ -210,12 +210,12 @@ class DefaultLookupCache(LookupCache):
 
     def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
         with self._lock:
-            held, fields = self._opened(keys, rows)
+            held, fields = self._open(keys, rows)
             asked = Keys(cast_keys(keys, held.key_fields))
             if asked.valid is not None:
                 row = int(np.flatnonzero(~asked.valid)[0])
                 raise ValueError(f"null key: {keys.slice(row, 1).to_pylist()[0]}")
-            columns, counts = _grouped(rows, fields, asked.rows)
+            columns, counts = _group(rows, fields, asked.rows)
             self._entries = held
             if fields and not held.row_fields:
                 held.adopt(fields)
@@ -274,7 +274,7 @@ class DefaultLookupCache(LookupCache):
         self._now_s = max(self._now_s, self._clock())
         return self._now_s
 
-    def _opened(self, keys: pa.Table, rows: pa.Table) -> tuple[Entries, Sequence[pa.Field]]:
+    def _open(self, keys: pa.Table, rows: pa.Table) -> tuple[Entries, Sequence[pa.Field]]:
         """Where to put these; what the first keys and the first rows are like decides for all."""
         fields = [pa.field(f.name, spark_type(f.type)) for f in rows.schema if f.name != KEY_INDEX]
         held = self._entries
@@ -290,7 +290,7 @@ class DefaultLookupCache(LookupCache):
             gone = self._log.pop_before(self._log.first_after(now_s - self._access_s), held.used)
             held.remove(gone)
         if self._write_s is not None and (now or now_s >= self._purge_at_s):
-            held.remove(held.written_before(now_s - self._write_s))
+            held.remove(held.find_written_before(now_s - self._write_s))
             self._purge_at_s = now_s + self._write_s / _PURGES
 
     def _evict(self, held: Entries) -> None:
@@ -316,7 +316,7 @@ class DefaultLookupCache(LookupCache):
     def _compact(self, held: Entries) -> None:
         entries, size = len(held) - held.live, held.all_bytes - held.live_bytes
         if entries > max(held.live, _GARBAGE_ROWS) or size > max(held.live_bytes, _GARBAGE_BYTES):
-            self._entries, numbers_there = held.compacted()
+            self._entries, numbers_there = held.compact()
             self._log.renumber(numbers_there, self._entries.used)
 
     def _tell(self) -> None:
@@ -325,7 +325,7 @@ class DefaultLookupCache(LookupCache):
         self._metrics.set_gauge("numCachedBytes", 0 if held is None else held.live_bytes)
 
 
-def _grouped(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:
+def _group(rows: pa.Table, fields: Sequence[pa.Field], keys: int) -> tuple[list[pa.Array], Numbers]:
     """The columns of `rows` in the order of their keys, and how many each of `keys` keys has."""
     if not rows.num_rows:
         return [pa.array([], field.type) for field in fields], np.zeros(keys, np.int64)

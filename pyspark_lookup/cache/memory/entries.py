@@ -55,7 +55,7 @@ class Entries:
     def find(self, keys: Keys, hashes: Numbers) -> Numbers:
         """The entry of each key, -1 where there is none or the key has a null."""
         stored = Keys([column.view() for column in self._keys])
-        known = self._hashes.seen
+        known = self._hashes.view
 
         def same(entries: Numbers, rows: Numbers) -> Numbers:
             if self._fixed:
@@ -74,10 +74,10 @@ class Entries:
         """(place in `entries`, row) of each row of the entries, in turn."""
         if self._one_each:
             return np.arange(len(entries)), entries
-        counts = self._counts.seen[entries]
+        counts = self._counts.view[entries]
         ends = np.cumsum(counts)
         rows = np.arange(ends[-1] if len(ends) else 0)
-        rows += np.repeat(self._starts.seen[entries] - (ends - counts), counts)
+        rows += np.repeat(self._starts.view[entries] - (ends - counts), counts)
         return np.repeat(np.arange(len(entries)), counts), rows
 
     def columns(self) -> list[pa.Array]:
@@ -86,19 +86,19 @@ class Entries:
 
     def used(self, entries: Numbers) -> Numbers:
         """The number of the latest access of each entry, below zero if it is gone."""
-        return np.asarray(self._used.seen[entries])
+        return np.asarray(self._used.view[entries])
 
     def touch(self, entries: Numbers, access: Numbers) -> None:
         """Say that entries were accessed; of several accesses of one the last counts."""
-        self._used.seen[entries] = access
+        self._used.view[entries] = access
 
     def written_s(self, entries: Numbers) -> Numbers:
         """When each entry was put."""
-        return np.asarray(self._written.seen[entries])
+        return np.asarray(self._written.view[entries])
 
-    def written_before(self, limit_s: float) -> Numbers:
+    def find_written_before(self, limit_s: float) -> Numbers:
         """The live entries that were put at `limit_s` or earlier."""
-        return np.flatnonzero((self._written.seen <= limit_s) & (self._used.seen >= 0))
+        return np.flatnonzero((self._written.view <= limit_s) & (self._used.view >= 0))
 
     # --- changing ---------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Entries:
 
     def weights(self, entries: Numbers | slice) -> tuple[Numbers, Numbers]:
         """(rows, a key without any being one; bytes) of each entry."""
-        return np.maximum(self._counts.seen[entries], 1), self._bytes.seen[entries]
+        return np.maximum(self._counts.view[entries], 1), self._bytes.view[entries]
 
     def remove(self, entries: Numbers) -> None:
         """Take live entries away, each of them named once."""
@@ -162,31 +162,31 @@ class Entries:
 
     def _forget(self, entries: Numbers) -> None:
         rows, sizes = self.weights(entries)
-        self._used.seen[entries] = _DEAD
+        self._used.view[entries] = _DEAD
         self.live -= len(entries)
         self.live_rows -= int(rows.sum())
         self.live_bytes -= int(sizes.sum())
 
     def _grow(self, more: int) -> None:
         """More slots, for the live entries and as many as are to come."""
-        alive = np.flatnonzero(self._used.seen >= 0)
+        alive = np.flatnonzero(self._used.view >= 0)
         slots = Slots(2 * (len(alive) + more))
-        slots.place(self._hashes.seen[alive], alive)
+        slots.place(self._hashes.view[alive], alive)
         self._slots = slots
 
-    def compacted(self) -> tuple[Entries, Numbers]:
+    def compact(self) -> tuple[Entries, Numbers]:
         """The live entries alone, in the same order, and for each number here the number there (-1: gone)."""
-        alive = np.flatnonzero(self._used.seen >= 0)
+        alive = np.flatnonzero(self._used.view >= 0)
         other = Entries(self.key_fields, self.row_fields, 0)
         _, rows = self.rows_of(alive)
-        other._keys = [column.kept(alive) for column in self._keys]
-        other._columns = [column.kept(rows) for column in self._columns]
+        other._keys = [column.take(alive) for column in self._keys]
+        other._columns = [column.take(rows) for column in self._columns]
         for name in ("_hashes", "_used", "_written", "_counts", "_bytes"):
             numbers: GrowingNumbers = getattr(self, name)
-            kept = GrowingNumbers(numbers.seen.dtype, 2 * len(alive))
-            kept.append(numbers.seen[alive])
+            kept = GrowingNumbers(numbers.view.dtype, 2 * len(alive))
+            kept.append(numbers.view[alive])
             setattr(other, name, kept)
-        counts = other._counts.seen
+        counts = other._counts.view
         ends = np.cumsum(counts)
         other._starts.append(ends - counts)
         other._row_end = len(rows)
@@ -194,7 +194,7 @@ class Entries:
         other.all_bytes = self.live_bytes
         other.live, other.live_rows, other.live_bytes = self.live, self.live_rows, self.live_bytes
         other._slots = Slots(2 * len(alive))
-        other._slots.place(other._hashes.seen, np.arange(len(alive)))
+        other._slots.place(other._hashes.view, np.arange(len(alive)))
         numbers_there = np.full(len(self), -1, np.int64)
         numbers_there[alive] = np.arange(len(alive))
         return other, numbers_there

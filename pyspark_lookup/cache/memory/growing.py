@@ -31,7 +31,7 @@ class GrowingNumbers:
         return self._count
 
     @property
-    def seen(self) -> Numbers:
+    def view(self) -> Numbers:
         return self._held[: self._count]
 
     def append(self, numbers: Any) -> None:
@@ -39,7 +39,7 @@ class GrowingNumbers:
         end = self._count + len(numbers)
         if end > len(self._held):
             grown = np.empty(max(2 * len(self._held), end), self._held.dtype)
-            grown[: self._count] = self.seen
+            grown[: self._count] = self.view
             self._held = grown
         self._held[self._count : end] = numbers
         self._count = end
@@ -50,11 +50,11 @@ class GrowingNumbers:
     def as_type(self, dtype: Any) -> GrowingNumbers:
         """The same numbers in another type."""
         other = GrowingNumbers(dtype, max(len(self._held), self._count))
-        other.append(self.seen)
+        other.append(self.view)
         return other
 
     def buffer(self) -> pa.Buffer:
-        return pa.py_buffer(self.seen)
+        return pa.py_buffer(self.view)
 
 
 class _GrowingBits:
@@ -68,7 +68,7 @@ class _GrowingBits:
         spare = self._count % 8
         if spare:
             # The last byte again, with the same bits below: readers of earlier rows see no change.
-            last = np.unpackbits(self._bytes.seen[-1:], bitorder="little", count=spare)
+            last = np.unpackbits(self._bytes.view[-1:], bitorder="little", count=spare)
             self._bytes.drop_last()
             bits = np.concatenate([last, bits.view(np.uint8)])
         self._bytes.append(np.packbits(bits, bitorder="little"))
@@ -119,7 +119,7 @@ class GrowingColumn:
         elif self._offsets is not None:
             self._append_offsets(list_offsets(array))
         elif self._values is not None and len(array):
-            seen = self._values.seen
+            seen = self._values.view
             values = np.frombuffer(array.buffers()[1], seen.dtype, array.offset + len(array))
             self._values.append(values[array.offset :])
         for column, child in zip(self._children, child_arrays(array), strict=True):
@@ -139,7 +139,7 @@ class GrowingColumn:
         assert self._offsets is not None
         moved = offsets[1:] + (self._end - int(offsets[0]))
         self._end += int(offsets[-1] - offsets[0])
-        if self._end > _INT32_AT_MOST and self._offsets.seen.dtype != np.int64:
+        if self._end > _INT32_AT_MOST and self._offsets.view.dtype != np.int64:
             self._offsets = self._offsets.as_type(np.int64)
         self._offsets.append(moved)
 
@@ -159,16 +159,16 @@ class GrowingColumn:
             found |= column._streams()
         return found
 
-    def kept(self, rows: Numbers) -> GrowingColumn:
+    def take(self, rows: Numbers) -> GrowingColumn:
         """A column of these rows only, in this order, with room for as many again."""
         column = GrowingColumn(self.kind, self._name, 2 * len(rows))
-        taken = self._taken(rows)
+        taken = self._take(rows)
         if is_bytes(self.kind):
             column._values = GrowingNumbers(np.uint8, 2 * taken.nbytes)
         column.append(taken)
         return column
 
-    def _taken(self, rows: Numbers) -> pa.Array:
+    def _take(self, rows: Numbers) -> pa.Array:
         if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all()):
             return self.view().slice(int(rows[0]), len(rows))
         return pc.take(self.view(), as_indices(rows), boundscheck=False)

@@ -62,7 +62,7 @@ class Slots:
         """
         if len(entries):
             self._places.append(np.full(max(int(entries[-1]) + 1 - len(self._places), 0), -1, np.int64))
-        places = self._places.seen
+        places = self._places.view
         at = (hashes >> self._shift).view(np.int64)
         mine = entries
         rows = np.arange(len(entries))
@@ -93,7 +93,7 @@ class Slots:
 
     def remove(self, entries: Numbers) -> None:
         """Empty the slots of these entries."""
-        at = self._places.seen[entries]
+        at = self._places.view[entries]
         at = at[at >= 0]
         followed = self._slots[(at + 1) & self._mask] != _EMPTY
         self._slots[at] = np.where(followed, _REMOVED, _EMPTY)

@@ -45,7 +45,7 @@ class Changes:
 
     def remember(self, version: TableVersion, bounds_of: FileBounds) -> None:
         """Put the bounds of a version's files on record, for the version after it to tell what changed."""
-        if self._context.disk is None or self._recorded(version.digest) is not None:
+        if self._context.disk is None or self._record(version.digest) is not None:
             return
         keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
         files = [*version.files, *keyed]
@@ -82,10 +82,10 @@ class Changes:
 
     def may_differ(self, new: str, old: str, keys: Sequence[pa.Array]) -> Numbers | None:
         """For each key whether its rows may differ between two versions, by their digests; None: nothing is known."""
-        before, after = self._recorded(old), self._recorded(new)
+        before, after = self._record(old), self._record(new)
         if before is None or after is None or before.schema != after.schema:
             return None
-        changed = _changed(before, after)
+        changed = _read_changed(before, after)
         if changed.num_rows > _CHANGED_AT_MOST:
             return None
         touched = np.zeros(len(keys[0]), np.bool_)
@@ -106,13 +106,13 @@ class Changes:
     def _rewritten(self, rewrites: Rewrites) -> pa.Table:
         """What is on record of the files of compactions, and of those that they took the place of."""
         latest = self._latest_known() if rewrites else None
-        before = self._recorded(latest) if latest is not None else None
+        before = self._record(latest) if latest is not None else None
         if before is None:
             return self._schema().empty_table()
         rows = _named(before.replace_schema_metadata(), [name for both in rewrites for names in both for name in names])
         return rows.set_column(rows.schema.get_field_index("live"), "live", pa.repeat(False, rows.num_rows))
 
-    def _recorded(self, digest: str) -> pa.Table | None:
+    def _record(self, digest: str) -> pa.Table | None:
         with self._lock:
             table: pa.Table | None = self._known.get(digest)
         if table is None and self._context.disk is not None:
@@ -158,7 +158,7 @@ def _name(file: FileVersion) -> str:
     return key_of(name, *deletes) if deletes else name
 
 
-def _changed(before: pa.Table, after: pa.Table) -> pa.Table:
+def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
     """The rows of files in which two versions differ. What a compaction between them has replaced is among them, its own files are not."""
     rewrites = _rewrites_of(after)
     alive, known = (_names(part.filter(part.column("live"))) for part in (after, before))

@@ -25,7 +25,7 @@ from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.cache.segments.segment import open_rows
-from pyspark_lookup.columnar.key_rows import key_numbers, merged_rows
+from pyspark_lookup.columnar.key_rows import key_numbers, merge_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_indices, bits_of, one_array
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.io.context import HostContext
@@ -95,7 +95,7 @@ class SharedCache:
             left = left[~present[left]]
         if not present.any():
             return None
-        return SharedRows(present, merged_rows(found, fresh.schema), ages_s)
+        return SharedRows(present, merge_rows(found, fresh.schema), ages_s)
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
         """Say that these keys are in use; other than by `get`."""
@@ -138,7 +138,7 @@ class SharedCache:
         return [cast_column(array, field.type, field.name, "") for array, field in zip(arrays, schema, strict=True)]
 
     def _refresh(self) -> list[HostSegment]:
-        """The segments that count, the latest first."""
+        """The segments in use, the latest first."""
         with self._lock:
             names = set(self.disk.segments(self.space))
             self._covered &= names

@@ -19,7 +19,7 @@ from pyspark_lookup.cache.memory import CachedRows, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.single_flight import Flights
-from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merged_rows, renumbered, rows_for
+from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merge_rows, renumber, rows_for
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
 from pyspark_lookup.io.context import HostContext
 
@@ -63,14 +63,14 @@ class PartialCache:
                 self._find_beyond(keys, rest, query, load)
             elif self.shared is not None:
                 self._touch(keys)
-            return merged_rows(query.parts, fresh.schema)
+            return merge_rows(query.parts, fresh.schema)
         finally:
             self.context.metrics.inc("hitCount", known - query.loaded)
             self.context.metrics.inc("missCount", query.loaded)
             if len(rest):
                 self._tell(query.cache)
 
-    def held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
+    def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
         """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and which keys these are."""
         asked = Keys(keys)
         query = _Query(self._cache_of(fresh), fresh)
@@ -80,7 +80,7 @@ class PartialCache:
             present[rest] = True
             present[self._find_shared(keys, hashes, rest, query)] = False
         self.context.metrics.inc("hitCount", int(np.count_nonzero(present)))
-        return merged_rows(query.parts, fresh.schema), present
+        return merge_rows(query.parts, fresh.schema), present
 
     def _find_here(self, asked: Keys, keys: Sequence[pa.Array], query: _Query) -> tuple[Numbers, Numbers]:
         """The keys that this process does not hold, and which ones it does; their rows are in the query's parts."""
@@ -109,8 +109,8 @@ class PartialCache:
             theirs = left[~flight.mine]
             flight.wait()
             left = self._find_shared(different, hashes, theirs, query)
-        rows = rows_for(merged_rows(query.parts, query.fresh.schema), places)
-        query.parts = [*before, renumbered(rows, rest[key_numbers(rows)])]
+        rows = rows_for(merge_rows(query.parts, query.fresh.schema), places)
+        query.parts = [*before, renumber(rows, rest[key_numbers(rows)])]
 
     def _find_shared(self, keys: Sequence[pa.Array], hashes: Numbers, wanted: Numbers, query: _Query) -> Numbers:
         """Those of the `wanted` keys that the host does not hold; the rows of the others are in the query's parts."""
@@ -128,7 +128,7 @@ class PartialCache:
         here = np.flatnonzero(found.present)
         if len(here):
             places = np.cumsum(found.present) - 1
-            rows = renumbered(found.rows, places[key_numbers(found.rows)])
+            rows = renumber(found.rows, places[key_numbers(found.rows)])
             query.cache.put(self._table(_take(some, here)), rows, found.ages_s[here])
             query.add(found.rows, wanted)
         return wanted[~found.present]
@@ -224,7 +224,7 @@ class _Query:
 
     def add(self, rows: pa.Table, keys: Numbers) -> None:
         """Rows whose `KEY_INDEX` is a place in `keys`."""
-        self.parts.append(renumbered(rows, keys[key_numbers(rows)]))
+        self.parts.append(renumber(rows, keys[key_numbers(rows)]))
 
 
 def _take(keys: Sequence[pa.Array], places: Numbers) -> list[pa.Array]:

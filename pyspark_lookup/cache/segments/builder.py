@@ -99,7 +99,7 @@ class SegmentBuilder:
         """Give each row to its partition; rows without a key go to the one behind all others."""
         for sizes, column in zip(self._sizes, batch.columns, strict=True):
             sizes.add(column)
-        columns = [self._encoded(n, column) for n, column in enumerate(batch.columns)]
+        columns = [self._encode(n, column) for n, column in enumerate(batch.columns)]
         parts = 1 << self._partition_bits if self._keys else 1
         if self._keys:
             keys = Keys([batch.column(n) for n in self._keys])
@@ -155,9 +155,9 @@ class SegmentBuilder:
             writers = [ColumnWriter(column, writer.append) for column in sizes]
             index = self._index() if self._keys else None
             for part in self._store.parts():
-                piece = self._collected(self._store.take(part))
+                piece = self._collect(self._store.take(part))
                 if index is not None and part < (1 << self._partition_bits):
-                    piece = self._ordered(piece, index)
+                    piece = self._order(piece, index)
                 for column_writer, column in zip(writers, piece.columns, strict=True):
                     column_writer.add(column)
                 files = (piece.positions >> ROW_BITS).astype(np.int64)
@@ -175,13 +175,13 @@ class SegmentBuilder:
             raise
         return writer
 
-    def _encoded(self, number: int, column: pa.Array) -> pa.Array:
+    def _encode(self, number: int, column: pa.Array) -> pa.Array:
         codes = self._codes.get(number)
         if codes is None or codes.entries is None:
             return column
-        encoded = codes.encoded(column)
+        encoded = codes.encode(column)
         if encoded is None:
-            self._store.rewrite(number, codes.decoded)
+            self._store.rewrite(number, codes.decode)
             return column
         return encoded
 
@@ -208,24 +208,24 @@ class SegmentBuilder:
         codes = self._codes.get(number)
         if codes is None or codes.entries is not None or array.type != CODES:
             return array
-        return codes.decoded(array)  # written to a temporary file before they were given up
+        return codes.decode(array)  # written to a temporary file before they were given up
 
-    def _collected(self, pieces: list[_Piece]) -> _Piece:
+    def _collect(self, pieces: list[_Piece]) -> _Piece:
         columns = []
         for number, field in enumerate(self._schema):
             arrays = [self._column(number, piece.columns[number]) for piece in pieces]
-            columns.append(arrays[0] if len(arrays) == 1 else _joined(arrays, field.type))
+            columns.append(arrays[0] if len(arrays) == 1 else _concat(arrays, field.type))
         hashes = np.concatenate([piece.hashes for piece in pieces])
         positions = np.concatenate([piece.positions for piece in pieces])
         if self._in_order:
             return _Piece(columns, hashes, positions)
-        return _Piece(columns, hashes, positions).taken(np.argsort(positions, kind="stable"))
+        return _Piece(columns, hashes, positions).take(np.argsort(positions, kind="stable"))
 
-    def _ordered(self, piece: _Piece, index: IndexBuilder) -> _Piece:
+    def _order(self, piece: _Piece, index: IndexBuilder) -> _Piece:
         keys = Keys([piece.columns[n] for n in self._keys])
         order = order_rows(keys, piece.hashes)
         index.add(order, keys)
-        return piece.taken(order.rows)
+        return piece.take(order.rows)
 
     def _write_dictionaries(self, writer: SegmentWriter) -> None:
         counts: dict[str, int] = {}
@@ -265,7 +265,7 @@ class _Piece:
         columns = [*self.columns, as_array(self.hashes), as_array(self.positions)]
         return pa.RecordBatch.from_arrays(columns, [str(number) for number in range(len(columns))])
 
-    def taken(self, rows: Numbers) -> _Piece:
+    def take(self, rows: Numbers) -> _Piece:
         indices = as_indices(rows)
         columns = [pc.take(column, indices, boundscheck=False) for column in self.columns]
         return _Piece(columns, self.hashes[rows], self.positions[rows])
@@ -335,7 +335,7 @@ class _Codes:
         self._known = self.entries
         self._rows = 0
 
-    def encoded(self, column: pa.Array) -> pa.Array | None:
+    def encode(self, column: pa.Array) -> pa.Array | None:
         """The column as codes; None from the moment when there are too many texts."""
         found = pc.dictionary_encode(column)
         numbers = pc.index_in(found.dictionary, value_set=self._known) if len(self._known) else None
@@ -348,11 +348,11 @@ class _Codes:
         numbers = pc.index_in(found.dictionary, value_set=self._known).cast(CODES)
         return pc.take(numbers, found.indices)
 
-    def decoded(self, codes: pa.Array) -> pa.Array:
+    def decode(self, codes: pa.Array) -> pa.Array:
         return pc.take(self._known, codes)
 
 
-def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
+def _concat(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
     """One array of many; of more text than 32-bit offsets reach, one of large text."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         ends = (offsets_and_data(array)[0] for array in arrays if not pa.types.is_integer(array.type))

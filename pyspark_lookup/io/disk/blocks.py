@@ -170,12 +170,12 @@ class Disk(Segments, Claims, Counters):
 
     def _add_usage(self, amount: int, recount: bool = False) -> int:
         """Add to the bytes held by all blocks; the new total. `recount`: to what is on disk, and forget what killed writers claimed."""
-        with self._locked("usage.lock"):
-            used = max((self.used_bytes() if recount else self._counted()) + amount, 0)
+        with self._lock("usage.lock"):
+            used = max((self.used_bytes() if recount else self._read_total()) + amount, 0)
             self._publish(self._root / "usage", b"%d" % used)
         return used
 
-    def _counted(self) -> int:
+    def _read_total(self) -> int:
         """The total on record; counted if there is none."""
         try:
             with use_file(self._root / "usage") as fd:
@@ -197,7 +197,7 @@ class Disk(Segments, Claims, Counters):
 
         Bounded: shards are visited in random order, only as many as hold four times what must go.
         """
-        with self._locked("evict.lock"):
+        with self._lock("evict.lock"):
             used = self._add_usage(0)
             needed = used - int(self._max_bytes * _KEEP_FULL)
             if needed <= 0:
@@ -232,7 +232,7 @@ class Disk(Segments, Claims, Counters):
 
     def space(self) -> DiskSpace:
         """What the directory takes, without a look at each block; -1 where that cannot be found out."""
-        blocks = self._counted()
+        blocks = self._read_total()
         try:
             segments = sum(path.lstat().st_blocks * 512 for path in entries_below(self._root / "snapshots"))
             free = os.statvfs(self._root)

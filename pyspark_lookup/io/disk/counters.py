@@ -113,7 +113,7 @@ class Counters(Records):
         """
         if len(self._counter_names(prefix)) <= above:
             return
-        with self._locked("total.lock"):
+        with self._lock("total.lock"):
             total = f"{prefix}-ended"
             left = self._forget_included(total)  # of somebody who died over that
             ended = [counts for counts in self.counters(prefix) if not counts.alive or counts.name == total]

@@ -98,7 +98,7 @@ class Directory:
         return self._root / "locks" / f"{kind}-{shared}"
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
+    def _lock(self, name: str) -> Iterator[None]:
         """Hold one of the directory's own locks. OSError if it is not had soon, or the directory is gone."""
         os.stat(self._root)  # filelock would create it anew, open to others
         with FileLock(self._root / name, timeout=_LOCK_WAIT_S):

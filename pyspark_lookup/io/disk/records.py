@@ -89,7 +89,7 @@ class Records(Directory):
             winner = self.get_record(kind, key, parse)
             if winner is not None:
                 return winner
-            with self._locked("repair.lock"):  # or one might remove the record that another has just made
+            with self._lock("repair.lock"):  # or one might remove the record that another has just made
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
                     self._remove(path)  # damaged: clear the place and race for it again
         raise OSError(f"record {path} cannot be created")

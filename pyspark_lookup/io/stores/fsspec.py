@@ -107,7 +107,7 @@ class FsspecStore:
             return second(path, count)
 
     @contextlib.contextmanager
-    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         def read(offset: int, length: int) -> bytes:
             name = self._fs._strip_protocol(file.url)
             try:

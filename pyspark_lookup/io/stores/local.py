@@ -67,7 +67,7 @@ class LocalStore:
             real = os.path.realpath(root)
             with contextlib.suppress(FileNotFoundError):
                 before = os.stat(real)
-                found = self._walked(root, real, count)
+                found = self._walk(root, real, count)
                 after = os.stat(root)
                 same = (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino)
                 if same and os.path.realpath(root) == real:
@@ -75,7 +75,7 @@ class LocalStore:
         os.stat(root)
         raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
 
-    def _walked(self, root: str, real: str, count: Count) -> Listing:
+    def _walk(self, root: str, real: str, count: Count) -> Listing:
         """What lies below the directory `real`, by the names that it has below `root`."""
         files: list[FileVersion] = []
         directories: set[str] = set()
@@ -116,7 +116,7 @@ class LocalStore:
         return self.get_meta(path, count)
 
     @contextlib.contextmanager
-    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         """Reads through one descriptor, which must be `file` before the first and after the last."""
         try:
             # A pipe that has taken the file's place is not waited for.

@@ -185,7 +185,7 @@ class S3Store:
         return empty if empty is not None and not objects else self._listing(bucket, directory, objects)
 
     @contextlib.contextmanager
-    def pinned(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
+    def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
         bucket, key = self._bucket_key(file.url)
         etag = "" if file.immutable else file.identity.removeprefix("etag:")
         match = {"IfMatch": f'"{etag}"'} if etag else {}

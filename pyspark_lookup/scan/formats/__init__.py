@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName
 from pyspark_lookup.scan.formats.arrow_ipc import ArrowFormat
-from pyspark_lookup.scan.formats.inference import Inferred, joined
+from pyspark_lookup.scan.formats.inference import Inferred, join_inferred
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, Data, FileFormat, FileIndex, RangesFile, Unit
 from pyspark_lookup.scan.formats.parquet import ParquetFormat
 from pyspark_lookup.scan.formats.whole_file import WholeFileFormat
@@ -21,7 +21,7 @@ __all__ = [
     "Inferred",
     "RangesFile",
     "Unit",
-    "joined",
+    "join_inferred",
     "open_format",
 ]
 

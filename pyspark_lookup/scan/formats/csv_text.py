@@ -11,7 +11,7 @@ import pyarrow.csv
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.types import spark_schema
 from pyspark_lookup.options.enums import CsvOptions
-from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, converted, infer_texts
+from pyspark_lookup.scan.formats.inference import NOTHING, TEXT, Inferred, convert, infer_texts
 
 
 class CsvFile:
@@ -33,7 +33,7 @@ class CsvFile:
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """A column's values. Raises SchemaError with one that is not of that type."""
-        return converted(self._column(name), kind)
+        return convert(self._column(name), kind)
 
     @property
     def rows(self) -> int:
@@ -49,7 +49,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     if options.quote and options.escape is None:
         _check_doubled(content, options, url)
     elif options.quote and options.escape != options.quote:
-        content = _doubled(content, options)
+        content = _double(content, options)
     if not content.endswith((b"\n", b"\r")):
         content += b"\n"  # a header line alone is no CSV to pyarrow without it
     one_block = max(len(content) + 1, 1024)
@@ -58,7 +58,7 @@ def _texts(content: bytes, options: CsvOptions, url: str, declared: list[str] | 
     )
     head = pa.csv.ReadOptions(block_size=one_block, autogenerate_column_names=not options.header)
     found = pa.csv.open_csv(pa.BufferReader(content), head, parse).schema.names
-    names = _named(found, options.header, url, declared)
+    names = _name(found, options.header, url, declared)
     # A name that is given twice is an error, and found before columns are asked for by name.
     spark_schema(pa.schema([pa.field(name, pa.string()) for name in names]), url)
     read = pa.csv.ReadOptions(
@@ -94,7 +94,7 @@ def _check_doubled(content: bytes, options: CsvOptions, url: str) -> None:
         )
 
 
-def _doubled(content: bytes, options: CsvOptions) -> bytes:
+def _double(content: bytes, options: CsvOptions) -> bytes:
     """The file with its quotes in quoted text doubled, where it has them behind an escape character, as Spark does.
 
     There that character stands for itself before any other one.
@@ -116,7 +116,7 @@ def _doubled(content: bytes, options: CsvOptions) -> bytes:
     return field.sub(unescaped, content)
 
 
-def _named(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
+def _name(found: list[str], header: bool, url: str, declared: list[str] | None) -> list[str]:
     """The names of the columns; as in Spark one that has none is called `_c` and its place."""
     if header:
         return [name or f"_c{number}" for number, name in enumerate(found)]

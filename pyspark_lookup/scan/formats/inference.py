@@ -48,7 +48,7 @@ class Number:
     fits64: bool
     exact: bool
 
-    def joined(self, other: Number) -> Number:
+    def join(self, other: Number) -> Number:
         known = [number.scales for number in (self, other) if number.fractions] or [(0, 0)]
         scales = min(fewest for fewest, _ in known), max(most for _, most in known)
         return Number(
@@ -109,7 +109,7 @@ _TYPES = {
 NOTHING, TEXT, BOOLEAN, _EMPTY = (Inferred(kind) for kind in ("nothing", "text", "boolean true", "empty"))
 
 
-def joined(one: Inferred, other: Inferred) -> Inferred:
+def join_inferred(one: Inferred, other: Inferred) -> Inferred:
     """The type of a column that has values of both."""
     if one.kind != other.kind:
         for tells_least in (NOTHING, _EMPTY):
@@ -117,13 +117,13 @@ def joined(one: Inferred, other: Inferred) -> Inferred:
                 return other if one == tells_least else one
         return TEXT
     if one.number is not None and other.number is not None:
-        return dataclasses.replace(one, number=one.number.joined(other.number))
+        return dataclasses.replace(one, number=one.number.join(other.number))
     if one.element is not None and other.element is not None:
-        return dataclasses.replace(one, element=joined(one.element, other.element))
+        return dataclasses.replace(one, element=join_inferred(one.element, other.element))
     if one.kind == "struct":
         fields = dict(one.fields)
         for name, inferred in other.fields:
-            fields[name] = joined(fields.get(name, NOTHING), inferred)
+            fields[name] = join_inferred(fields.get(name, NOTHING), inferred)
         return dataclasses.replace(one, fields=tuple(fields.items()))
     return one
 
@@ -223,7 +223,7 @@ def _plain(text: str) -> tuple[str, int]:
     return ("-" * mantissa.startswith("-") + kept, int(exponent or 0) - len(tail) + len(digits) - len(kept))
 
 
-def converted(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def convert(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Texts as values of a type, as Arrow parses them; an empty one is null but as text. Raises SchemaError with the first one that is none."""
     if texts.type == kind:
         return texts

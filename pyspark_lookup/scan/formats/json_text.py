@@ -25,7 +25,7 @@ from pyspark_lookup.scan.formats.inference import (
     TEXT,
     Inferred,
     Number,
-    converted,
+    convert,
     infer_times,
     is_exact,
 )
@@ -52,8 +52,8 @@ class JsonFile:
     def infer(self, name: str, by_value: bool = False) -> Inferred:
         """The type of a column. JSON's numbers are their values, however written."""
         if self._table is not None:
-            return _inferred_array(self._table.column(name).combine_chunks())
-        return _inferred(self._all()[name])
+            return _infer_array(self._table.column(name).combine_chunks())
+        return _infer(self._all()[name])
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """A column's values. Raises SchemaError with one that is not of that type."""
@@ -62,14 +62,14 @@ class JsonFile:
             if found.type == kind or pa.types.is_null(found.type):
                 return found.cast(kind)
             if pa.types.is_string(found.type) and not pa.types.is_nested(kind):
-                return converted(found, kind)
+                return convert(found, kind)
             numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
             if pa.types.is_integer(found.type) and numbers:
                 try:
                     return cast_exactly(found, kind)
                 except pa.ArrowInvalid as problem:
                     raise SchemaError(str(problem)) from None
-        return _built(self._all()[name], kind)
+        return _build(self._all()[name], kind)
 
     def _all(self) -> dict[str, list[Any]]:
         """All values by column, as the standard library reads them; numbers as their texts."""
@@ -116,7 +116,7 @@ def _texts_for_times(kind: pa.DataType) -> pa.DataType:
     return kind if shape is None else with_parts(kind, list(map(_texts_for_times, parts)))
 
 
-def _inferred_array(array: pa.Array) -> Inferred:
+def _infer_array(array: pa.Array) -> Inferred:
     """The type of values that pyarrow has read."""
     kind = array.type
     if array.null_count == len(array):
@@ -130,10 +130,10 @@ def _inferred_array(array: pa.Array) -> Inferred:
     if pa.types.is_boolean(kind):
         return BOOLEAN
     if pa.types.is_list(kind):
-        return Inferred("list", element=_inferred_array(array.flatten()))
+        return Inferred("list", element=_infer_array(array.flatten()))
     if pa.types.is_struct(kind):
         parts = zip([field.name for field in kind], array.flatten(), strict=True)
-        return Inferred("struct", fields=tuple((name, _inferred_array(part)) for name, part in parts))
+        return Inferred("struct", fields=tuple((name, _infer_array(part)) for name, part in parts))
     return _times(array)
 
 
@@ -176,7 +176,7 @@ def _next(text: str, at: int) -> int:
     return space.end() if space is not None else at
 
 
-def _inferred(values: list[Any]) -> Inferred:
+def _infer(values: list[Any]) -> Inferred:
     """The type of values that the standard library has read."""
     there = [value for value in values if value is not None]
     kinds = set(map(type, there))
@@ -188,10 +188,10 @@ def _inferred(values: list[Any]) -> Inferred:
     if kind is _Number:
         return Inferred("number", _number(there))
     if kind is list:
-        return Inferred("list", element=_inferred([value for part in there for value in part]))
+        return Inferred("list", element=_infer([value for part in there for value in part]))
     if kind is dict:
         names = dict.fromkeys(name for value in there for name in value)
-        return Inferred("struct", fields=tuple((n, _inferred([value.get(n) for value in there])) for n in names))
+        return Inferred("struct", fields=tuple((n, _infer([value.get(n) for value in there])) for n in names))
     return _times(pa.array(there, pa.string()))
 
 
@@ -211,12 +211,12 @@ def _number(texts: Iterable[str]) -> Number:
             not integer or -(2**63) <= value < 2**63,
             exact,
         )
-        found = one if found is None or found == one else found.joined(one)
+        found = one if found is None or found == one else found.join(one)
     assert found is not None
     return found
 
 
-def _built(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Values as an array of a type. Raises SchemaError with one that is none."""
     known = [value for value in values if value is not None]
     if pa.types.is_struct(kind):
@@ -224,23 +224,23 @@ def _built(values: list[Any], kind: pa.DataType) -> pa.Array:
         names = {name.casefold(): name for value in known for name in value}
         own = [names.get(field.name.casefold(), field.name) for field in kind]
         children = [
-            _built([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
+            _build([None if v is None else v.get(f.name, v.get(name)) for v in values], f.type)
             for f, name in zip(kind, own, strict=True)
         ]
         mask = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_list(kind):
         _check(known, list, kind)
-        inner = _built([item for value in known for item in value], kind.value_type)
+        inner = _build([item for value in known for item in value], kind.value_type)
         return pa.ListArray.from_arrays(_offsets(values), inner, type=kind)
     if pa.types.is_map(kind):
         _check(known, dict, kind)
-        keys = _built([key for value in known for key in value], kind.key_type)
-        items = _built([item for value in known for item in value.values()], kind.item_type)
+        keys = _build([key for value in known for key in value], kind.key_type)
+        items = _build([item for value in known for item in value.values()], kind.item_type)
         return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind)
     if not pa.types.is_string(kind):
         _check(known, (str, bool), kind)
-    return converted(pa.array([None if value is None else _text(value) for value in values], pa.string()), kind)
+    return convert(pa.array([None if value is None else _text(value) for value in values], pa.string()), kind)
 
 
 def _check(values: list[Any], wanted: type | tuple[type, ...], kind: pa.DataType) -> None:
@@ -263,15 +263,15 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_quoted(key)}:{_inner(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_quote(key)}:{_inner(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_inner, value)) + "]"
     return json.dumps(value)
 
 
 def _inner(value: Any) -> str:
-    return _quoted(value) if isinstance(value, str) and not isinstance(value, _Number) else _text(value)
+    return _quote(value) if isinstance(value, str) and not isinstance(value, _Number) else _text(value)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

@@ -22,7 +22,7 @@ from pyspark_lookup.base.decoding import (
     counts_of,
     is_encodable,
     number_of,
-    shown,
+    show,
     text_of,
     texts_of,
 )
@@ -174,7 +174,7 @@ def event_bytes(event: Event) -> bytes:
     head = {"format": FORMAT, "table": event.table_id, "position": event.position, "kind": event.kind}
     given = {name: value for name, value in body.items() if value is not None and (value != [] or name == "files")}
     said = {**head, "nonce": event.nonce, "at": event.at_s, **given}
-    return sealed(said)
+    return seal(said)
 
 
 def event_of(data: bytes, position: int, origin: str) -> Event:
@@ -182,7 +182,7 @@ def event_of(data: bytes, position: int, origin: str) -> Event:
 
     Raises NotSupportedError for one of a later format, DamagedFileError for anything that is no event of this position.
     """
-    found = parsed(data, origin)
+    found = parse(data, origin)
     try:
         kind = _KINDS[text_of(found["kind"])]
         head = (count_of(found["position"]), id_of(found["table"]), text_of(found["nonce"]), number_of(found["at"]))
@@ -197,7 +197,7 @@ def event_of(data: bytes, position: int, origin: str) -> Event:
         raise DamagedFileError(f"{origin} is no event of a table's log: {problem!r}") from None
 
 
-def sealed(found: Mapping[str, Any]) -> bytes:
+def seal(found: Mapping[str, Any]) -> bytes:
     """An object as a file of the log holds it: JSON, and last the CRC-32 of all before it."""
     text = json.dumps(found, separators=(",", ":")).encode()[:-1]
     return text + _seal(text)
@@ -207,7 +207,7 @@ def _seal(text: bytes | memoryview) -> bytes:
     return b',"crc":"%08x"}' % zlib.crc32(text)
 
 
-def parsed(data: bytes, origin: str) -> dict[str, Any]:
+def parse(data: bytes, origin: str) -> dict[str, Any]:
     """The JSON object of one of the log's files. Raises as `event_of`."""
     try:
         found = json.loads(data)
@@ -265,7 +265,7 @@ def _path_of(value: Any) -> str:
     for spelled in (path, unquote(path)):
         leaves = any(part in ("", ".", "..") for part in spelled.split("/"))
         if leaves or "\\" in spelled or any(ord(char) < 32 for char in spelled) or not is_encodable(spelled):
-            raise ValueError(f"{shown(path)} is no path below the table")
+            raise ValueError(f"{show(path)} is no path below the table")
     return path
 
 

@@ -30,7 +30,7 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.log.events import Event, event_bytes, event_of, sealed
+from pyspark_lookup.table.log.events import Event, event_bytes, event_of, seal
 from pyspark_lookup.table.log.state import TableState
 
 _log = logging.getLogger("pyspark_lookup.notifications")
@@ -75,7 +75,7 @@ class NotificationLog:
         """
         with self._lock:
             if self._known is None or self._known.state.position < position:
-                kept = self._kept()
+                kept = self._read_kept()
                 if kept is not None and (self._known is None or kept.state.position > self._known.state.position):
                     self._known = kept
             return self._known.state if self._known is not None else None
@@ -101,7 +101,7 @@ class NotificationLog:
             return self._read_all()
         if newer:
             try:
-                state = state.advanced(event for _, event in newer)
+                state = state.advance(event for _, event in newer)
             except DamagedFileError:
                 return self._read_all()  # another table's, put here between the two questions
             found = newer[-1][0]
@@ -137,23 +137,23 @@ class NotificationLog:
         following: list[FileVersion] = []
         while files:
             name = self._name(position + len(following) + 1)
-            file = files.pop(name, None) or self._missed(name)
+            file = files.pop(name, None) or self._find_missed(name)
             if file is None:
                 break
             following.append(file)
-        found = self._parsed(following)
+        found = self._parse(following)
         if files:
             beyond = min(files)
             own = table_id or (found[0][1].table_id if found else None)
             # A writer that was slow puts one into the table that took its own's place, and takes it back.
-            if own is None or any(event.table_id == own for _, event in self._parsed(list(files.values()))):
+            if own is None or any(event.table_id == own for _, event in self._parse(list(files.values()))):
                 raise DamagedFileError(
                     f"{redact('path', self.url)}: the log has no event {position + len(found) + 1} but {beyond}: "
                     "restore it, or drop the table"
                 )
         return found
 
-    def _missed(self, name: str) -> FileVersion | None:
+    def _find_missed(self, name: str) -> FileVersion | None:
         """The file of an event that a listing did not name, though it named a later one; None if it is not there.
 
         A local directory that is listed while somebody adds to it may show the later of two new files only.
@@ -163,7 +163,7 @@ class NotificationLog:
         except UfsNotFoundError:
             return None
 
-    def _parsed(self, files: Sequence[FileVersion]) -> list[tuple[FileVersion, Event]]:
+    def _parse(self, files: Sequence[FileVersion]) -> list[tuple[FileVersion, Event]]:
         texts = self._ufs.read_many([(file.as_immutable(), [(0, file.size)]) for file in files])
         return [(file, self._event(file, text)) for file, (text,) in zip(files, texts, strict=True)]
 
@@ -186,8 +186,8 @@ class NotificationLog:
             return None
         if not found:
             return None
-        state = state or TableState.begun(found[0][1], redact("path", self._path(1)))
-        state = state.advanced(event for _, event in found[1:])
+        state = state or TableState.begin(found[0][1], redact("path", self._path(1)))
+        state = state.advance(event for _, event in found[1:])
         self._keep(state, None, found[-1][0])
         return state
 
@@ -226,7 +226,7 @@ class NotificationLog:
 
     # --- what this host knows ---------------------------------------------------------------------
 
-    def _kept(self) -> _Known | None:
+    def _read_kept(self) -> _Known | None:
         """What the host's records say: a state, and what came after it."""
         if self._context.disk is None:
             return None
@@ -243,7 +243,7 @@ class NotificationLog:
             texts = tuple(text.encode() for text in texts_of(found["events"]))
             events = [event_of(text, n, origin) for n, text in enumerate(texts, base.position + 1)]
             last = None if found["last"] is None else FileVersion.from_json(found["last"])
-            return _Known(base.advanced(events), base.position, texts, last)
+            return _Known(base.advance(events), base.position, texts, last)
 
         alone = _Known(base, base.position, (), None)
         return self._context.disk.get_record("log-tail", self._tail_key(base.position), with_tail) or alone
@@ -288,7 +288,7 @@ class NotificationLog:
         file = self._put(event)
         if file is None:
             return None
-        state = TableState.begun(event, "the event just put")
+        state = TableState.begin(event, "the event just put")
         with self._lock:
             self._known = None
         self._keep(state, None, file)
@@ -321,7 +321,7 @@ class NotificationLog:
                 if in_vain:
                     self._context.clock.sleep(min(0.05 * 2**in_vain, 5.0) * self._context.rng.uniform(0.5, 1))
             elif self._has_followed(state, event):
-                state = state.advanced([event])
+                state = state.advance([event])
                 self._keep(state, [event], file)
                 if event.position % _CHECKPOINT_EVERY == 0:
                     self._put_checkpoint(state)
@@ -367,11 +367,11 @@ class NotificationLog:
     def _is_listed(self, state: TableState) -> bool:
         """Whether a listing of the log shows the state's last event: asked in another way than by its name."""
         found = self._ufs.list_files(self._directory("log"), after=self._name(state.position - 1), at_most=1)
-        return any((event.position, event.nonce) == (state.position, state.nonce) for _, event in self._parsed(found))
+        return any((event.position, event.nonce) == (state.position, state.nonce) for _, event in self._parse(found))
 
     def _put_checkpoint(self, state: TableState) -> None:
         """Put a checkpoint; without it reading the log for the first time takes longer, no more."""
-        data = sealed(state.to_json())
+        data = seal(state.to_json())
         with contextlib.suppress(UfsError):
             self._ufs.put_if_absent(self._checkpoint_path(state.position), data)
             # Who has just listed it may still read the one before.

@@ -35,7 +35,7 @@ from pyspark_lookup.table.log.events import (
     definition_of,
     files_of,
     id_of,
-    parsed,
+    parse,
 )
 from pyspark_lookup.table.log.visible_writes import VisibleWrites
 from pyspark_lookup.table.log.writes import Change, TableWrite
@@ -64,15 +64,15 @@ class TableState:
     # --- from events ------------------------------------------------------------------------------
 
     @classmethod
-    def begun(cls, event: Event, origin: str) -> TableState:
+    def begin(cls, event: Event, origin: str) -> TableState:
         """The state after a table's first event. Raises DamagedFileError if it is none."""
         if not isinstance(event, Create) or event.position != 1:
             raise DamagedFileError(f"{origin} does not create the table, as its first event should")
         state = cls(event.table_id, 1, event.nonce)
-        state._defined(event.position, event.at_s, event.definition)
+        state._define(event.position, event.at_s, event.definition)
         return state
 
-    def advanced(self, events: Iterable[Event]) -> TableState:
+    def advance(self, events: Iterable[Event]) -> TableState:
         """The state after those events too. Raises DamagedFileError if one cannot follow what is before it."""
         state = TableState(self.table_id, self.position, self.nonce)
         state.writes, state.batches = dict(self.writes), dict(self.batches)
@@ -106,7 +106,7 @@ class TableState:
                 ended = TableWrite(write.id, write.mode, write.allocated_at, ended_at=event.position, nonce=write.nonce)
                 self.writes[write.id] = ended
             case Alter():
-                self._defined(event.position, event.at_s, event.definition)
+                self._define(event.position, event.at_s, event.definition)
             case Vacuum():
                 for id_ in event.write_ids:
                     if id_ not in self.writes or self.writes[id_].ended_at is None:
@@ -129,20 +129,20 @@ class TableState:
 
     def _commit(self, event: Commit, write: TableWrite) -> None:
         self.writes[write.id] = dataclasses.replace(write, ended_at=event.position, committed=True)
-        self._ranked(write)
+        self._rank(write)
         if event.definition is not None:
             self._definitions.append((event.position, event.definition))
         if event.batch is not None:
             self.batches[event.batch.query] = event.batch.id
         self.changes.append(Change(event.position, event.at_s, write.id))
 
-    def _ranked(self, write: TableWrite) -> None:
+    def _rank(self, write: TableWrite) -> None:
         if write.mode is WriteMode.OVERWRITE:
             self._replaced_by = max(self._replaced_by, write.id)
         if write.mode.by_key or (write.deletes and not write.replaces):
             self._keyed_by = max(self._keyed_by, write.id)
 
-    def _defined(self, position: int, at_s: float, definition: Definition) -> None:
+    def _define(self, position: int, at_s: float, definition: Definition) -> None:
         self._definitions.append((position, definition))
         self.changes.append(Change(position, at_s, None))
 
@@ -299,40 +299,40 @@ class TableState:
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
         last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
         defined_at, definition = self._definitions[last]
-        visible = self._visible(write_ids)
-        for write in visible.needed:
+        found = self._visible(write_ids)
+        for write in found.needed:
             if write.vacuumed:
                 raise VersionGoneError(
                     f"version {position} of table {self.table_id} needs files of write {write.id}, which were vacuumed: read a "
                     "later version, or vacuum what is older only"
                 )
         # Write ids are not enough: two copies of a table that went on apart have given the same ones to other writes.
-        seen, hiding = (",".join(write.label for write in writes) for writes in (visible.seen, visible.hiding))
+        labels = [",".join(write.label for write in writes) for writes in (found.visible, found.deleting)]
         schema = text_of_schema(definition.schema)
-        digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, seen, hiding)
-        rewrites = tuple(visible.rewrites())
+        digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, *labels)
+        rewrites = tuple(found.rewrites())
         return VersionMetadata(
             self.table_id, position, str(write_ids), digest, definition.keys, schema, rewrites=rewrites
         )
 
-    def needed(self, position: int | None = None) -> list[TableWrite]:
+    def find_needed(self, position: int | None = None) -> list[TableWrite]:
         """The writes that the version at a position (None: now) is made of: those whose rows are visible, and those that delete some."""
         return self._visible(self.valid_write_ids(position)).needed
 
-    def seen(self, position: int | None = None) -> list[TableWrite]:
-        """Those of which rows are seen."""
-        return self._visible(self.valid_write_ids(position)).seen
+    def find_visible(self, position: int | None = None) -> list[TableWrite]:
+        """Those whose rows are visible."""
+        return self._visible(self.valid_write_ids(position)).visible
 
     def files(self, write_ids: ValidWriteIdList) -> Iterator[tuple[DataFile, int, float]]:
-        """The files of which rows are seen, with their write's id and the time of its commit."""
+        """The files whose rows are visible, with their write's id and the time of its commit."""
         times = {change.write_id: change.at_s for change in self.changes}
-        for write in self._visible(write_ids).seen:
+        for write in self._visible(write_ids).visible:
             for file in write.files:
                 yield file, write.id, times.get(write.id, 0.0)
 
     def deletes(self, write_ids: ValidWriteIdList) -> Iterator[DataFile]:
-        """The files that say which rows of `files` no longer count."""
-        return (file for write in self._visible(write_ids).hiding for file in write.deletes)
+        """The files that say which rows of `files` are deleted."""
+        return (file for write in self._visible(write_ids).deleting for file in write.deletes)
 
     def _visible(self, write_ids: ValidWriteIdList) -> VisibleWrites:
         """What counts where a list says what is valid."""
@@ -393,7 +393,7 @@ class TableState:
                     raise ValueError(f"write {number} cannot be")
                 state.writes[number] = write
                 if write.committed:
-                    state._ranked(write)
+                    state._rank(write)
             state._definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
             state.oldest = count_of(found["oldest"])
             state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
@@ -427,4 +427,4 @@ class TableState:
     @classmethod
     def of_bytes(cls, data: bytes, origin: str) -> TableState:
         """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
-        return cls.from_json(parsed(data, origin), origin)
+        return cls.from_json(parse(data, origin), origin)

@@ -1,6 +1,6 @@
-"""`VisibleWrites`: which writes count in a version, of all that a list of write ids lets through.
+"""`VisibleWrites`: the writes that a version is made of, of all that a list of write ids lets through.
 
-Rows are seen of the highest valid overwrite and of what is above it; a compaction stands for the writes that it has
+Rows are visible of the highest valid overwrite and of what is above it; a compaction stands for the writes that it has
 compacted. Rows are deleted by writes by key that were committed after them.
 """
 
@@ -16,9 +16,9 @@ _REWRITES_AT_MOST = 8
 
 
 class VisibleWrites:
-    """The writes that count where `write_ids` says which are valid, in a log of which `position` is the last event's.
+    """The visible writes where `write_ids` says which are valid, in a log of which `position` is the last event's.
 
-    `valid`: the valid ones, without compactions that do not count; `seen`: those of which rows are seen; `hiding`: those
+    `valid`: the valid ones, without compactions that have no effect; `visible`: those whose rows are; `deleting`: those
     that may delete some of them. All are in the order of their ids.
     """
 
@@ -26,8 +26,8 @@ class VisibleWrites:
         self._writes = writes
         self._position = position
         self.valid, replaced = self._usable(write_ids)
-        self.seen = self._found_seen(replaced)
-        self.hiding = self._found_hiding(replaced)
+        self.visible = self._find_visible(replaced)
+        self.deleting = self._find_deleting(replaced)
 
     def _usable(self, write_ids: ValidWriteIdList) -> tuple[list[TableWrite], set[int]]:
         """The valid writes, and which of them are replaced by compactions among them.
@@ -57,7 +57,7 @@ class VisibleWrites:
             valid = [write for write in valid if not write.replaces or write.id in usable]
         return valid, replaced
 
-    def _found_seen(self, replaced: set[int]) -> list[TableWrite]:
+    def _find_visible(self, replaced: set[int]) -> list[TableWrite]:
         base = max((write.id for write in self.valid if write.mode is WriteMode.OVERWRITE), default=0)
         return [
             write
@@ -67,18 +67,18 @@ class VisibleWrites:
             and (write.files or write.deletes or write.vacuumed or write.id == base)
         ]
 
-    def _found_hiding(self, replaced: set[int]) -> list[TableWrite]:
-        """What was committed after the first of the writes seen. That may be one that an overwrite has replaced, if rows of
+    def _find_deleting(self, replaced: set[int]) -> list[TableWrite]:
+        """What was committed after the first of the visible writes. That may be one that an overwrite has replaced, if rows of
         a higher write id were committed before it.
         """
-        first = min((self.end(write) for write in self.seen if write.files), default=self._position + 1)
+        first = min((self.end(write) for write in self.visible if write.files), default=self._position + 1)
         keyed = (write for write in self.valid if (write.deletes or write.vacuumed) and write.id not in replaced)
         return [write for write in keyed if self.end(write) >= first]
 
     @property
     def needed(self) -> list[TableWrite]:
         """Those whose rows are visible or that delete some, each once."""
-        return list({write.id: write for write in (*self.seen, *self.hiding)}.values())
+        return list({write.id: write for write in (*self.visible, *self.deleting)}.values())
 
     def rewrites(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Of the latest compactions, also those that were compacted again, the names of their files and of those they replaced."""
