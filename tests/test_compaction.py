@@ -68,7 +68,10 @@ def aged(site: Site, days: float, but: int = 0) -> None:
 
 @pytest.mark.parametrize("keys", ["id", None])
 def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
-    """A compaction leaves one file in the order of the keys, and every row; a second one finds nothing to do."""
+    """A compaction leaves one file in the order of the keys, and every row; a second one finds nothing to do.
+
+    No file says then which rows do not count, and deleted rows are in no file.
+    """
     table = site.table(OFF if keys is None else {**OFF, "lookup.keys": keys})
     for low in (200, 0, 100):
         table.write(of_ids(low, low + 100))
@@ -80,18 +83,13 @@ def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
     assert table.scan().sort_by("id") == before
     assert table.compact() == position == site.state().position
     assert table.describe()["version"] == table.version
-
-
-def test_what_is_hidden_is_left_out(site: Site) -> None:
-    """After a compaction no file says which rows do not count, and deleted rows are in no file."""
-    table = site.created(OFF)
-    table.write(of_ids(0, 100))
-    table.upsert(of_ids(10, 20, "new"))
-    table.delete(pa.table({"id": range(50, 100)}))
-    table.compact()
-    (file,) = site.committed()
-    assert pq.read_table(site.path / file).column("name").to_pylist() == ["a"] * 10 + ["new"] * 10 + ["a"] * 30
-    assert list(site.state().deletes(site.state().valid_write_ids())) == []
+    if keys:
+        table.upsert(of_ids(10, 20, "new"))
+        table.delete(pa.table({"id": range(50, 300)}))
+        table.compact()
+        (file,) = site.committed()
+        assert pq.read_table(site.path / file).column("name").to_pylist() == ["a"] * 10 + ["new"] * 10 + ["a"] * 30
+        assert list(site.state().deletes(site.state().valid_write_ids())) == []
 
 
 def overlapping(site: Site, monkeypatch: pytest.MonkeyPatch) -> LookupTable:
@@ -243,24 +241,27 @@ def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any
 
 
 def test_writes_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is appended, upserted and deleted while it runs stays so."""
+    """What is appended, upserted and deleted while it runs stays so, also for who has cached rows of before it."""
     table = appended(site, 2)
+    readers = [site.table(mode, host) for mode in MODES.values() for host in ("b", "c")]
+    asked = pa.table({"id": range(45)})
+    for reader in readers[::2]:
+        assert reader.get_many(asked).num_rows == 20
 
     def changes() -> None:
-        table.upsert(rows(3, 30, name="new"))
-        table.delete(pa.table({"id": [5, 30]}))
+        table.upsert(rows(17, 30, name="new"))
+        table.delete(pa.table({"id": [5, 30]}))  # which the upsert says nothing about, but for 30
         table.write(rows(40))
 
     beside(site, monkeypatch, changes)
-    table.compact()
-    assert folds(site.state()) == [3]
-    for mode in MODES.values():
-        reader = site.table(mode, host="b")
-        assert ids_of(reader.scan()) == [*range(5), *range(6, 20), 40]
-        assert [row["name"] for row in reader.get(3)] == ["new"]
-        assert reader.get(5) == reader.get(30) == []
-    table.compact()
-    assert ids_of(table.scan()) == [*range(5), *range(6, 20), 40]
+    expected = [*range(5), *range(6, 20), 40]
+    for folded in ([3], None):
+        table.compact()
+        assert folded is None or folds(site.state()) == folded
+        for reader in readers:
+            assert ids_of(reader.get_many(asked)) == ids_of(reader.scan()) == expected
+            assert [row["name"] for row in reader.get(17)] == ["new"]
+            assert reader.get(5) == reader.get(30) == []
 
 
 @pytest.mark.parametrize("times", [1, 9])
@@ -406,39 +407,33 @@ def test_partial_keeps_its_keys(site: Site) -> None:
 
 
 def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
-    """Files of replaced writes go after older_than, in the store's time; versions that need them are gone by name."""
+    """Files of replaced writes go after older_than, in the store's time; versions that need them are gone by name. One that was
+    the current one within the time can be read after it, also if it is older than that itself."""
     table = site.created(OFF)
-    first = table.write(rows(1))
-    table.write(rows(2), "overwrite")
+    first, second = table.write(rows(1)), table.write(rows(2), "overwrite")
     table.upsert(rows(2, 3, name="new"))
-    kept = table.compact()
     assert table.vacuum() == {"files": 0, "bytes": 0, "oldest": None}
-    aged(site, 8)
-    found = table.vacuum()
-    assert (found["files"], found["oldest"]) == (4, kept)
-    assert site.files() == site.committed()
-    assert ids_of(table.scan()) == [2, 3]
+    aged(site, 10, but=second)  # the upsert came just now
+    assert (table.vacuum()["oldest"], ids_of(site.table({"lookup.version": str(second)}).scan())) == (second, [2])
     gone = r"version \d+ of table \w+ needs files of write 1, which were vacuumed"
     for mode in MODES.values():
         with pytest.raises(VersionGoneError, match=gone):
             site.table({**mode, "lookup.version": str(first)}, host="b").scan()
+    kept = table.compact()
+    aged(site, 8)
+    found = table.vacuum()
+    assert (found["files"], found["oldest"]) == (3, kept)
+    assert site.files() == site.committed()
+    assert ids_of(table.scan()) == [2, 3]
     assert table.vacuum()["files"] == 0
 
 
-def test_vacuum_keeps_what_was_current_lately(site: Site) -> None:
-    """A version that was the current one within the time can be read after it, also if it is older than that itself."""
-    table = site.created(OFF)
-    versions = [table.write(rows(id_), "overwrite") for id_ in range(3)]
-    aged(site, 10, but=versions[1])  # the last one replaced the second just now
-    assert table.vacuum()["oldest"] == versions[1]
-    for version, expected in zip(versions[1:], (1, 2), strict=True):
-        assert ids_of(site.table({"lookup.version": str(version)}).scan()) == [expected]
-    with pytest.raises(VersionGoneError, match="vacuumed"):
-        site.table({"lookup.version": str(versions[0])}).scan()
-
-
 def test_vacuum_removes_orphans(site: Site) -> None:
-    """What failed attempts have left goes, as old signs of life and temporary files do; what an open write has put stays."""
+    """What failed attempts have left goes, as old signs of life and temporary files do; what an open write has put stays.
+
+    So does what is not its own: a stream's checkpoint in the table's directory, notes, and another table there, which cannot be
+    made any more.
+    """
     table = site.created(OFF)
     table.write(rows(1))
     writer = site.writer()
@@ -453,48 +448,25 @@ def test_vacuum_removes_orphans(site: Site) -> None:
         site.path / "_lookup/log/.00000000000000000009.json.1234",
         site.path / "write-00000000000000000001/.part-1.tmp",
     ]
-    sign = site.path / f"_lookup/heartbeats/{job.write_id:020d}-00"
-    for path in (*orphans, sign):
+    others = [
+        site.path / f"_lookup/heartbeats/{job.write_id:020d}-00",
+        site.path / "_checkpoint/offsets/0",
+        site.path / "notes.txt",
+        site.path / "inner/write-1/part.parquet",
+    ]
+    for path in (*orphans, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
+    with pytest.raises(NotATableError, match="lies in the managed table"):
+        site.table({"path": f"{site.path}/a/b"}).write(rows(2))
+    inner = site.path / "other"  # as it could be before
+    ignored = shutil.ignore_patterns("other", "inner", "stream-q", "part-00000-0*", ".*", f"write-{job.write_id:020d}")
+    shutil.copytree(site.path, inner, ignore=ignored)
     assert table.vacuum()["files"] == 0
     aged(site, 8)
     assert table.vacuum() == {"files": 3, "bytes": 3, "oldest": None}
     assert not any(path.exists() for path in orphans)
-    assert sign.exists()
+    assert all(path.exists() for path in others)
+    assert ids_of(site.table({"path": str(inner)}, host="late").scan()) == [1]
     writer.commit(job, files)
     assert ids_of(table.scan()) == [1, 5]
-
-
-def test_vacuum_leaves_what_is_not_its_own(site: Site) -> None:
-    """A stream's checkpoint in the table's directory, notes, and another table there, which cannot be made any more, stay."""
-    table = site.created()
-    table.write(rows(1))
-    inner = site.path / "inner"
-    others = [site.path / "_checkpoint/offsets/0", site.path / "notes.txt", inner / "write-1/part.parquet"]
-    for path in others:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("mine")
-    with pytest.raises(NotATableError, match="lies in the managed table"):
-        site.table({"path": f"{site.path}/a/b"}).write(rows(2))
-    shutil.rmtree(inner)
-    shutil.copytree(site.path, inner, ignore=shutil.ignore_patterns("inner"))  # as it could be before
-    aged(site, 30)
-    assert table.vacuum()["files"] == 0
-    assert all(path.exists() for path in others[:2])
-    assert ids_of(site.table({"path": str(inner)}, host="late").scan()) == [1]
-
-
-def test_partial_after_a_delete_beside_a_compaction(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is deleted while a compaction runs is in no file of the version after it but that of the compaction's own."""
-    table = site.created(OFF)
-    table.write(rows(1, 2))
-    table.write(rows(3))
-    reader = site.table(MODES["partial"], host="b")
-    asked = pa.table({"id": [1, 2, 3]})
-    assert reader.get_many(asked).num_rows == 3
-    beside(site, monkeypatch, lambda: table.delete(pa.table({"id": [2]})))
-    table.compact()
-    assert reader.get_many(asked).column("id").to_pylist() == [1, 3]
-    table.compact()
-    assert reader.get_many(asked).column("id").to_pylist() == [1, 3]

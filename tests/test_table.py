@@ -88,12 +88,12 @@ def test_names_with_underscore_or_dot_are_skipped_at_any_depth() -> None:
     assert data_files(hidden, Kind.DIRECTORY, found) == found.files
 
 
-@pytest.mark.parametrize("name", [".dim.parquet", "_dim.parquet", "_dir/dim.parquet", ".dir/dim.parquet"])
-def test_an_explicit_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_an_explicit_file_may_have_any_name(tmp_path: Path) -> None:
     """The skip rules are for what a directory happens to hold, not for a file that is asked for."""
-    path = put(tmp_path / name)
-    table, version = discovered(path)
-    assert (table.kind, [file.url for file in version.files]) == (Kind.FILE, [f"file://{path}"])
+    for name in (".dim.parquet", "_dim.parquet", "_dir/dim.parquet", ".dir/dim.parquet"):
+        path = put(tmp_path / name)
+        table, version = discovered(path)
+        assert (table.kind, [file.url for file in version.files]) == (Kind.FILE, [f"file://{path}"])
 
 
 # --- globs ----------------------------------------------------------------------------------------
@@ -139,25 +139,22 @@ def test_a_glob_matches_component_by_component(tmp_path: Path, pattern: str, wan
         assert [file.url.removeprefix(f"file://{tmp_path}/") for file in files] == wanted
 
 
-@pytest.mark.parametrize(
-    ("url", "root"),
-    [
-        ("s3://b/t/*.parquet", "s3://b/t"),
-        ("s3://b/t/dt=*/x.parquet", "s3://b/t"),
-        ("s3://b/t/dt=1/[ab]?.parquet", "s3://b/t/dt=1"),
-        ("s3://b/t/{x/y,z}/*.parquet", "s3://b/t"),
-        ("s3://b/*", "s3://b"),
-        ("file:///data/a?c/d", "file:///data"),
-        ("https://host/a.csv?token=[x]*", None),  # its query
-        ("http://host/a.csv?b=1", None),
-        ("s3://bucket/dim/a=1/x.parquet", None),
-    ],
-)
-def test_a_globs_root_is_the_directory_above_the_first_wildcard(url: str, root: str | None) -> None:
+def test_a_globs_root_is_the_directory_above_the_first_wildcard() -> None:
     """The listing starts, and partition directories count, below the last component without a wildcard."""
-    assert is_glob(url) is (root is not None)
-    if root is not None:
+    for root, below in (
+        ("s3://b/t", "*.parquet"),
+        ("s3://b/t", "dt=*/x.parquet"),
+        ("s3://b/t/dt=1", "[ab]?.parquet"),
+        ("s3://b/t", "{x/y,z}/*.parquet"),
+        ("s3://b", "*"),
+        ("file:///data", "a?c/d"),
+    ):
+        url = f"{root}/{below}"
+        assert is_glob(url)
         assert glob_root(url) == Table(url, "s3", Kind.GLOB, None).root == root
+    # Of the web it is a query.
+    for url in ("https://host/a.csv?token=[x]*", "http://host/a.csv?b=1", "s3://bucket/dim/a=1/x.parquet"):
+        assert not is_glob(url)
 
 
 def test_partition_directories_below_a_root_count() -> None:
@@ -229,22 +226,18 @@ def test_partition_values_are_typed_by_all_of_them(
     assert [partition_value(value, kind) for value in values] == typed
 
 
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
+def test_a_value_that_is_none_of_its_columns_type_is_an_error() -> None:
+    """What inference would not have taken for the type is not read as it later either."""
+    for kind, values in (
         (pa.int32(), ["x", "2147483648", " 1"]),
         (pa.int64(), ["1.5", "1_000"]),
         (pa.decimal128(3, 0), ["1234", "1_0"]),
         (pa.date32(), ["2024-02-30", "20240131"]),
         (pa.float64(), ["x", "1_0.5", "nan"]),
-    ],
-    ids=str,
-)
-def test_a_value_that_is_none_of_its_columns_type_is_an_error(kind: pa.DataType, values: list[str]) -> None:
-    """What inference would not have taken for the type is not read as it later either."""
-    for value in values:
-        with pytest.raises(ValueError):
-            partition_value(value, kind)
+    ):
+        for value in values:
+            with pytest.raises(ValueError):
+                partition_value(value, kind)
 
 
 def test_percent_escapes_are_undone() -> None:
@@ -255,20 +248,17 @@ def test_percent_escapes_are_undone() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_disagreeing_directories_name_two_files() -> None:
+    """Files whose directories name other columns are not one table: the error shows a file of each."""
+    for one, other in (
         ("a.parquet", "dt=1/b.parquet"),
         ("dt=1/a.parquet", "dt=1/hh=2/b.parquet"),
         ("dt=1/hh=2/a.parquet", "hh=2/dt=1/b.parquet"),
         ("dt=1/a.parquet", "day=1/b.parquet"),
-    ],
-)
-def test_disagreeing_directories_name_two_files(one: str, other: str) -> None:
-    """Files whose directories name other columns are not one table: the error shows a file of each."""
-    with pytest.raises(NotATableError, match="one table") as caught:
-        partition_fields(*directory_of(one, other))
-    assert all(f"{ROOT}/{name}" in str(caught.value) for name in (one, other))
+    ):
+        with pytest.raises(NotATableError, match="one table") as caught:
+            partition_fields(*directory_of(one, other))
+        assert all(f"{ROOT}/{name}" in str(caught.value) for name in (one, other))
     with pytest.raises(NotATableError, match="two directories of one partition column"):
         partition_fields(*directory_of("a=1/A=2/x.parquet"))
 
@@ -376,21 +366,14 @@ def test_a_foreign_or_busy_directory_is_never_half_a_table(tmp_path: Path, depth
         discovered(path)
 
 
-def test_names_that_only_resemble_markers_are_data() -> None:
-    """A `metadata` directory without table metadata, and files named like a job's directory, are plain."""
+def test_which_directories_are_a_version(tmp_path: Path) -> None:
+    """Names that only resemble markers are data; where there is none, the table is empty. With lookup.success-file it is busy
+    without `_SUCCESS`, which may be empty; one further down is another job's; and one file has none."""
     names = ["delta_log/c", "metadata/a", "metadata/metadata.json", "x/v1.metadata.json", "y/magic/b"]
     assert data_names(listing(*names, "_temporary")) == names
-
-
-@pytest.mark.parametrize("names", [(), ("x/",), ("_a.parquet", ".b/c.parquet"), ("_SUCCESS",)])
-def test_a_directory_without_data_is_empty(names: tuple[str, ...]) -> None:
-    """Emptied, or holding only names that are skipped: TableEmptyError tells the rule."""
-    with pytest.raises(TableEmptyError, match=r"holds no data file.*_ or"):
-        data_names(listing(*names, empty=["started.parquet"]))
-
-
-def test_a_required_success_file_must_be_at_the_root() -> None:
-    """lookup.success-file: without `_SUCCESS` the table is busy; one further down is another job's; it may be empty."""
+    for hidden in ((), ("x/",), ("_a.parquet", ".b/c.parquet"), ("_SUCCESS",)):
+        with pytest.raises(TableEmptyError, match=r"holds no data file.*_ or"):
+            data_names(listing(*hidden, empty=["started.parquet"]))
     for names, says in (
         (["a.parquet"], r"_SUCCESS.*lookup\.success-file=true"),
         (["x/a.parquet", "x/_SUCCESS"], "_SUCCESS"),
@@ -400,14 +383,9 @@ def test_a_required_success_file_must_be_at_the_root() -> None:
             data_names(listing(*names), success_file=True)
     assert data_names(listing("a.parquet", empty=["_SUCCESS"]), success_file=True) == ["a.parquet"]
     assert data_names(listing("a.parquet")) == ["a.parquet"]
-
-
-def test_a_success_file_of_one_file_is_refused(tmp_path: Path) -> None:
-    """lookup.success-file asks for a directory: with a file it is an option error, not a wait for ever."""
-    path = put(tmp_path / "a.parquet")
-    options = LookupOptions.parse({"path": str(path), "lookup.success-file": "true"})
+    path = str(put(tmp_path / "a.parquet"))
     with pytest.raises(OptionError, match=r"lookup\.success-file"):
-        planner.find(make_host(str(path), None).reader, options)
+        planner.find(make_host(path, None).reader, LookupOptions.parse({"path": path, "lookup.success-file": "true"}))
 
 
 # --- names of tables and versions -----------------------------------------------------------------

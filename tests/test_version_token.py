@@ -115,11 +115,6 @@ def directory(tmp_path: Path) -> Path:
     return path
 
 
-def changed_s(path: Path) -> float:
-    """When its newest file was changed last."""
-    return max(file.stat().st_ctime for file in path.iterdir())
-
-
 @pytest.fixture
 def other_dir(tmp_path: Path) -> Path:
     """The cache directory of another host."""
@@ -188,24 +183,21 @@ def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> No
 # --- announcing: what it secures ----------------------------------------------------------------------
 
 
-def test_a_large_table_is_not_fetched(tmp_path: Path, cache_dir: Path) -> None:
-    """A table of more bytes than a task reads is announced for one metadata call, and no data."""
-    noise = pa.array([os.urandom(1100) for _ in range(1000)])
-    path = publish(tmp_path / "dim", 0, 1, rows=1000, columns={"noise": noise})
-    process = Process(path, cache_dir, {"lookup.scan.split-size": "1 MiB"})
-    process.announce()
-    assert process.calls() == ["status"]
+def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
+    """References with other columns share a reader; each one's columns are here when it has announced.
 
-
-def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path) -> None:
-    """References with other columns share a reader; each one's columns are here when it has announced."""
-    noise = {name: pa.array([os.urandom(400) for _ in range(500)]) for name in ("a", "b")}
-    path = publish(tmp_path / "dim", 0, 1, columns=noise)
+    Of a table of more bytes than a task reads no data is fetched.
+    """
+    noise = {name: pa.array([os.urandom(1100) for _ in range(1000)]) for name in ("a", "b")}
+    path = publish(tmp_path / "dim", 0, 1, rows=1000, columns=noise)
+    large = Process(path, other_dir, {"lookup.scan.split-size": "1 MiB"})
+    large.announce()
+    assert large.calls() == ["status"]
     process = Process(path, cache_dir, {"lookup.columns": "version,a"})
     process.announce(ONE)
     process.options = LookupOptions.parse({"path": str(path), "lookup.columns": "version,b"})
     told = process.announce(TWO)
-    publish(path, 0, 2, columns=noise)
+    publish(path, 0, 2, rows=1000, columns=noise)
     process.calls()
     assert process.states(told) == {1}
     assert process.calls() == []
@@ -241,60 +233,50 @@ def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
     assert task.calls() == []
 
 
-@pytest.mark.parametrize("age_s", [0.0, 60.0])
-def test_a_snapshot_is_built_before_it_is_announced(age_s: float, directory: Path, cache_dir: Path) -> None:
-    """FULL: when tasks are told, the host has the snapshot; files too new to be told from their next state are waited for."""
-    clock = FakeClock(changed_s(directory) + age_s)
-    told = Process(directory, cache_dir, FULL, clock).announce()
-    assert bool(clock.slept) == (age_s == 0)
-    task = Process(directory, cache_dir, FULL, clock)
-    assert task.has_snapshot(told)
-    assert task.calls() == []
+@pytest.mark.parametrize(("age_s", "replaced"), [(0.0, False), (60.0, False), (1.0, True)])
+def test_a_snapshot_is_built_before_it_is_announced(
+    age_s: float, replaced: bool, directory: Path, cache_dir: Path
+) -> None:
+    """FULL: when tasks are told, the host has the snapshot; files too new to be told from their next state are waited for.
 
-
-def test_a_snapshot_waits_for_a_replacement_as_well(directory: Path, cache_dir: Path) -> None:
-    """FULL: a table that is replaced while its snapshot is built is announced with the snapshot of its new state."""
-    clock = FakeClock(changed_s(directory) + 1)
+    Of a table that is replaced while its snapshot is built it is the snapshot of the new state.
+    """
+    clock = FakeClock(changed_s := max(file.stat().st_ctime for file in directory.iterdir()))
+    clock.tick(age_s)
     process = Process(directory, cache_dir, FULL, clock)
 
     def replace() -> None:
         put(directory, 2, 0, 1, 2)
-        clock.wall_s = changed_s(directory)
+        clock.wall_s = max(file.stat().st_ctime for file in directory.iterdir())
 
-    process.replace_during_read(replace)
+    if replaced:
+        process.replace_during_read(replace)
     told = process.announce()
-    assert process.states(told) == {2}
-    assert process.has_snapshot(told)
+    assert changed_s < clock.wall_s
+    assert bool(clock.slept) == (age_s < 60)
+    task = Process(directory, cache_dir, FULL, clock)
+    assert task.has_snapshot(told)
+    assert task.calls() == []
+    assert task.states(told) == {1 + replaced}
 
 
-def test_a_version_that_is_served_is_announced_without_a_call(directory: Path, cache_dir: Path) -> None:
-    """FULL in CACHE mode: after its first load a host announces what it serves, whatever the store has."""
-    first, second = (Process(directory, cache_dir, SERVED, start=Later()) for _ in range(2))
-    told = first.announce(ONE)
-    put(directory, 2, 0)
-    first.calls()
-    assert first.announce(TWO).digest == second.announce(Execution("app", "3")).digest == told.digest
-    assert second.has_snapshot(told)
-    assert first.calls() == second.calls() == []
+def test_a_version_that_is_served_is_announced_without_a_call(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
+    """FULL in CACHE mode: after its first load a host announces what it serves, whatever the store has.
 
-
-def test_a_version_that_is_served_is_found_by_other_hosts(directory: Path, cache_dir: Path, other_dir: Path) -> None:
-    """FULL in CACHE mode: a host that learns of the table after files were added finds the announced version."""
-    told = Process(directory, cache_dir, SERVED, start=Later()).announce(ONE)
-    put(directory, 1, 3)
-    other = Process(directory, other_dir, SERVED, start=Later())
-    assert other.told(told)[1].digest == told.digest
-
-
-def test_a_version_of_partitions_is_found_by_other_hosts(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
-    """FULL in CACHE mode with lookup.partition: an unchanged table's version is no other one on another host."""
+    A host that learns of the table after files were added, also with lookup.partition, finds the announced version.
+    """
     path = tmp_path / "dim"
-    put(path / "day=1", 1, 0)
-    put(path / "day=2", 1, 1)
-    options = {**SERVED, **FAIL, "lookup.partition": "max_pt()"}
-    told = Process(path, cache_dir, options, start=Later()).announce(ONE)
-    other = Process(path, other_dir, options, start=Later())
-    assert other.told(told)[1].digest == told.digest
+    for day in (1, 2):
+        put(path / f"day={day}", 1, day)
+    for number, options in enumerate(({**SERVED, **FAIL, "lookup.partition": "max_pt()"}, SERVED)):
+        first, second = (Process(path, cache_dir / str(number), options, start=Later()) for _ in range(2))
+        told = first.announce(ONE)
+        put(path / "day=1", 1, 3 + number)
+        first.calls()
+        assert first.announce(TWO).digest == second.announce(Execution("app", "3")).digest == told.digest
+        assert second.has_snapshot(told) or "lookup.partition" in options  # whose snapshot is of a part
+        assert first.calls() == second.calls() == []
+        assert Process(path, other_dir / str(number), options, start=Later()).told(told)[1].digest == told.digest
 
 
 # --- being told ---------------------------------------------------------------------------------------

@@ -186,6 +186,7 @@ ONE = {"id": [1], "name": ["a"]}
         (errors.OptionError, {"lookup.keys": "id,name"}, "write", ONE, "lookup.keys"),
         (errors.OptionError, {**KEYLESS, **UNIQUE}, "write", ONE, "no key columns"),
         *((errors.OptionError, KEYLESS, call, ONE, "no key columns") for call in ("upsert", "delete")),
+        *((errors.OptionError, {**KEYLESS, **CACHES[mode]}, "get", 1, r"lookup\.keys") for mode in ("NONE", "PARTIAL")),
         (errors.OptionError, BATCH, "delete", ONE, r"lookup\.write\.batch is for single writes of rows"),
         (errors.OptionError, BATCH, "transaction", None, r"lookup\.write\.batch is for single writes of rows"),
         *((errors.OptionError, PAST, call, ONE, "is for reads") for call in ("upsert", "delete")),
@@ -232,7 +233,10 @@ def test_files_are_sorted_and_groups_bounded(site: Site) -> None:
 
 
 def test_unique_keys(site: Site) -> None:
-    """A key that is there twice, in the rows or with the table's, is refused and nothing is left of it; null is no key."""
+    """A key that is there twice, in the rows or with the table's, is refused and nothing is left of it; null is no key.
+
+    Of two writes of one key that both began before the other ended, the second commit is refused.
+    """
     table = site.created(UNIQUE)
     table.write(rows(1, 2, None, None))
     for again in (rows(3, 4, 3), rows(5, 2), rows(None, 1)):
@@ -244,20 +248,14 @@ def test_unique_keys(site: Site) -> None:
     assert table.write(rows(1, 2), "overwrite") == site.state().position
     with pytest.raises(errors.NonUniqueKeyError):
         table.write(rows(7, 7), "overwrite")
-    assert (ids_of(table.scan()), site.state().open_writes()) == ([1, 2], [])
-
-
-def test_unique_keys_of_concurrent_writes(site: Site) -> None:
-    """Of two writes of one key that both began before the other ended, the second commit is refused and its files go."""
-    site.created()
     one, two = site.writer(UNIQUE), site.writer(UNIQUE, host="b")
     jobs = one.begin(SCHEMA, APPEND), two.begin(SCHEMA, APPEND, "job-1")
-    files = put(one, jobs[0], 1, 2), put(two, jobs[1], 2, 3)
-    one.commit(jobs[0], files[0])
-    with pytest.raises(errors.NonUniqueKeyError, match="id = 2"):
-        two.commit(jobs[1], files[1])
-    assert ids_of(site.table().scan()) == [1, 2]
-    assert (site.files(), site.state().open_writes()) == ([file.path for file in files[0]], [])
+    files_of = put(one, jobs[0], 3, 4), put(two, jobs[1], 4, 5)
+    one.commit(jobs[0], files_of[0])
+    with pytest.raises(errors.NonUniqueKeyError, match="id = 4"):
+        two.commit(jobs[1], files_of[1])
+    assert (ids_of(table.scan()), site.state().open_writes()) == ([1, 2, 3, 4], [])
+    assert not {file.path for file in files_of[1]} & set(site.files())
 
 
 def test_a_file_of_which_nothing_is_known_is_not_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,12 +355,18 @@ def watched(site: Site, seconds: int, boot: str = "boot-1") -> None:
 
 
 def test_a_dead_writer_is_aborted(site: Site) -> None:
-    """A write that shows no sign of life for the timeout, watched by one host, is over; its commit is refused."""
+    """A write that shows no sign of life for the timeout, watched by one host, is over; its commit is refused.
+
+    However many writes begin meanwhile, the signs of life are listed a few times.
+    """
     site.created()
     writer = site.writer(TIMEOUT, host="b")
     job = writer.begin(SCHEMA, APPEND)
     files = put(writer, job, 1)
-    watched(site, 72)
+    watched(site, 32)
+    site.calls()
+    watched(site, 40)
+    assert 1 <= len([path for kind, path in site.calls() if kind == "files" and "heartbeats" in str(path)]) <= 3
     site.clock.tick(2)
     assert [write.id for write in site.state().open_writes()] == [job.write_id]
     watched(site, 24)
@@ -407,29 +411,12 @@ def test_the_watch_begins_again(site: Site, change: str) -> None:
     assert site.state().open_writes() == []
 
 
-def test_watching_costs_little(site: Site) -> None:
-    """However many writes begin while one is open, the signs of life are listed a few times in the timeout."""
-    site.created()
-    site.writer(TIMEOUT, host="b").begin(SCHEMA, APPEND)
-    watched(site, 40)
-    site.calls()
-    watched(site, 40)
-    listed = [path for kind, path in site.calls() if kind == "files" and "heartbeats" in str(path)]
-    assert 1 <= len(listed) <= 3
-
-
-READS = [(cache, source) for cache in CACHES for source in ("UFS", "CACHE")]
-
-
-def reading(cache: str, source: str) -> dict[str, str]:
-    return {**CACHES[cache], **({} if source == "UFS" else TRIGGER if cache == "FULL" else INTERVAL)}
-
-
-@pytest.mark.parametrize(("cache", "source"), READS)
+@pytest.mark.parametrize("source", ["UFS", "CACHE"])
+@pytest.mark.parametrize("cache", CACHES)
 def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None:
     """What a host has written it reads, in every mode; another one does in UFS mode, and in CACHE mode with a floor."""
-    writer = site.created()
-    own, other = site.table(reading(cache, source)), site.table(reading(cache, source), host="b")
+    options = {**CACHES[cache], **({} if source == "UFS" else TRIGGER if cache == "FULL" else INTERVAL)}
+    writer, own, other = site.created(), site.table(options), site.table(options, host="b")
 
     def seen(table: LookupTable) -> tuple[list[int | None], list[Any]]:
         return ids_of(table.scan()), table.get(number)
@@ -441,29 +428,13 @@ def test_reads_see_the_hosts_writes(site: Site, cache: str, source: str) -> None
         assert seen(own) == after
         if source == "CACHE":
             assert seen(other) == before
-            floored = site.table({**reading(cache, source), "lookup.floor": str(writer.floor)}, host="b")
+            floored = site.table({**options, "lookup.floor": str(writer.floor)}, host="b")
             assert seen(floored) == after
             if cache == "FULL":
                 other.reload()
             else:
                 other = floored
         assert seen(other) == after
-
-
-@pytest.mark.parametrize(("cache", "source"), READS)
-def test_no_rows_of_a_dropped_table(site: Site, cache: str, source: str) -> None:
-    """A table in the place of a dropped one is read at once in UFS mode, in CACHE mode when the store is asked next."""
-    site.created().write(rows(1, 2, name="old"))
-    tables = [site.table(reading(cache, source), host) for host in ("a", "b")]
-    assert [(ids_of(table.scan()), len(table.get(1))) for table in tables] == [([1, 2], 1)] * 2
-    shutil.rmtree(site.path)
-    site.created().write(rows(1, 7, name="new"))
-    site.clock.tick(61)
-    for table in tables if (cache, source) == ("FULL", "CACHE") else ():
-        table.reload()
-    for table in (*tables, *(site.table(reading(cache, source), host) for host in ("a", "late"))):
-        assert ids_of(table.scan()) == [1, 7]
-        assert (table.get(1), table.get(2)) == ([{"id": 1, "name": "new"}], [])
 
 
 @pytest.mark.parametrize("cache", CACHES)

@@ -190,7 +190,7 @@ FAULTS = [
         "io/stores/s3.py",
         'match = {"IfMatch": f\'"{etag}"\'} if etag else {}',
         "match: dict[str, str] = {}",
-        ("tests/test_s3.py::test_every_read_is_pinned_by_if_match",),
+        ("tests/test_stores.py::test_every_read_is_pinned_by_if_match",),
     ),
     Fault(
         "s3-bytes-of-another-version-are-taken",
@@ -246,7 +246,7 @@ FAULTS = [
         "io/ufs.py",
         "tenacity.stop_after_attempt(max_retries + 1)",
         "tenacity.stop_after_attempt(max(max_retries, 1))",
-        ("tests/test_ufs.py::test_a_transient_error_is_tried_again",),
+        ("tests/test_stores.py::test_a_busy_server_is_asked_again",),
     ),
     Fault(
         "refusals-are-tried-again",
@@ -404,7 +404,7 @@ FAULTS = [
         "table/host_versions.py",
         'return bool(record["boot"] == self._context.clock.boot and record',
         "return bool(record",
-        ("tests/test_metadata.py::test_what_was_learned_before_a_reboot_is_not_newer",),
+        ("tests/test_metadata.py::test_another_boot_is_not_trusted_for_an_age",),
     ),
     Fault(
         "own-commits-are-not-read",
@@ -483,7 +483,7 @@ FAULTS = [
         "table/resolver.py",
         "(state for state in states if state.digest == digest), None)",
         "iter(states), None)",
-        ("tests/test_version_token.py::test_a_version_that_is_served_is_found_by_other_hosts",),
+        ("tests/test_version_token.py::test_a_version_that_is_served_is_announced_without_a_call",),
     ),
     Fault(
         "types-of-the-chosen-partitions-only",
@@ -535,7 +535,7 @@ FAULTS = [
         "cache/partial/carry_over.py",
         "files = [*version.files, *keyed]",
         "files = [*version.files, *keyed[:0]]",
-        ("tests/test_compaction.py::test_partial_after_a_delete_beside_a_compaction",),
+        ("tests/test_compaction.py::test_writes_beside_a_compaction",),
     ),
     Fault(
         "compactions-count-as-changes",
@@ -624,7 +624,7 @@ FAULTS = [
         "cache/full/snapshot.py",
         "if layer.deleted is not None and len(rows):",
         "if layer.deleted is not None and len(rows) > 1:",
-        ("tests/test_managed.py::test_a_deleted_key_that_is_asked_for_alone",),
+        ("tests/test_managed.py::test_a_full_cache_fetches_what_a_commit_added",),
     ),
     Fault(
         "a-deleted-row-comes-back-by-a-reload",
