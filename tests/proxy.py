@@ -1,8 +1,6 @@
 """What stands before the S3 server: a request is carried out or not, and its answer is lost, or another one.
 
-Of one write the request of a number (`Fault`), of one kind all, or of all some at random. `python -m tests.proxy` is a server with
-two doors, whose addresses are its first line: the second one is behind a proxy. Each line that it is given says how often that does
-what (`Proxy.begin_at_random`), and is answered with how often it has done so.
+Of one write the request of a number (`Fault`), of one kind all, or of all some at random.
 """
 
 from __future__ import annotations
@@ -11,11 +9,8 @@ import collections
 import dataclasses
 import enum
 import itertools
-import json
-import logging
 import random
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -57,7 +52,7 @@ AT_RANDOM = {
 }
 """What may happen at random, by name: whether the request is carried out, and its answer."""
 GRAVES = "graves"
-"""The bucket that keeps data files which were removed, under their names."""
+"""The bucket that keeps data files which were removed, under their buckets and names."""
 _DELAY_S = 0.5
 _PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Please sign in to go on.</body></html>"
 _TELLING = ("etag", "last-modified", "x-amz-")
@@ -281,7 +276,7 @@ def _bury(environ: WSGIEnvironment) -> None:
     if environ["REQUEST_METHOD"] == "DELETE" and name.endswith(".parquet"):
         found = backend().get_bucket(bucket).keys.get(name)
         if found is not None:
-            backend().put_object(GRAVES, name, found.value)
+            backend().put_object(GRAVES, f"{bucket}/{name}", found.value)
 
 
 def _hang_up(environ: WSGIEnvironment) -> None:
@@ -325,17 +320,3 @@ def _damaged(body: bytes, rng: random.Random) -> bytes:
         for place in range(at, min(at + rng.choice([1, 1, 8, 64]), len(changed))):
             changed[place] ^= 1 << rng.randrange(8)
     return bytes(changed)
-
-
-def main() -> None:
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    plain, failing = S3Server(), S3Server()
-    proxy = Proxy(failing)
-    print(json.dumps([plain.endpoint, failing.endpoint]), flush=True)
-    for number, line in enumerate(sys.stdin):
-        proxy.begin_at_random(json.loads(line), number)
-        print(json.dumps(proxy.counts), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -127,27 +127,21 @@ def test_a_delete_of_nothing_is_no_commit(site: Site) -> None:
 
 
 def test_an_append_beside_an_upsert_stays(site: Site) -> None:
-    """An append that began before an upsert and is committed after it adds its rows; an overwrite that did is refused."""
-    table = site.created()
+    """An append that began before an upsert and is committed after it adds its rows; an overwrite that did is refused. One that
+    began after a delete leaves hidden what that has hidden of a later append."""
+    table, writer, keys = site.created(), site.writer(host="b"), pa.table({"id": [1]})
     table.write(rows(1))
-    writer = site.writer(host="b")
     append, overwrite = (writer.begin(rows().schema, mode) for mode in (WriteMode.APPEND, WriteMode.OVERWRITE))
     table.upsert(rows(1, name="new"))
     writer.commit(append, put(writer, append, 5))
     assert {(row["id"], row["name"]) for row in table.scan().to_pylist()} == {(1, "new"), (5, "a")}
     with pytest.raises(WriteConflictError, match="by key"):
         writer.commit(overwrite, put(writer, overwrite, 6))
-    assert ids_of(table.scan()) == [1, 5]
-
-
-def test_a_delete_outlives_an_overwrite_beside_it(site: Site) -> None:
-    """What a delete hides of an append with a higher write id stays hidden when an overwrite between the two is committed."""
-    table, writer, keys = site.created(), site.writer(host="b"), pa.table({"id": [1]})
     delete = writer.begin(keys.schema, WriteMode.DELETE)
     overwrite = writer.begin(rows().schema, WriteMode.OVERWRITE)
     table.write(rows(1, 2))
     assert writer.commit(delete, (), effect=writer.deletion(keys)) is not None
-    assert ids_of(table.scan()) == [2]
+    assert ids_of(table.scan()) == [2, 5]
     writer.commit(overwrite, put(writer, overwrite, 7))
     for mode in MODES.values():
         assert ids_of(site.table(mode, host="c").scan()) == [2, 7]

@@ -80,18 +80,6 @@ def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
     assert handles_below(opened.root) == []
 
 
-def test_a_claim_without_a_lock_is_nobodys(opened: Opened) -> None:
-    """The file of a claim whose holder is gone does not count, and goes when somebody sees it."""
-    directory = opened.root / "claims" / SPACE
-    directory.mkdir()
-    (directory / f"{V1}-left").write_bytes(b"payload")
-    assert opened.disk.wait_for_claim(SPACE, f"{V1}-left", WAIT_S, FakeClock().host())
-    assert opened.disk.claims(SPACE, V2) == []
-    assert files_of(opened) == [f"{V1}-left"]
-    assert opened.disk.claims(SPACE, V1) == []
-    assert files_of(opened) == []
-
-
 @pytest.mark.parametrize("timeout_s", [0.0, 0.5, 60.0])
 def test_waiting_ends_with_the_claim(opened: Opened, timeout_s: float) -> None:
     """For a claim that stays one waits the time that was given, in short pauses, and is told that it is not over; who waits
@@ -109,17 +97,22 @@ def test_waiting_ends_with_the_claim(opened: Opened, timeout_s: float) -> None:
         assert len(clock.fake.slept) == 4
 
 
-def test_the_sweep_removes_what_the_dead_left(opened: Opened) -> None:
-    """An old claim goes if nobody holds it; one that is held, or just came, stays."""
-    claim = opened.disk.create_claim(SPACE, V1, b"held")
+def test_a_claim_without_a_lock_is_nobodys(opened: Opened) -> None:
+    """The file of a claim whose holder is gone does not count, and goes when somebody sees it, or when it is old."""
+    claim = opened.disk.create_claim(SPACE, V2, b"held")
     directory = opened.root / "claims" / SPACE
-    (directory / f"{V1}-old").touch()
-    (directory / f"{V1}-new").touch()
+    for name in ("left", "old", "new"):
+        (directory / f"{V1}-{name}").write_bytes(b"payload")
     for path in directory.iterdir():
         os.utime(path, (opened.clock.wall_s - 7200,) * 2 if not path.name.endswith("new") else None)
+    assert opened.disk.wait_for_claim(SPACE, f"{V1}-left", WAIT_S, FakeClock().host())
+    os.utime(directory / f"{V1}-left")
     opened.disk.sweep()
-    assert [name for name in files_of(opened) if name.endswith(("old", "new"))] == [f"{V1}-new"]
-    assert held(opened) == [b"held"]
+    assert files_of(opened)[:2] == [f"{V1}-left", f"{V1}-new"]
+    assert held(opened, V2) == [b"held"]
+    assert len(files_of(opened)) == 3
+    assert opened.disk.claims(SPACE, V1) == []
+    assert len(files_of(opened)) == 1
     claim.release()
 
 
@@ -156,15 +149,23 @@ def test_flights_of_another_version_are_ignored(opened: Opened, where: str) -> N
 
 
 def test_nothing_is_claimed_by_who_loads_nothing(opened: Opened) -> None:
-    """A call that leaves all its keys to others stands in nobody's way."""
-    first, second, third = flights_of(opened), flights_of(opened), flights_of(opened)
-    with first.claim(numbers(1, 2), V1), second.claim(numbers(1, 2), V1) as other:
+    """A call that leaves all its keys to others stands in nobody's way; after any number of flights nothing is open or locked."""
+    flights = [flights_of(opened) for _ in range(4)]
+    with flights[0].claim(numbers(1, 2), V1), flights[1].claim(numbers(1, 2), V1) as other:
         assert not other.mine.any()
-        with third.claim(numbers(3), V1) as more:
+        with flights[2].claim(numbers(3), V1) as more:
             assert more.mine.all()
             more.wait()
-        with first.claim(numbers(), V1) as none:
+        with flights[0].claim(numbers(), V1) as none:
             assert len(none.mine) == 0
+    for number in range(20):
+        with flights[number % 4].claim(numbers(number, 100), V1), flights[(number + 1) % 4].claim(numbers(100), V1):
+            pass
+    gc.collect()
+    assert handles_below(opened.root) == []
+    for path in (opened.root / "locks").iterdir():
+        with path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,19 +178,6 @@ def test_a_lock_that_is_not_had_costs_single_flight_only(opened: Opened, monkeyp
         assert other.mine.all()
     lock.release()
     assert files_of(opened) == []
-
-
-def test_no_handle_and_no_lock_is_left(opened: Opened) -> None:
-    """After any number of flights nothing is open, and nobody is kept from the next."""
-    flights = [flights_of(opened) for _ in range(4)]
-    for number in range(20):
-        with flights[number % 4].claim(numbers(number, 100), V1), flights[(number + 1) % 4].claim(numbers(100), V1):
-            pass
-    gc.collect()
-    assert handles_below(opened.root) == []
-    for path in (opened.root / "locks").iterdir():
-        with path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def run_all(*functions: Callable[[], object]) -> None:

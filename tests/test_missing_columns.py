@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
@@ -95,11 +95,12 @@ def test_in_a_transaction(site: Site) -> None:
 
 IDS = st.integers(1, 4)
 FULL = st.fixed_dictionaries({"id": IDS, "a": st.sampled_from("xyz"), "b": st.integers(0, 9)})
+KEYLESS = FULL | FULL.map(lambda row: {**row, "id": None})
 ROWS = st.lists(FULL, min_size=1, max_size=3, unique_by=lambda row: row["id"])
 OTHERS = st.tuples(st.sampled_from(["upsert", "keep", "delete", "overwrite", "compact"]), ROWS)
 
 
-def act(site: Site, kind: str, what: list[Row], model: dict[int, Row]) -> None:
+def act(site: Site, kind: str, what: list[Row], model: dict[Any, Row]) -> None:
     """What another writer does, to the table and to the model."""
     table = site.table({"lookup.write.compact-after": "0", **KEEP}, host="b")
     match kind:
@@ -142,8 +143,13 @@ def before_events(act: Callable[[int], None]) -> Iterator[None]:
 @settings(max_examples=20 * MORE, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     first=st.lists(FULL, max_size=4, unique_by=lambda row: row["id"]),
-    own=st.lists(FULL, min_size=1, max_size=4, unique_by=lambda row: row["id"]),
+    own=st.lists(KEYLESS, min_size=1, max_size=4, unique_by=lambda row: row["id"]),
     others=st.dictionaries(st.integers(1, 6), OTHERS, max_size=3),
+)
+@example(  # before its commit, after its write id and its files: they are written anew, and rows without a key are there once
+    first=[{"id": 1, "a": "x", "b": 1}],
+    own=[{"id": None, "a": "n", "b": 0}, {"id": 1, "a": "m", "b": 0}],
+    others={3: ("upsert", [{"id": 1, "a": "q", "b": 77}])},
 )
 def test_nothing_that_others_commit_is_lost(
     site: Site,
@@ -169,24 +175,7 @@ def test_nothing_that_others_commit_is_lost(
         assert "overwrite" in {kind for kind, _ in others.values()}
     else:
         model.update({row["id"]: {**row, "b": model.get(row["id"], {"b": None})["b"]} for row in own})
-    expected = [model[key] for key in sorted(model)]
+    expected = [model[key] for key in sorted(model, key=lambda key: (key is None, key))]
     assert held(site.table()) == held(site.table(host="late")) == expected
     site.table().compact()
     assert held(site.table(host="later")) == expected
-
-
-def test_rows_without_a_key_are_there_once(site: Site) -> None:
-    """What is written anew because others have committed takes the place of all that was written before, also without a key."""
-    begun(site, {"id": 1, "a": "x", "b": 1})
-    numbers: list[int] = []
-
-    def meanwhile(number: int) -> None:
-        numbers.append(number)
-        if number == 3:  # its write id, its files, and now its commit
-            site.table(host="b").upsert(pa.Table.from_pylist([{"id": 1, "a": "q", "b": 77}], SCHEMA))
-
-    with before_events(meanwhile):
-        site.table(KEEP).upsert(rows({"id": None, "a": "n"}, {"id": 1, "a": "m"}))
-    assert numbers[-1] > 3
-    expected = [{"id": None, "a": "n", "b": None}, {"id": 1, "a": "m", "b": 77}]
-    assert sorted(held(site.table()), key=str) == sorted(expected, key=str)

@@ -98,12 +98,6 @@ class Workers:
         stdin.write(text + "\n")
         stdin.flush()
 
-    def hear(self, name: str) -> Any:
-        """The next line of one that was started with a pipe for it, which is JSON."""
-        stdout = self.running[name].stdout
-        assert stdout is not None
-        return json.loads(stdout.readline())
-
     def kill(self, name: str) -> None:
         with self.running.pop(name) as process:
             process.kill()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -87,88 +86,60 @@ def position_of(table: LookupTable) -> int:
 
 # --- writes -------------------------------------------------------------------------------------------
 
-
-def create(caller: Caller) -> int | None:
-    return caller.table({"lookup.keys": "id"}).write(rows([1, 2, 3], "new"))
-
-
-def append(caller: Caller) -> int | None:
-    return caller.table().write(rows([1, 20, 21], "new"))
+Step = tuple[str, pa.Table]
+Write = Callable[[Caller], "int | None"]
 
 
-def append_unique(caller: Caller) -> int | None:
-    return caller.table({"lookup.write.unique-keys": "true"}).write(rows([20, 21], "new"))
+def after(before: Rows, steps: Sequence[Step]) -> Rows:
+    """The rows there are after some writes."""
+    for mode, given in steps:
+        before = Rows() if mode == "overwrite" else before
+        before = left_of(before, given.column("id").to_pylist()) if mode in ("upsert", "delete") else before
+        before = before if mode == "delete" else before + counted(given)
+    return before
 
 
-def append_and_fold(caller: Caller) -> int | None:
-    return caller.table({"lookup.write.compact-after": "2"}).write(rows([1, 20, 21], "new"))
+def wrote(mode: str, *ids: int) -> Step:
+    return mode, rows(ids, "new")
 
 
-def overwrite(caller: Caller) -> int | None:
-    return caller.table().write(rows([1, 20], "new"), "overwrite")
+def take(table: Any, step: Step) -> int | None:
+    """One write of a table, or of a transaction."""
+    mode, given = step
+    position: int | None = table.delete(given.select(["id"])) if mode == "delete" else table.write(given, mode)
+    return position
 
 
-def upsert(caller: Caller) -> int | None:
-    return caller.table().upsert(rows([2, 4, 20], "new"))
+def writing(step: Step, options: Mapping[str, str]) -> Write:
+    return lambda caller: take(caller.table(options), step)
 
 
-def keeping(caller: Caller) -> int | None:
-    return caller.table({"lookup.write.missing-columns": "KEEP"}).upsert(rows([2, 4, 20], "new").drop_columns(["n"]))
+def transacting(steps: Sequence[Step], before: Rows) -> Write:
+    """One commit of several writes, which sees its own."""
+
+    def write(caller: Caller) -> int | None:
+        with caller.table({"lookup.keys": "id"}).transaction() as t:
+            for step in steps:
+                take(t, step)
+            assert counted(t.scan()) == after(before, steps)
+        return t.position
+
+    return write
 
 
-def delete(caller: Caller) -> int | None:
-    return caller.table().delete(pa.table({"id": [2, 8]}))
-
-
-def transaction(caller: Caller) -> int | None:
-    with caller.table().transaction() as t:
-        t.write(rows([1, 20], "new.1"))
-        t.upsert(rows([2, 20, 21], "new.2"))
-        t.delete(pa.table({"id": [21, 8]}))
-        assert counted(t.scan()) == left_of(SMALL, [2, 8, 20, 21]) + transaction_rows()
-    return t.position
-
-
-def transaction_rows() -> Rows:
-    return Rows([(1, "new.1", 0), (2, "new.2", 0), (20, "new.2", 1)])
-
-
-def insisting(caller: Caller, *steps: tuple[pa.Table, str]) -> int | None:
+def insisting(steps: Sequence[Step]) -> Write:
     """A transaction whose caller tries again what fails within it."""
-    with caller.table().transaction() as t:
-        for given, mode in steps:
-            call = (
-                functools.partial(t.delete, given.select(["id"]))
-                if mode == "delete"
-                else functools.partial(t.write, given, mode)
-            )
-            try:
-                call()
-            except PysparkLookupError:
-                call()
-    return t.position
 
+    def write(caller: Caller) -> int | None:
+        with caller.table().transaction() as t:
+            for step in steps:
+                try:
+                    take(t, step)
+                except PysparkLookupError:
+                    take(t, step)
+        return t.position
 
-def tolerant(caller: Caller) -> int | None:
-    steps = (rows([1, 20], "new.1"), "append"), (rows([2, 20, 21], "new.2"), "upsert"), (rows([21, 8], ""), "delete")
-    return insisting(caller, *steps)
-
-
-def creating_transaction(caller: Caller) -> int | None:
-    with caller.table({"lookup.keys": "id"}).transaction() as t:
-        t.write(rows([1, 2, 3], "new.1"))
-        t.upsert(rows([3, 4], "new.2"))
-    return t.position
-
-
-def replacing(caller: Caller) -> int | None:
-    """It overwrites what it has written itself."""
-    steps = (
-        (rows([30, 31], "new.1"), "append"),
-        (rows([1, 20], "new.2"), "overwrite"),
-        (rows([20, 21], "new.3"), "upsert"),
-    )
-    return insisting(caller, *steps)
+    return write
 
 
 def alter(caller: Caller) -> int | None:
@@ -235,7 +206,7 @@ class Kind:
     """
 
     name: str
-    write: Callable[[Caller], int | None]
+    write: Write
     table: Callable[[LookupTable], None] | None
     before: Rows
     after: Rows
@@ -244,44 +215,44 @@ class Kind:
     repeats: bool = False
 
 
-_APPENDED = counted(rows([1, 20, 21], "new"))
-_TRANSACTED = left_of(SMALL, [2, 8, 20, 21]) + transaction_rows()
-_UPSERTED = left_of(SMALL, [2, 4]) + counted(rows([2, 4, 20], "new"))
-_KEPT = left_of(SMALL, [2, 4]) + Rows(
-    (key, "new", n) for key, n in [*((key, n) for key, _, n in SMALL if key in (2, 4)), (20, None)]
-)
+def alone(
+    name: str,
+    step: Step,
+    table: Callable[[LookupTable], None] | None = small,
+    options: Mapping[str, str] | None = None,
+    warm: bool = False,
+) -> Kind:
+    """A write by itself."""
+    before = {None: Rows(), beyond_fifty: SMALL + Rows([(10, "b5", 0)])}.get(table, SMALL)
+    return Kind(name, writing(step, options or {}), table, before, after(before, [step]), warm=warm)
+
+
+_STEPS = wrote("append", 1, 20), ("upsert", rows([2, 20, 21], "new.2")), wrote("delete", 21, 8)
+_REPLACING = wrote("append", 30, 31), ("overwrite", rows([1, 20], "new.2")), ("upsert", rows([20, 21], "new.3"))
+_CREATING = wrote("append", 1, 2, 3), ("upsert", rows([3, 4], "new.2"))
+_APPEND, _UPSERT = wrote("append", 1, 20, 21), wrote("upsert", 2, 4, 20)
+_KEEPING = "upsert", _UPSERT[1].drop_columns(["n"])
+_KEPT = left_of(SMALL, [2, 4]) + Rows([(20, "new", None), *((key, "new", n) for key, _, n in SMALL if key in (2, 4))])
 KINDS = (
-    Kind("create", create, None, Rows(), counted(rows([1, 2, 3], "new"))),
-    Kind("append", append, small, SMALL, SMALL + _APPENDED),
-    Kind("unique append", append_unique, small, SMALL, SMALL + counted(rows([20, 21], "new")), warm=True),
-    Kind("folding append", append_and_fold, small, SMALL, SMALL + _APPENDED, warm=True),
-    Kind("fiftieth", append, nearly_fifty, SMALL, SMALL + _APPENDED, warm=True),
-    Kind(
-        "after a checkpoint",
-        append,
-        beyond_fifty,
-        SMALL + Rows([(10, "b5", 0)]),
-        SMALL + Rows([(10, "b5", 0)]) + _APPENDED,
-    ),
-    Kind("overwrite", overwrite, small, SMALL, counted(rows([1, 20], "new")), warm=True),
-    Kind("upsert", upsert, small, SMALL, _UPSERTED),
-    Kind("warm upsert", upsert, small, SMALL, _UPSERTED, warm=True),
-    Kind("keeping upsert", keeping, small, SMALL, _KEPT, warm=True),
-    Kind("delete", delete, small, SMALL, left_of(SMALL, [2, 8])),
-    Kind("transaction", transaction, small, SMALL, _TRANSACTED),
-    Kind("tolerant", tolerant, small, SMALL, _TRANSACTED, warm=True),
-    Kind("replacing", replacing, small, SMALL, Rows([(1, "new.2", 0), (20, "new.3", 0), (21, "new.3", 1)]), warm=True),
-    Kind(
-        "creating transaction",
-        creating_transaction,
-        None,
-        Rows(),
-        Rows([(1, "new.1", 0), (2, "new.1", 1), (3, "new.2", 0), (4, "new.2", 1)]),
-    ),
+    alone("create", wrote("append", 1, 2, 3), None, {"lookup.keys": "id"}),
+    alone("append", _APPEND),
+    alone("unique append", wrote("append", 20, 21), options={"lookup.write.unique-keys": "true"}, warm=True),
+    alone("folding append", _APPEND, options={"lookup.write.compact-after": "2"}, warm=True),
+    alone("fiftieth", _APPEND, nearly_fifty, warm=True),
+    alone("after a checkpoint", _APPEND, beyond_fifty),
+    alone("overwrite", wrote("overwrite", 1, 20), warm=True),
+    alone("upsert", _UPSERT),
+    alone("warm upsert", _UPSERT, warm=True),
+    Kind("keeping upsert", writing(_KEEPING, {"lookup.write.missing-columns": "KEEP"}), small, SMALL, _KEPT, warm=True),
+    alone("delete", wrote("delete", 2, 8)),
+    Kind("transaction", transacting(_STEPS, SMALL), small, SMALL, after(SMALL, _STEPS)),
+    Kind("tolerant", insisting(_STEPS), small, SMALL, after(SMALL, _STEPS), warm=True),
+    Kind("replacing", insisting(_REPLACING), small, SMALL, after(SMALL, _REPLACING), warm=True),
+    Kind("creating transaction", transacting(_CREATING, Rows()), None, Rows(), after(Rows(), _CREATING)),
     Kind("alter", alter, small, SMALL, SMALL, has_event("commit", "alter")),
     Kind("compact", compact, small, SMALL, SMALL, has_event("commit", "compact")),
     Kind("vacuum", vacuum, folded, FOLDED, FOLDED, has_event("vacuum"), repeats=True),
-    Kind("stream", stream, small, SMALL, SMALL + _APPENDED, warm=True, repeats=True),
+    Kind("stream", stream, small, SMALL, after(SMALL, [_APPEND]), warm=True, repeats=True),
 )
 
 

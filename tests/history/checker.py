@@ -175,12 +175,13 @@ def check(
         elif note["kind"] in ("scan", "own", "get"):
             who = note["who"]
             floor = last.get(who, 1)
-            if note["kind"] == "own":
-                floor = max(floor, note["position"])
+            # What it has written itself it sees; a read that says which version it was of is of that.
+            floor = max(floor, note.get("position", 1), note.get("told", 1))
             if current(who) or sees_own_host(who):
                 before = [position for at, position in acknowledged if at < note["began"]]
                 floor = max([floor, *before])
             last[who] = _earliest(note, found, floor)
+            assert note.get("told", last[who]) == last[who], f"{who} was told {note['told']} and read {last[who]}"
     return told
 
 
@@ -196,7 +197,7 @@ def _earliest(note: Mapping[str, Any], found: list[State], floor: int) -> int:
         if rows == expected:
             return max(state.position, floor)
     older = [s.position for s in found if s.rows == rows] if keys is None else []
-    seen = sorted({tag for _, tag, _ in rows})
+    seen = sorted({str(tag) for _, tag, _ in rows})
     raise AssertionError(
-        f"{note['who']} read ({note['kind']}) what was never there from position {floor} on; it was at {older}; tags {seen[-5:]}"
+        f"{note['who']} read ({note['kind']} at {note['at']}) what was never there from position {floor} on; it was at {older}; tags {seen[-5:]}"
     )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from tests import nightly
 from tests.history.checker import check, states
@@ -21,6 +22,7 @@ from tests.workers import Workers, notes_in
 
 FAILING = 0.08
 """Of the store's calls: lost before they arrive; on S3 as many are lost afterwards."""
+FAULTS = {"delayed": FAILING / 4, "lost": FAILING, "unanswered": FAILING}
 WRITERS = 6
 READERS = ("NONE-UFS-shared", "NONE-CACHE-own", "PARTIAL-UFS-shared", "PARTIAL-CACHE-own", "PARTIAL-CACHE-shared")
 READERS += ("FULL-UFS-shared", "FULL-CACHE-own")
@@ -78,13 +80,13 @@ class Place:
 
 
 class S3Place(Place):
-    """A table on the S3 server, whose proxy fails."""
+    """A table on the S3 server, whose proxy fails: these shares of all requests."""
 
     failing = 0.0
 
-    def __init__(self, work: Path, server: S3Server, bucket: str) -> None:
+    def __init__(self, work: Path, server: S3Server, bucket: str, shares: Mapping[str, float] = FAULTS) -> None:
         super().__init__(work)
-        self._bucket, self._proxy = bucket, Proxy(server)
+        self._bucket, self.proxy, self._shares = bucket, Proxy(server), shares
         self.path, self.storage = f"s3://{bucket}/table", {"lookup.storage.endpoint_url": server.endpoint}
         server.client.create_bucket(Bucket=bucket)
 
@@ -93,14 +95,16 @@ class S3Place(Place):
         return [found[name] for name in sorted(found)]
 
     def read_file(self, path: str) -> bytes:
-        return (objects_in(GRAVES, f"table/{path}") or objects_in(self._bucket, f"table/{path}"))[f"table/{path}"]
+        name = f"table/{path}"
+        grave = objects_in(GRAVES, f"{self._bucket}/{name}")
+        return grave[f"{self._bucket}/{name}"] if grave else objects_in(self._bucket, name)[name]
 
     def begin(self, seed: int) -> None:
-        self._proxy.begin_at_random({"delayed": FAILING / 4, "lost": FAILING, "unanswered": FAILING}, seed)
+        self.proxy.begin_at_random(self._shares, seed)
 
     def end(self) -> int:
-        self._proxy.end()
-        return len(objects_in(GRAVES))
+        self.proxy.end()
+        return len(objects_in(GRAVES, f"{self._bucket}/"))
 
 
 def readers(work: Path) -> dict[str, dict[str, str]]:
@@ -112,6 +116,16 @@ def readers(work: Path) -> dict[str, dict[str, str]]:
         directory = work / "cache" / ("shared" if host == "shared" else name)
         found[name] = {**_CACHE[cache], **chosen, "lookup.cache.dir": str(directory)}
     return found
+
+
+def start_worker(
+    workers: Workers, name: str, place: Place, work: Path, options: Mapping[str, str], seed: float, **more: Any
+) -> None:
+    """Start a writer or a reader of a table: which, its name says."""
+    given = {"name": name, "path": place.path, "options": options, "seed": seed, "stop": str(work / "stop")}
+    given |= {"role": "writer" if name.startswith("writer") else "reader", "notes": str(work / "notes"), "sizes": {}}
+    given |= {"graves": str(place.graves), "failing": place.failing, "pause_s": 0, "vacuumed_after": "5 s"}
+    workers.start(name, "tests.history.worker", {**given, **more})
 
 
 def run(
@@ -131,10 +145,7 @@ def run(
     workers = Workers(work)
 
     def start(name: str) -> None:
-        given = {"name": name, "path": place.path, "options": roles[name], "seed": rng.random(), "stop": str(stop)}
-        given |= {"role": "writer" if name.startswith("writer") else "reader", "notes": str(notes), "sizes": SIZES}
-        given |= {"graves": str(place.graves), "failing": place.failing}
-        workers.start(name, "tests.history.worker", given)
+        start_worker(workers, name, place, work, roles[name], rng.random(), sizes=SIZES)
 
     kills = 0
     place.begin(seed)

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,24 @@ from tests.history.checker import own_rows
 from tests.workers import Notes, fail_at_random
 
 KEYS = 200
-VACUUMED_AFTER_S = 5
 SLOW_S = 0.02
 SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int32())])
 
 
-def write(table: LookupTable, notes: Notes, rng: random.Random, name: str, stop: Path) -> None:
+def write(table: LookupTable, notes: Notes, rng: random.Random, given: Mapping[str, Any]) -> None:
     """Appends, upserts, deletes, transactions, some overwrites, some that are given up, each read back at once; and upkeep."""
     number = 0
-    while not stop.exists():
+    while not Path(given["stop"]).exists():
         number += 1
-        tag = f"{name}/{os.getpid()}/{number}"
+        tag = f"{given['name']}/{os.getpid()}/{number}"
         mode = rng.choices(["append", "upsert", "delete", "overwrite", "transaction", "upkeep"], [8, 6, 3, 1, 4, 2])[0]
         if mode == "upkeep":
-            upkeep(table, notes, rng)
+            upkeep(table, notes, rng, given["vacuumed_after"])
         elif mode == "transaction":
             transact(table, notes, rng, tag)
         else:
             write_once(table, notes, rng, tag, mode, large=mode == "overwrite" or number == 1)
+        time.sleep(rng.random() * given["pause_s"])
 
 
 def write_once(table: LookupTable, notes: Notes, rng: random.Random, tag: str, mode: str, large: bool) -> None:
@@ -64,13 +64,13 @@ def write_once(table: LookupTable, notes: Notes, rng: random.Random, tag: str, m
     _note_end(table, notes, written, tag=tag, mode=mode, keys=keys)
 
 
-def upkeep(table: LookupTable, notes: Notes, rng: random.Random) -> None:
-    """A compaction, or a vacuum of what was not needed for some seconds."""
+def upkeep(table: LookupTable, notes: Notes, rng: random.Random, after: str) -> None:
+    """A compaction, or a vacuum of what was not needed for so long."""
     try:
         if rng.random() < 0.5:
             table.compact()
         else:
-            table.vacuum(f"{VACUUMED_AFTER_S} s", force=True)
+            table.vacuum(after, force=True)
     except PysparkLookupError as problem:
         notes.add("error", error=f"{type(problem).__name__} {problem}")
     else:
@@ -101,14 +101,7 @@ def transact(table: LookupTable, notes: Notes, rng: random.Random, tag: str) -> 
 
 
 def _note_end(table: LookupTable, notes: Notes, written: Callable[[], int | None], **what: Any) -> None:
-    """Note how a write ends, and read it back where it is acknowledged."""
-    position = noted(notes, written, **what)
-    if position is not None:
-        _read_all(table, notes, "own", position=position)
-
-
-def noted(notes: Notes, written: Callable[[], int | None], **what: Any) -> int | None:
-    """Note how a write ends; its position where it is acknowledged and committed something."""
+    """Note how a write ends, and read it back where it is acknowledged and committed something."""
     try:
         position = written()
     except GivenUpError:
@@ -120,8 +113,7 @@ def noted(notes: Notes, written: Callable[[], int | None], **what: Any) -> int |
     else:
         if position is not None:
             notes.add("acknowledged", position=position, **what)
-        return position
-    return None
+            _read_all(table, notes, "own", position=position)
 
 
 class GivenUpError(Exception):
@@ -174,11 +166,11 @@ def main() -> None:
         fail_at_random(rng, given["failing"], SLOW_S, Path(given["graves"]))
     runtime_module._current = Runtime(HostClock(), rng, WriteSizes(**given["sizes"]))
     notes = Notes(Path(given["notes"]), given["name"])
-    table, stop = LookupTable(given["path"], given["options"]), Path(given["stop"])
+    table = LookupTable(given["path"], given["options"])
     if given["role"] == "writer":
-        write(table, notes, rng, given["name"], stop)
+        write(table, notes, rng, given)
     else:
-        read(table, notes, rng, stop)
+        read(table, notes, rng, Path(given["stop"]))
     table.close()
 
 

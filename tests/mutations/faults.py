@@ -274,7 +274,7 @@ FAULTS = [
             "            if unanswered:"
         ),
         "            if unanswered:",
-        ("tests/test_put_if_absent.py::test_an_answer_that_was_lost",),
+        ("tests/test_put_if_absent.py::test_first_come",),
     ),
     Fault(
         "files-that-are-too-new-are-kept",
@@ -494,7 +494,7 @@ FAULTS = [
             "data, partitions = self.schema(table, version.of_files(select_partitions(table, version, options)))\n"
             "        everything"
         ),
-        ("tests/differential/test_found.py::test_types_of_all_partitions",),
+        tuple(f"tests/differential/test_found.py::test_what_was_found[W2 {cache}]" for cache in ("PARTIAL", "FULL")),
     ),
     Fault(
         "a-table-is-read-while-a-job-writes-it",

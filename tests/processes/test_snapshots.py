@@ -1,11 +1,10 @@
-"""Real processes that share snapshots: reloads under reading with kills, and what a worker's copy costs.
+"""Real processes that share what is cached: every mode under reloads with kills, and what a worker's copy of a snapshot costs.
 
 As in `test_fill`, each test hands a function of this module to a fresh process, which may fork.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -13,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,64 +21,55 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.base.errors import VersionGoneError
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many
+from pyspark_lookup.base.errors import UfsUnavailableError, VersionGoneError
+from pyspark_lookup.cache.partial.host_cache import REFUSE_ABOVE
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, make_host
-from tests.workers import BOUND_S, Forked, in_fresh_process, must_end, run_processes
+from tests.workers import BOUND_S, Forked, fail_at_random, in_fresh_process, must_end, run_processes
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
-# --- 1,000 reloads ------------------------------------------------------------------------------------
+# --- reloads with kills ------------------------------------------------------------------------------------
 
 FILES = 3
 EACH = 400
-RELOADS = 1000
-KEYS = pa.table({"id": [0, EACH, 2 * EACH, 1, 10**9]})
+RELOADS = 200
+IDS = [0, EACH, 2 * EACH, 10**9]  # one of each file, and one that none has
+BATCH = 50
+ROWS = 300  # of a small cache
 FULL = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.full-cache.retain": "1 s"}
 CACHE = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}
 UFS = {**FULL, "lookup.full-cache.build-wait": "20 ms", "lookup.on-version-gone": "FAIL"}
+LARGE = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.max-retries": "1"}
+LARGE |= {"lookup.partial-cache.max-rows": "1000000"}
+SMALL = {**LARGE, "lookup.partial-cache.max-rows": str(ROWS)}
+READERS = (CACHE, CACHE, UFS, UFS, LARGE, LARGE, SMALL, SMALL)
 
 
 def publish(path: Path, step: int) -> None:
-    """State `step` of the table: file step % FILES says so in every row. Each file's size tells its step."""
+    """State `step` of the table: file step % FILES says so in every row, and has another size than before."""
     number = step % FILES
     ids = range(number * EACH, (number + 1) * EACH)
     table = pa.table({"id": ids, "step": pa.array([step] * EACH, pa.int32())})
     table = table.replace_schema_metadata({"pad": "x" * (step // FILES)})
     temporary = path / f".{number}.new"
     pq.write_table(table, temporary, compression="none", use_dictionary=False)
-    known = path.parent / "sizes" / f"{number}-{temporary.stat().st_size}"
-    assert not known.exists()
-    known.write_text(str(step))
     os.replace(temporary, path / f"{number}.parquet")
 
 
-def first_states(path: Path) -> None:
-    """The table, when each file is there."""
-    path.mkdir()
-    (path.parent / "sizes").mkdir()
-    for step in range(FILES):
-        publish(path, step)
-
-
-def state_of(steps: list[int]) -> int:
-    """The state in which the files have these steps; fails if there never was one."""
-    latest = max(steps)
-    assert sorted(steps) == [latest - 2, latest - 1, latest], steps
-    assert all(step % FILES == number for number, step in enumerate(steps)), steps
+def state_of(ids: Sequence[int], rows: pa.Table) -> int:
+    """The state that rows are of, one for each key that a file has; fails if there never was one."""
+    there = [(number, id_) for number, id_ in enumerate(ids) if id_ < FILES * EACH]
+    assert list(zip(rows.column("key_index").to_pylist(), rows.column("id").to_pylist(), strict=True)) == there
+    found = zip(there, rows.column("step").to_pylist(), strict=True)
+    steps = sorted({(id_ // EACH, step) for (_, id_), step in found})
+    latest = max(step for _, step in steps)
+    assert sorted(step for _, step in steps) == [latest - 2, latest - 1, latest], steps
+    assert all(step % FILES == number for number, step in steps), steps
     return latest
-
-
-def answered(rows: pa.Table) -> list[int]:
-    """The step that each file's rows say; every key has its one row."""
-    assert rows.column("key_index").to_pylist() == [0, 1, 2, 3]
-    steps: list[int] = rows.column("step").to_pylist()
-    assert steps[3] == steps[0]
-    return steps[:FILES]
 
 
 def handles() -> tuple[int, int]:
@@ -88,42 +78,30 @@ def handles() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), sum("/snapshots/" in line for line in maps)
 
 
-def cache_reader(path: Path, options: Mapping[str, str], place: int, counts: Any, stop: Any, answer: Path) -> None:
+def reader(path: Path, options: Mapping[str, str], place: int, counts: Any, stop: Any, answer: Path) -> None:
+    partial = options["lookup.cache"] == "PARTIAL"
+    rng = np.random.default_rng(os.getpid())
+    if partial:
+        fail_at_random(random.Random(os.getpid()), 0.1, 0.02)
+        BlockCache._disk_for = lambda self, location: None  # type: ignore[method-assign]
     table = LookupTable(str(path), dict(options))
-    newest = 0
+    newest = most = 0
     seen = set()
     fds, _ = handles()
-    while not stop.is_set():
-        state = state_of(answered(table.get_many(KEYS)))
+    while not stop.is_set() or not seen:
+        ids = [*IDS, *(rng.zipf(1.1, BATCH) % int(1.2 * FILES * EACH)).tolist()]
+        try:
+            state = state_of(ids, table.get_many(pa.table({"id": ids})))
+        except (UfsUnavailableError, VersionGoneError):  # replaced in place before it was read: said, not mixed
+            continue
         assert state >= newest, (state, newest)
         newest = state
         seen.add(state)
         counts[place] += 1
-        if counts[place] % 16 == 0:
-            scanned = table.scan()
-            assert scanned.num_rows == FILES * EACH
-            steps = sorted(scanned.column("step").unique().to_pylist())
-            newest = max(newest, state_of([next(s for s in steps if s % FILES == n) for n in range(FILES)]))
-    metrics = runtime().engine(LookupOptions.parse({"path": str(path), **options})).reader.metrics.snapshot()
-    answer.write_text(json.dumps([len(seen), handles()[0] - fds, handles()[1], metrics["snapshotReadThroughCount"]]))
-
-
-def ufs_reader(path: Path, options: Mapping[str, str], place: int, counts: Any, stop: Any, answer: Path) -> None:
-    opts = LookupOptions.parse({"path": str(path), **options})
-    reader = runtime().engine(opts).reader
-    hits = 0
-    seen = set()
-    fds, _ = handles()
-    while not stop.is_set():
-        found = planner.find(reader, opts)
-        asked = [int((path.parent / "sizes" / f"{n}-{f.size}").read_text()) for n, f in enumerate(found.version.files)]
-        plan = planner.plan_read(found, opts, planner.table_columns(found, opts), runtime().clock)
-        with contextlib.suppress(VersionGoneError):  # replaced in place before it was read: said, not mixed
-            assert answered(get_many(reader, plan, KEYS, ["id"], None, found.version)) == asked
-            hits += 1
-            seen.add(max(asked))
-        counts[place] += 1
-    answer.write_text(json.dumps([len(seen), handles()[0] - fds, handles()[1], hits]))
+        most = max(most, table.metrics()["numCachedRecords"]) if partial else 0
+    own = runtime().engine(LookupOptions.parse({"path": str(path), **options})).reader.metrics.snapshot()
+    metrics = {**table.metrics(), "own reads through": own["snapshotReadThroughCount"]}
+    answer.write_text(json.dumps([len(seen), handles()[0] - fds, handles()[1], most, metrics]))
 
 
 def reloader(path: Path, options: Mapping[str, str], pipe: Any) -> None:
@@ -140,77 +118,86 @@ def until(done: Any, what: str) -> None:
         assert time.monotonic() < deadline, what
 
 
-def chaos(path: Path, cache_dir: Path, answers: Path) -> None:
+def cache_of(home: Path, options: Mapping[str, str]) -> dict[str, str]:
+    """Options with the cache directory of their mode."""
+    name = {"FULL": "full", "PARTIAL": "small" if options == SMALL else "large"}[options["lookup.cache"]]
+    return {**options, "lookup.cache.dir": str(home / name)}
+
+
+def chaos(path: Path, home: Path) -> None:
     context = multiprocessing.get_context("fork")
     rng = random.Random(11)
-    first_states(path)
-    at = {"lookup.cache.dir": str(cache_dir)}
-    cached, current = {**CACHE, **at}, {**UFS, **at}
-    counts = context.Array("q", 4, lock=False)
+    path.mkdir()
+    for step in range(FILES):
+        publish(path, step)
+    counts = context.Array("q", len(READERS), lock=False)
     stop = context.Event()
     mine, theirs = context.Pipe()
 
     def begin(place: int) -> Any:
-        function, options = (cache_reader, cached) if place < 2 else (ufs_reader, current)
-        return function, (path, options, place, counts, stop, answers / str(place))
+        return reader, (path, cache_of(home, READERS[place]), place, counts, stop, home / f"answer-{place}")
 
     def begin_reloader(place: int) -> Any:
         nonlocal mine, theirs
         mine, theirs = context.Pipe()  # what was under way in that of a process which was killed is nobody's
-        return reloader, (path, cached, theirs)
+        return reloader, (path, cache_of(home, CACHE), theirs)
 
-    readers, reloaders = Forked(begin, 4), Forked(begin_reloader, 1)
+    readers, reloaders = Forked(begin, len(READERS)), Forked(begin_reloader, 1)
     kills = stops = 0
     for step in range(FILES, FILES + RELOADS):
         publish(path, step)
         mine.send(True)
         chance = rng.random()
-        if chance < 0.06:  # in the middle of it, anywhere
+        if chance < 0.2:  # in the middle of it, anywhere
             for _ in range(rng.randrange(30_000)):
                 pass
-            if chance < 0.03:
+            if chance < 0.08:
                 os.kill(reloaders.processes[0].pid, signal.SIGSTOP)
                 before = list(counts[:2])
                 # Whatever it holds right now, nobody who answers from a snapshot waits for it.
                 until(lambda b=before: all(counts[n] > b[n] + 3 for n in range(2)), "readers wait for a reload")
                 stops += 1
             reloaders.replace(0)
+            readers.replace(rng.choice([*range(len(READERS)), *range(4, len(READERS))]))
             kills += 1
-            if kills % 8 == 0:
-                readers.replace(rng.randrange(4))
             continue
         assert mine.poll(BOUND_S), "a reload hangs"
         mine.recv()
     stop.set()
     mine.send(False)
     must_end([*readers.processes, *reloaders.processes])
-    (answers / "kills").write_text(json.dumps([kills, stops]))
+    (home / "kills").write_text(json.dumps([kills, stops]))
     # What stays: the latest version of each mode, once the others are past their time.
-    last = LookupTable(str(path), cached)
-    assert max(answered(last.get_many(KEYS))) <= FILES + RELOADS - 1
+    last = LookupTable(str(path), cache_of(home, CACHE))
     last.reload()
-    assert max(answered(last.get_many(KEYS))) == FILES + RELOADS - 1
+    assert state_of(IDS, last.get_many(pa.table({"id": IDS}))) == FILES + RELOADS - 1
 
 
-def test_a_thousand_reloads_under_reading_with_kills(tmp_path: Path) -> None:
+def test_reloads_under_reading_with_kills(tmp_path: Path) -> None:
     """Every answer is wholly of one state, none goes back, nobody waits, and afterwards disk and handles are as before."""
-    answers = tmp_path / "answers"
-    answers.mkdir()
-    cache_dir = tmp_path / "cache"
-    in_fresh_process(chaos, tmp_path / "dim", cache_dir, answers, bound_s=500)
-    kills, stops = json.loads((answers / "kills").read_text())
+    path = tmp_path / "dim"
+    in_fresh_process(chaos, path, tmp_path, bound_s=500)
+    kills, stops = json.loads((tmp_path / "kills").read_text())
     assert kills > 20
     assert stops > 5
-    for place in range(4):
-        states, fds, maps, count = json.loads((answers / str(place)).read_text())
-        assert states > 10
-        assert fds <= 20  # two snapshots of four layers with hidden rows each, and a lock or two
-        assert maps <= 16
-        assert (count == 0) if place < 2 else (count > 10)
+    for place, options in enumerate(READERS):
+        states, fds, maps, most, metrics = json.loads((tmp_path / f"answer-{place}").read_text())
+        assert states > 0
+        assert metrics["snapshotDamagedCount"] == metrics["cacheFailureCount"] == 0
+        if options["lookup.cache"] == "FULL":
+            assert fds <= 20  # two snapshots of four layers with hidden rows each, and a lock or two
+            assert maps <= 16
+            assert options == UFS or metrics["own reads through"] == 0
+        else:
+            assert metrics["missCount"] == metrics["loadCount"] + metrics["numLoadFailures"]
+            assert min(metrics["hitCount"], metrics["loadCount"], metrics["numLoadFailures"]) > 0
+            # Of two processes each may add a batch when nothing is refused yet.
+            assert options == LARGE or most <= ROWS * REFUSE_ABOVE + 2 * (BATCH + len(IDS))
+    assert sum(f.stat().st_size for f in (tmp_path / "small" / "v1" / "snapshots").rglob("*")) < 2_000_000
     clock = FakeClock()
     for options in (CACHE, UFS):
-        host = make_host(str(tmp_path / "dim"), cache_dir, clock)
-        opts = LookupOptions.parse({"path": str(tmp_path / "dim"), **options})
+        host = make_host(str(path), tmp_path / "full", clock)
+        opts = LookupOptions.parse({"path": str(path), **options})
         table, _ = host.resolver.discover(opts)
         full = host.reader.fulls.of(table, opts)
         assert full is not None
@@ -218,12 +205,10 @@ def test_a_thousand_reloads_under_reading_with_kills(tmp_path: Path) -> None:
         snapshot = full.reload()
         clock.tick(10)
         assert full.reload().rows == FILES * EACH
-        names = host.disk.segments(full.key)
-        assert len(names) <= 2 * len(snapshot.layers)
+        assert len(host.disk.segments(full.key)) <= 2 * len(snapshot.layers)
     host.disk.sweep()
-    assert list((cache_dir / "v1" / "tmp").iterdir()) == []
-    report = host.disk.check()
-    assert report.damaged == ()
+    assert list((tmp_path / "full" / "v1" / "tmp").iterdir()) == []
+    assert host.disk.check().damaged == ()
 
 
 # --- memory -------------------------------------------------------------------------------------------

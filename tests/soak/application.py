@@ -1,6 +1,6 @@
 """The Spark application of a soak: a stream joined to both tables, started again from its checkpoint whenever it ends.
 
-Run as `python -m tests.soak.application <JSON: master, home, notes, endpoint, rate>`. Its orders are lines on its standard input:
+Run as `python -m tests.soak.application <JSON: master, home, notes, storage, rate>`. Its orders are lines on its standard input:
 `restart` stops the query and starts it again, `stop` ends all.
 """
 
@@ -79,13 +79,10 @@ class Application:
         rate = self._spark.readStream.format("rate").option("rowsPerSecond", self._given["rate"])
         events = rate.option("numPartitions", 2).load()
         events = events.select("value", sf.pmod(sf.hash("value"), sf.lit(tables.KEYS)).cast("long").alias("id"))
-        store = tables.storage(self._given["endpoint"])
-        for path, column, options in (
-            (tables.PUBLISHED, "publish", tables.OF_PUBLISHED),
-            (tables.MANAGED, "tag", tables.OF_MANAGED),
-        ):
-            events = lookup_join(events, path, "id", columns=[column], options={**options, **store})
-        return events
+        store = self._given["storage"]
+        published = {**tables.OF_PUBLISHED, **store}
+        events = lookup_join(events, tables.PUBLISHED, "id", columns=["publish"], options=published)
+        return lookup_join(events, tables.MANAGED, "id", columns=["tag", "n"], options={**tables.OF_MANAGED, **store})
 
     def _write(self, batch: DataFrame, number: int) -> None:
         self._notes.add("batch", batch=number)

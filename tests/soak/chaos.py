@@ -6,14 +6,20 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import random
 import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tests.soak.parts import FAULTS, STORM, Parts
 from tests.soak.watch import python_workers
+
+if TYPE_CHECKING:
+    from tests.soak.run import Soak
+
+FAULTS = {"delayed": 0.05, "refused": 0.02, "lost": 0.01, "unanswered": 0.01, "truncated": 0.01}
+"""How often the store fails, of all requests."""
+STORM = {**FAULTS, "refused": 0.4, "lost": 0.1}
 
 FAKETIME = "/usr/lib/*/faketime/libfaketimeMT.so.1"
 STEPS_S = (3600, -3600)
@@ -56,20 +62,12 @@ class Chaos:
     `left`: the kinds that were not done yet, for there was nobody to do it to, or no time.
     """
 
-    def __init__(self, rng: random.Random, parts: Parts, clocks: Clocks) -> None:
-        self.counts = collections.Counter[str]()
-        self._rng = rng
-        self._parts = parts
-        self._clocks = clocks
-        self._kinds = [
-            self._kill_executor,
-            self._kill_worker,
-            self._fill_disk,
-            self._storm,
-            self._restart,
-            self._kill_writer,
-        ]
-        self._kinds += [] if clocks.missing else [self._step_clock]
+    def __init__(self, soak: Soak) -> None:
+        self._counts = collections.Counter[str]()
+        self._soak = soak
+        self._rng = soak.rng
+        self._kinds = [self._kill_executor, self._kill_worker, self._fill_disk, self._storm, self._restart]
+        self._kinds += [self._kill_writer, *([] if soak.clocks.missing else [self._step_clock])]
         self.left = {kind.__name__ for kind in self._kinds}
         self._deck: list[Callable[[], None]] = []
         self._undo: list[tuple[float, Callable[[], None]]] = []
@@ -90,6 +88,7 @@ class Chaos:
         harm = self._deck.pop()
         with contextlib.suppress(LookupError, ProcessLookupError):  # there is nobody at this moment
             harm()
+            self._counts[harm.__name__.lstrip("_")] += 1
             self.left.discard(harm.__name__)
         self._next_at = now + self._rng.uniform(2, 10)
         self._calm_until = written + CALM_BATCHES
@@ -100,48 +99,44 @@ class Chaos:
             undo()
         self._undo.clear()
 
-    def _done(self, what: str, undo: Callable[[], None] | None = None, least_s: float = 0, most_s: float = 0) -> None:
-        self.counts[what] += 1
-        if undo is not None:
-            self._undo.append((self._now + self._rng.uniform(least_s, most_s), undo))
+    def told(self) -> dict[str, Any]:
+        return {"harm": dict(self._counts), "harm not done": sorted(self.left)}
+
+    def _later(self, undo: Callable[[], None], least_s: float, most_s: float) -> None:
+        self._undo.append((self._now + self._rng.uniform(least_s, most_s), undo))
 
     # --- kinds ------------------------------------------------------------------------------------
 
     def _kill_executor(self) -> None:
-        os.kill(self._parts.cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
-        self._done("executors killed")
+        os.kill(self._soak.cluster.executor(self._rng.randrange(2)), signal.SIGKILL)
 
     def _kill_worker(self) -> None:
         """A Python worker, or the daemon that forks them."""
-        found = python_workers(self._parts.cluster.workers[self._rng.randrange(2)].pid)
+        found = python_workers(self._soak.cluster.workers[self._rng.randrange(2)].pid)
         os.kill(self._rng.choice(found), signal.SIGKILL)
-        self._done("Python workers killed")
 
     def _fill_disk(self) -> None:
         """The Python workers of an executor may write no byte more, which fails as on a full disk, with another errno."""
         self._limit_files(0)
-        self._done("disk filled", lambda: self._limit_files(resource.RLIM_INFINITY), 5, 15)
+        self._later(lambda: self._limit_files(resource.RLIM_INFINITY), 5, 15)
 
     def _limit_files(self, size: int) -> None:
-        for process in python_workers(self._parts.cluster.workers[1].pid):
+        for process in python_workers(self._soak.cluster.workers[1].pid):
             with contextlib.suppress(ProcessLookupError):
                 _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
                 resource.prlimit(process, resource.RLIMIT_FSIZE, (min(size, hard) if hard >= 0 else size, hard))
 
     def _step_clock(self) -> None:
-        number, seconds = self._rng.randrange(2), self._rng.choice(STEPS_S)
-        self._clocks.step(number, seconds)
-        self._done(f"clock stepped {seconds:+d} s", lambda: self._clocks.step(number, 0), 8, 25)
+        number = self._rng.randrange(2)
+        self._soak.clocks.step(number, self._rng.choice(STEPS_S))
+        self._later(lambda: self._soak.clocks.step(number, 0), 8, 25)
 
     def _restart(self) -> None:
-        self._parts.workers.tell("application", "restart")
-        self._done("stream restarted")
+        self._soak.workers.tell("application", "restart")
 
     def _storm(self) -> None:
-        self._parts.fail(STORM)
-        self._done("storms of the store", lambda: self._parts.fail(FAULTS), 2, 6)
+        self._soak.fail(STORM)
+        self._later(lambda: self._soak.fail(FAULTS), 2, 6)
 
     def _kill_writer(self) -> None:
-        """And have another process go on in its place."""
-        self._parts.restart_writer(self._rng)
-        self._done("writers killed")
+        self._soak.restart_writer()

@@ -1,153 +1,225 @@
 """A soak from beginning to end: everything is started, harmed while it runs, stopped, and what came out is checked.
 
-`python -m tests.soak.run --minutes 30` says what came of it as a dict, and keeps the directory if anything is wrong.
+Its processes are the writers, a cluster of two executors, and the application; the store is in this one. `python -m tests.soak.run
+--minutes 30` says what came of it as a dict, and keeps the directory if anything is wrong.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
+import logging
+import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pyspark_lookup.base.errors import PysparkLookupError, VersionGoneError
+from pyspark_lookup.engine.runtime import runtime
+from pyspark_lookup.options.lookup_options import LookupOptions
 from tests import nightly
+from tests.cluster import Cluster, environment
 from tests.history.checker import check, states
-from tests.proxy import GRAVES
+from tests.history.run import S3Place, start_worker
+from tests.s3server import S3Server
 from tests.soak import tables
-from tests.soak.chaos import Chaos, Clocks
-from tests.soak.checker import Findings, batches_of, check_batches, check_rows, epochs_by_position
-from tests.soak.directories import check_directory
-from tests.soak.parts import Parts
-from tests.soak.watch import Pulse, Watch
-from tests.soak.writers import Digests
-from tests.workers import Following, Notes, notes_in
+from tests.soak.chaos import FAULTS, Chaos, Clocks
+from tests.soak.checker import batches_of, check_batches
+from tests.soak.watch import Pulse, Watch, check_directory
+from tests.workers import Following, Notes, Workers, notes_in
 
 HANG_S = 60.0
+ROWS_PER_SECOND = 200
+WRITERS = ("publisher", "writer0", "writer1")
 _SAMPLED_EVERY_S = 2.0
+_STARTED_WITHIN_S = 300.0
 
 
 class Soak:
-    """A soak that runs."""
+    """The processes of one soak, in a directory of its own."""
 
-    def __init__(self, parts: Parts, chaos: Chaos, hang_s: float, log: Callable[[str], None]) -> None:
-        self._parts = parts
-        self._chaos = chaos
-        self._log = log
-        self._following = Following(parts.notes)
+    cluster: Cluster
+
+    def __init__(self, work: Path, seed: int, hang_s: float, log: Callable[[str], None]) -> None:
+        self.rng = random.Random(seed)
+        self.clocks = Clocks(work)
+        self.workers = Workers(work)
+        self.directories = [work / "cache0", work / "cache1", work / "cache-driver"]
+        self._work, self._log = work, log
+        self._place = S3Place(work, S3Server(), tables.BUCKET, FAULTS)
+        self._notes = work / "notes"
+        self._following = Following(self._notes)
         self._counts = collections.Counter[str]()
-        self._written = 0
         self._pulse = Pulse(hang_s, time.monotonic())
-        self._watch = Watch(parts.cluster, parts.application, parts.directories)
+        self._versions = Notes(self._notes, "versions")
+        self._noted = 0
 
-    def run(self, seconds: float) -> None:
-        """Do harm for so long, and until each kind is done, at most twice as long; then stop the stream. AssertionError if it hangs."""
+    # --- processes --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Returns once a first micro-batch is through."""
+        os.environ["SOAK_PYTHON"] = sys.executable
+        self._place.begin(self.rng.getrandbits(32))
+        for name in WRITERS:
+            self._start_writer(name)
+        self._wait(lambda: self._kinds() >= {"published", "acknowledged"}, "the tables")
+        settings = {"lookup.cache.max-bytes": str(tables.MAX_BYTES)}
+        variables = [self.clocks.variables(number) for number in range(2)]
+        self.cluster = Cluster(self._work, self.directories[:2], settings, variables)
+        conf = self._work / "driver.conf"
+        conf.write_text(f"lookup.cache.dir = {self.directories[2]}\nlookup.cache.max-bytes = {tables.MAX_BYTES}\n")
+        given: dict[str, Any] = {"master": self.cluster.master, "home": str(self._work), "notes": str(self._notes)}
+        given |= {"storage": self._place.storage, "rate": ROWS_PER_SECOND}
+        wrapper = Path(__file__).with_name("python")
+        python = {"PYSPARK_PYTHON": str(wrapper), "PYSPARK_DRIVER_PYTHON": sys.executable}
+        self.workers.start(
+            "application", "tests.soak.application", given, stdin=subprocess.PIPE, env={**environment(conf), **python}
+        )
+        self._wait(lambda: "progress" in self._kinds(), "a first micro-batch")
+
+    def _start_writer(self, name: str) -> None:
+        cache, seed = str(self._work / "cache-writers"), self.rng.getrandbits(32)
+        if name == "publisher":
+            given = {"name": name, "notes": str(self._notes), "cache": cache, "seed": seed}
+            given["endpoint"] = self._place.storage["lookup.storage.endpoint_url"]
+            self.workers.start(name, "tests.soak.publisher", given)
+            return
+        options = {"lookup.keys": "id", "lookup.cache.dir": cache, "lookup.max-retries": "8", **self._place.storage}
+        options["lookup.write.compact-after"] = "6"
+        start_worker(
+            self.workers, name, self._place, self._work, options, seed, pause_s=12, vacuumed_after="60 s"
+        )  # fmt: skip
+
+    def restart_writer(self) -> None:
+        """Kill one of the writers, and have another process go on in its place."""
+        name = self.rng.choice(WRITERS)
+        self.workers.kill(name)
+        self._start_writer(name)
+
+    def fail(self, shares: dict[str, float]) -> None:
+        """Let the store fail so often from now on."""
+        self._place.proxy.begin_at_random(shares, self.rng.getrandbits(32))
+
+    def _kinds(self) -> set[str]:
+        return {note["kind"] for note in notes_in(self._notes)}
+
+    def _wait(self, until: Callable[[], bool], what: str) -> None:
+        began = time.monotonic()
+        while not until():
+            assert time.monotonic() - began < _STARTED_WITHIN_S, f"{what}: not there after {_STARTED_WITHIN_S} s"
+            self.workers.check_alive()
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        self.workers.close()
+        if hasattr(self, "cluster"):
+            self.cluster.close()
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        """Do harm for so long, and until each kind is done, at most twice as long; then stop the stream. AssertionError if it hangs.
+
+        What came of it; `wrong` is empty if all is well.
+        """
+        watch = Watch(self.cluster, self.workers.running["application"].pid, self.directories)
+        chaos = Chaos(self)
         began = time.monotonic()
         sample_at = 0.0
-        while (now := time.monotonic()) < began + seconds or (self._chaos.left and now < began + 2 * seconds):
+        while (now := time.monotonic()) < began + seconds or (chaos.left and now < began + 2 * seconds):
             time.sleep(0.1)
-            self._parts.workers.check_alive()
+            self.workers.check_alive()
             self._follow()
-            self._chaos.tick(now, self._written)
+            chaos.tick(now, self._counts["written"])
             if now >= sample_at:
-                self._watch.sample(now)
+                watch.sample(now)
+                with contextlib.suppress(PysparkLookupError):  # in a storm
+                    self._note_versions()
                 sample_at = now + _SAMPLED_EVERY_S
-        self._chaos.end()
-        self._parts.stop()
+        chaos.end()
+        self.workers.tell("application", "stop")
+        self.workers.must_end("application", _STARTED_WITHIN_S)
+        self.cluster.close()
+        for name in WRITERS:
+            self.workers.kill(name)
+        self._place.end()
+        self._note_versions()
+        return {**self._checked(watch.wrong()), **chaos.told(), "medians of the quarters": watch.told()}
 
     def _follow(self) -> None:
         """Take in what has happened, and see whether the stream goes on."""
         for note in self._following.new():
             kind = note["kind"]
-            if note["who"] != "application":
-                continue
-            self._written += kind == "written"
-            self._pulse.heard(kind, note["at"])
-            if kind in ("ended", "not started"):
-                self._counts[f"query {kind}"] += 1
-                self._log(f"{kind}: {note['error']}")
+            if note["who"] == "application":
+                self._counts[kind] += 1
+                self._pulse.heard(kind, note["at"])
+                if kind in ("ended", "not started"):
+                    self._log(f"{kind}: {note['error']}")
         self._pulse.check(time.monotonic())
 
-    def check(self) -> dict[str, Any]:
-        """What came of it. `wrong` is empty if all is well."""
-        parts = self._parts
-        requests = parts.fail({})
-        Digests(parts.endpoint, str(parts.work / "cache-writers"), Notes(parts.notes, "last")).note_new()
-        notes = notes_in(parts.notes)
-        findings = Findings(self._watch.wrong())
-        epochs = self._check_managed(notes, findings)
-        batches = batches_of(parts.work, notes)
-        check_batches(batches, notes, epochs, findings)
-        check_rows(batches, findings)
-        directories = {}
-        for directory in parts.directories:
-            directories[directory.name], wrong = check_directory(directory)
-            findings.wrong += wrong
-        kinds = collections.Counter(note["kind"] for note in notes)
-        took = [note["ms"] for note in notes if note["kind"] == "progress"]
-        stream = {**self._counts, "median micro-batch (ms)": statistics.median(took), "slowest (ms)": max(took)}
-        silences = {"heard of": self._pulse.silent_s, "written": self._pulse.unwritten_s}
-        return {
-            **findings.counts,
-            "harm": self._chaos.counts,
-            "harm not done": sorted(self._chaos.left),
-            "stream": {**stream, **{f"longest without being {what} (s)": round(s, 1) for what, s in silences.items()}},
-            "requests": requests,
-            "writes": {
-                kind: kinds[kind] for kind in ("published", "acknowledged", "failed", "unknown", "compact", "vacuum")
-            },
-            "directories": directories,
-            "medians of the quarters": self._watch.told(),
-            "wrong": findings.wrong,
+    def _note_versions(self) -> None:
+        """Note which digest readers are told of each version of the managed table that is new, before a vacuum may remove it."""
+        given = {
+            "path": tables.MANAGED,
+            "lookup.cache.dir": str(self._work / "cache-writers"),
+            "lookup.max-retries": "8",
         }
+        options = LookupOptions.parse({**given, **self._place.storage})
+        state = runtime().engine(options).reader.resolver.log(tables.MANAGED).latest()
+        assert state is not None
+        for change in state.changes:
+            if change.position > self._noted:
+                with contextlib.suppress(VersionGoneError):
+                    digest = state.version(change.position).digest
+                    self._versions.add("version", position=change.position, digest=digest)
+                self._noted = change.position
 
-    def _check_managed(self, notes: list[dict[str, Any]], findings: Findings) -> dict[int, str]:
-        """Check what writers were told of the managed table; its epochs by position."""
-        s3 = tables.client(self._parts.store)
-
-        def read(bucket: str, name: str) -> bytes:
-            data: bytes = s3.get_object(Bucket=bucket, Key=name)["Body"].read()
-            return data
-
-        removed = set(tables.names_below(s3, "managed/", GRAVES))
-        events = [read(tables.BUCKET, name) for name in tables.names_below(s3, "managed/_lookup/log/")]
-        (self._parts.work / "events.jsonl").write_bytes(b"\n".join(events))
+    def _checked(self, wrong: list[str]) -> dict[str, Any]:
+        notes = notes_in(self._notes)
+        told: dict[str, Any] = {}
         try:
-            found, tags = states(
-                events, lambda path: read(GRAVES if f"managed/{path}" in removed else tables.BUCKET, f"managed/{path}")
-            )
-            check(notes, found, tags, lambda who: False, lambda who: False)
+            found, tags = states(self._place.log(), self._place.read_file)
+            writers = [note for note in notes if str(note["who"]).startswith("writer")]
+            told["writes"] = check(writers, found, tags, lambda who: True, lambda who: True)
+            told.update(check_batches(batches_of(self._work, notes), notes, found))
         except AssertionError as problem:
-            findings.wrong.append(str(problem))
-            return {}
-        return epochs_by_position(found, findings)
+            wrong.append(str(problem))
+            (self._work / "events.jsonl").write_bytes(b"\n".join(self._place.log()))
+        told["directories"] = {}
+        for directory in self.directories:
+            told["directories"][directory.name], problems = check_directory(directory)
+            wrong += problems
+        took = [note["ms"] for note in notes if note["kind"] == "progress"]
+        told["stream"] = {**self._counts, "median micro-batch (ms)": statistics.median(took), "slowest (ms)": max(took)}
+        silences = {"heard of": self._pulse.silent_s, "written": self._pulse.unwritten_s}
+        told["longest without being (s)"] = {what: round(seconds, 1) for what, seconds in silences.items()}
+        return {**told, "requests": dict(self._place.proxy.counts), "wrong": wrong}
 
 
 def soak(
     work: Path, seconds: float, seed: int, hang_s: float = HANG_S, log: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
     """What a soak of so many seconds came to; AssertionError if it could not go on, or hung for `hang_s` (`Pulse`)."""
-    rng = random.Random(seed)
-    clocks = Clocks(work)
-    if clocks.missing:
-        log(f"clocks are not stepped: {clocks.missing}")
-    parts = Parts(work, rng)
+    running = Soak(work, seed, hang_s, log)
+    if running.clocks.missing:
+        log(f"clocks are not stepped: {running.clocks.missing}")
     try:
-        parts.start([clocks.variables(number) for number in range(2)])
+        running.start()
         log("the stream runs")
-        running = Soak(parts, Chaos(rng, parts, clocks), hang_s, log)
-        running.run(seconds)
-        return running.check()
+        return running.run(seconds)
     finally:
-        parts.close()
+        running.close()
 
 
 def main() -> None:
     minutes, seed = nightly.arguments(__doc__)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with nightly.directory("soak") as work:
         told = soak(work, minutes * 60, seed, log=lambda text: print(text, flush=True))
         print(json.dumps(told, indent=1), flush=True)

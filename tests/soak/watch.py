@@ -1,4 +1,4 @@
-"""What the processes and the cache directories of a soak hold while it runs, and whether that grows."""
+"""What the processes and the cache directories of a soak hold while it runs, whether that grows, and what is left in the end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import collections
 import contextlib
 import dataclasses
 import os
+import random
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk import Disk
+from pyspark_lookup.io.host_metrics import tables_on
 from tests.cluster import Cluster
 from tests.soak import tables
 
@@ -184,3 +191,39 @@ def bytes_below(directory: Path) -> int:
             with contextlib.suppress(OSError):
                 size += os.stat(os.path.join(place, name)).st_size
     return size
+
+
+# --- what is left -----------------------------------------------------------------------------------------
+
+LATER_S = 2 * 3600.0
+"""When leftovers of the dead are old enough to be swept."""
+LOCKS = 4096
+"""Lock files of a kind at most."""
+KNOWN = {"blocks", "claims", "counters", "locks", "records", "snapshots", "tmp"}
+KNOWN |= {"usage", "usage.lock", "evict.lock", "repair.lock", "total.lock", "swept"}
+
+
+def check_directory(directory: Path) -> tuple[dict[str, Any], list[str]]:
+    """(what there was to see and repair, what is wrong) in the cache directory of processes that have all ended."""
+    root, disk = directory / "v1", _disk(directory, 0.0)
+    counted: collections.Counter[str] = collections.Counter()
+    for table in tables_on(disk, HostClock()):
+        counted.update({name: value for name, value in table.values.items() if value > 0})
+    left = [path for part in ("tmp", "claims") for path in (root / part).rglob("*") if path.is_file()]
+    repaired = disk.check(repair=True)
+    again = disk.check()
+    _disk(directory, LATER_S).sweep()
+    kinds = collections.Counter(path.name.rpartition("-")[0] for path in (root / "locks").iterdir())
+    wrong = {
+        "damaged after its repair": [*again.damaged, *again.leftovers],
+        "leftovers that outlive a sweep": [path for path in left if path.exists()],
+        "so many lock files of kinds": [(kind, count) for kind, count in kinds.items() if count > LOCKS],
+        "nobody knows what these are": sorted(set(os.listdir(root)) - KNOWN),
+    }
+    told = {"counted": dict(counted), "repaired": [*repaired.damaged, *repaired.leftovers]}
+    told |= {"left by the dead": len(left), "locks": dict(kinds)}
+    return told, [f"{directory.name}: {what}: {found[:5]}" for what, found in wrong.items() if found]
+
+
+def _disk(directory: Path, later_s: float) -> Disk:
+    return Disk(directory, tables.MAX_BYTES, CacheMetricGroup(), lambda: time.time() + later_s, random.Random(0))

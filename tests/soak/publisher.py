@@ -1,0 +1,91 @@
+"""The writer of a soak's plain table, which notes what the table is after each of its steps. `tests.history.worker` writes the other.
+
+Run as `python -m tests.soak.publisher <JSON: name, notes, endpoint, seed, cache>`; it writes through the proxy, at `endpoint`, and goes
+on until it is killed. Started again, it goes on from what is there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from botocore.exceptions import BotoCoreError, ClientError
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.base.errors import PysparkLookupError
+from tests.soak import tables
+from tests.workers import Notes
+
+SWEPT_EVERY = 15
+KEPT_PUBLISHES = 15
+T = TypeVar("T")
+
+
+class Publisher:
+    """Replaces the plain table again and again, whole, under new names."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._notes = Notes(Path(given["notes"]), given["name"])
+        self._rng = random.Random(given["seed"])
+        self._s3 = tables.client(given["endpoint"])
+        options = {"lookup.cache.dir": given["cache"], "lookup.max-retries": "8", **tables.storage(given["endpoint"])}
+        self._table = LookupTable(tables.PUBLISHED, options)
+
+    def run(self) -> None:
+        number = max(map(_number_of, self._names()), default=0)
+        if number:
+            self._note(number)
+        while True:
+            number += 1
+            self._put(number, "base", range(tables.BASE_KEYS))
+            time.sleep(self._rng.uniform(1, 4))
+            self._put(number, "more", range(tables.BASE_KEYS, tables.KEYS))
+            time.sleep(self._rng.uniform(2, 8))
+            if number % SWEPT_EVERY == 0:
+                for name in self._names():
+                    if _number_of(name) <= number - KEPT_PUBLISHES:
+                        _done(lambda name=name: self._s3.delete_object(Bucket=tables.BUCKET, Key=name))
+                        self._note(number)
+
+    def _names(self) -> list[str]:
+        found: dict[str, Any] = _done(lambda: self._s3.list_objects_v2(Bucket=tables.BUCKET, Prefix="published/"))
+        return [entry["Key"] for entry in found.get("Contents", [])]
+
+    def _put(self, number: int, part: str, keys: range) -> None:
+        """Put a file under a new name, and note it."""
+        pads = [self._rng.randbytes(tables.PAD_BYTES) for _ in keys]
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"id": keys, "publish": [number] * len(keys), "pad": pads}), sink)
+        key = f"published/v={number:06}/{part}-{self._rng.getrandbits(32):08x}.parquet"
+        _done(lambda: self._s3.put_object(Bucket=tables.BUCKET, Key=key, Body=sink.getvalue()))
+        self._note(number)
+
+    def _note(self, number: int) -> None:
+        """What the table is now, with the digest that readers are told of it."""
+        parts = {name.split("/")[2].split("-")[0] for name in self._names() if _number_of(name) == number}
+        self._notes.add("published", number=number, parts=len(parts), digest=_done(lambda: self._table.version))
+
+
+def _done(call: Callable[[], T]) -> T:
+    """What a call comes to, made until it comes to something."""
+    while True:
+        try:
+            return call()
+        except (PysparkLookupError, BotoCoreError, ClientError):
+            time.sleep(0.5)
+
+
+def _number_of(name: str) -> int:
+    return int(name.split("v=")[1].split("/", maxsplit=1)[0])
+
+
+if __name__ == "__main__":
+    Publisher(json.loads(sys.argv[1])).run()
