@@ -142,7 +142,6 @@ def make_host(
     *,
     max_bytes: int = 2**30,
     max_retries: int = 0,
-    block_size: int = 64 * 1024,
     wait_s: float = 5.0,
     boot: str = "boot-1",
     storage: dict[str, object] | None = None,
@@ -159,5 +158,5 @@ def make_host(
     context = HostContext(disk, metrics, clock.host(boot), random.Random(next(_hosts)), start)
     blocks = BlockCache(ufs, context, wait_s)
     resolver = Resolver(ufs, blocks, context)
-    reader = TableReader(resolver, blocks, context, block_size)
+    reader = TableReader(resolver, blocks, context, 64 * 1024)
     return Host(store, ufs, disk, blocks, resolver, reader, metrics, clock)

@@ -1,29 +1,41 @@
-"""`LookupTable`: what it answers, which calls that costs, and that processes share their counters."""
+"""`LookupTable`: what it takes and answers, which calls that costs, and that processes share their counters."""
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import pyspark_lookup
+from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NonUniqueKeyError,
     OptionError,
     PredicateError,
     SchemaError,
     TableBusyError,
     TableEmptyError,
-    UfsNotFoundError,
+    TableFormatError,
     UfsUnavailableError,
 )
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.engine import runtime as runtime_module
-from pyspark_lookup.engine.lookup_table import LookupTable
+from tests.fakes import wait_until_settled
 from tests.test_writing import Site, site
 
 __all__ = ["site"]
@@ -68,39 +80,26 @@ Opens = Callable[..., LookupTable]
 # --- scan -----------------------------------------------------------------------------------------
 
 
-def test_a_scan_is_the_whole_table(table: Opens) -> None:
-    """Without arguments all columns and rows come as one Arrow table; no row is a table of none, with the columns asked for."""
+def test_what_a_scan_returns(table: Opens, tmp_path: Path) -> None:
+    """All columns and rows as one Arrow table, or the columns asked for, in that order, in place of those of lookup.columns.
+
+    Names are found in any letter case and spelled as in the table; commas, backticks, quotes, dots and spaces are part of one. No
+    row is a table of none. An unknown column is named with those there are; none, and one twice, are refused.
+    """
     found = table().scan()
     assert isinstance(found, pa.Table)
     assert found.schema == pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
     assert found.to_pydict() == {"id": [1, 2, 3, 4], "name": ["a", "b", None, "b"], "x": [0.5, 1.5, 2.5, 3.5]}
-    none = table().scan(["x", "id"], "id > 100")
+    none = table().scan(["x", "ID"], "id > 100")
     assert (none.num_rows, none.schema) == (0, pa.schema([("x", pa.float64()), ("id", pa.int64())]))
-
-
-BAD_PREDICATES = ["", "nope = 1", "id = ", "length(name) = 1", "id = 1; id = 2", "WHERE id = 1", "id = 1) OR (id = 2", "true) OR (true"]  # fmt: skip
-
-
-def test_columns_come_in_the_order_asked_for(table: Opens) -> None:
-    """Names are found in any letter case, spelled as in the table, and replace lookup.columns for one scan."""
-    assert table().scan(["x", "id"]).column_names == ["x", "id"]
-    assert table().scan(("NAME",)).column_names == ["name"]
     narrow = table({"lookup.columns": "name, x"})
+    assert narrow.scan(("id", "x")).column_names == ["id", "x"]
     assert narrow.scan().column_names == ["name", "x"]
-    assert narrow.scan(["id", "x"]).column_names == ["id", "x"]
-    assert narrow.scan().column_names == ["name", "x"]
-
-
-def test_any_column_name_can_be_asked_for(table: Opens, tmp_path: Path) -> None:
-    """Commas, backticks, quotes, dots and spaces are part of a name, not of the list."""
     names = ["a,b", "c`d", "e f", "g.h", '"i"', "`", "ä"]
     odd = put(tmp_path / "odd.parquet", **{name: [number] for number, name in enumerate(names)})
-    assert table(at=odd).scan(names[::-1]).to_pylist() == [{name: number for number, name in enumerate(names)}]
-    assert table(at=odd).scan(names[::-1]).column_names == names[::-1]
-
-
-def test_unknown_or_repeated_columns_are_errors(table: Opens) -> None:
-    """An unknown column is named with those there are; none, and one twice, are refused."""
+    found = table(at=odd).scan(names[::-1])
+    assert found.column_names == names[::-1]
+    assert found.to_pylist() == [{name: number for number, name in enumerate(names)}]
     with pytest.raises(SchemaError, match=r"no column 'nope'; it has id, name, x"):
         table().scan(["id", "nope"])
     with pytest.raises(OptionError, match=r"lookup\.columns"):
@@ -112,83 +111,71 @@ def test_unknown_or_repeated_columns_are_errors(table: Opens) -> None:
 @pytest.mark.parametrize(
     ("where", "predicate", "ids"),
     [
-        (None, None, [1, 2, 3, 4]),
         ("id > 1", None, [2, 3, 4]),
         (None, "name = 'b'", [2, 4]),
-        ("id > 2", "name = 'b'", [4]),
         ("id = 1 OR id = 2", "x > 1 OR name IS NULL", [2]),
         ("id > 1 -- not the first", "id < 4 -- nor the last", [2, 3]),
-        ("name = 'b'", "name <> 'b'", []),
         ("name = 'b'", "NULL", []),
         ("NOT name = 'b'", "true", [1]),
+        ("id > 0", "nope = 1", None),
+        (None, "id = 1) OR (id = 2", None),
+        ("id > 2", "true) OR (true", None),
+        (None, "", None),
     ],
 )
 def test_a_predicate_is_in_addition_to_lookup_where(
-    table: Opens, where: str | None, predicate: str | None, ids: list[int]
+    table: Opens, where: str | None, predicate: str | None, ids: list[int] | None
 ) -> None:
-    """Both must hold, each as a whole; rows for which either is unknown are left out; the option stays as it was."""
+    """Both must hold, each as a whole; rows for which either is unknown are left out; what is no predicate is refused."""
     opened = table({} if where is None else {"lookup.where": where})
-    before = opened.scan(["id"])["id"].to_pylist()
-    assert opened.scan(["id"], predicate)["id"].to_pylist() == ids
-    assert opened.scan(["x"], predicate).num_rows == len(ids)
-    assert opened.scan(["id"])["id"].to_pylist() == before
-
-
-@pytest.mark.parametrize("predicate", BAD_PREDICATES)
-def test_a_predicate_that_is_none_is_an_error(table: Opens, predicate: str) -> None:
-    """What is not understood or not about this table is refused; so are parentheses that would see rows lookup.where hides."""
-    for more in ({}, {"lookup.where": "id > 0"}):
+    before = opened.scan(["id"])
+    if ids is None:
         with pytest.raises(PredicateError if predicate else OptionError, match=r"lookup\.where"):
-            table(more).scan(predicate=predicate)
-
-
-def test_a_scan_follows_the_table(table: Opens, path: Path) -> None:
-    """The same instance answers from each new version, with its rows and its columns."""
-    opened = table()
-    opened.scan()
-    put(path, id=[9], more=[True])
-    assert opened.scan().to_pylist() == [{"id": 9, "more": True}]
-    path.unlink()
-    put(path / "dt=1" / "part.parquet", id=[7])  # a directory in place of the file
-    assert opened.scan().to_pylist() == [{"id": 7, "dt": 1}]
-    assert opened.describe()["kind"] == "DIRECTORY"
+            opened.scan(predicate=predicate)
+    else:
+        assert opened.scan(["id"], predicate)["id"].to_pylist() == ids
+        assert opened.scan(["x"], predicate).num_rows == len(ids)
+    assert opened.scan(["id"]) == before
 
 
 # --- version and description ----------------------------------------------------------------------
 
 
-def test_versions_are_equal_if_and_only_if_nothing_changed(table: Opens, tmp_path: Path) -> None:
-    """Added, replaced, touched or removed files are another version each; asking, reading or another spelling is not."""
-    root = tmp_path / "t"
+def test_a_table_that_changes(table: Opens, tmp_path: Path) -> None:
+    """Each change is another version, whose rows and columns the same instance has; asking, or another spelling, is none.
+
+    It is described as a scan would read it: path, kind, format, columns, version, files, bytes and the options given.
+    """
+    root = tmp_path / "t.parquet"
     put(root / "a.parquet", id=[1])
     opened = table(at=root)
-    changes: list[Callable[[], object]] = [
-        lambda: None,
-        lambda: put(root / "b.parquet", id=[2]),
-        lambda: put(root / "b.parquet", id=[2]),  # the same rows in a new file
-        lambda: os.utime(root / "b.parquet", (1, 1)),
-        lambda: os.replace(root / "b.parquet", root / "c.parquet"),
-        (root / "c.parquet").unlink,
+    changes: list[tuple[Callable[[], object], list[int]]] = [
+        (lambda: None, [1]),
+        (lambda: put(root / "b.parquet", id=[2]), [1, 2]),
+        (lambda: put(root / "b.parquet", id=[2]), [1, 2]),  # the same rows in a new file
+        (lambda: os.utime(root / "b.parquet", (1, 1)), [1, 2]),
+        (lambda: os.replace(root / "b.parquet", root / "c.parquet"), [1, 2]),
+        ((root / "c.parquet").unlink, [1]),
     ]
     seen = []
-    for change in changes:
+    for change, ids in changes:
         change()
         seen.append(opened.version)
-        opened.scan()
+        assert opened.scan()["id"].to_pylist() == ids
         elsewhere = root / "." / "x" / ".."
         same = (opened.version, table(at=root).version, table({"lookup.where": "id = 1"}, at=elsewhere).version)
         assert same == (seen[-1],) * 3
     assert [len(version) for version in seen] == [32] * len(changes)
     assert len(set(seen[:-1])) == len(seen) - 1
     assert seen[-1] == seen[0]  # a.parquet alone, untouched
-
-
-def test_describe_tells_what_a_scan_would_read(table: Opens, tmp_path: Path) -> None:
-    """Path, kind, format, the columns a scan returns, version, files, bytes and the options given."""
-    root = tmp_path / "t"
+    (root / "a.parquet").unlink()
+    root.rmdir()
+    put(root, id=[9], more=[True])  # a file in place of the directory
+    assert opened.scan().to_pylist() == [{"id": 9, "more": True}]
+    root.unlink()
     files = [put(root / f"dt={dt}" / "a.parquet", id=[1], name=["n"]) for dt in (1, 2)]
-    opened = table({"lookup.columns": "DT,id", "lookup.where": "id = 1"}, at=root)
-    found = opened.describe()
+    narrow = table({"lookup.columns": "DT,id", "lookup.where": "id = 1"}, at=root)
+    found = narrow.describe()
     options = found.pop("options")
     assert found == {
         "path": f"file://{root}",
@@ -199,31 +186,116 @@ def test_describe_tells_what_a_scan_would_read(table: Opens, tmp_path: Path) -> 
         "files": 2,
         "bytes": sum(file.stat().st_size for file in files),
     }
-    assert opened.scan().column_names == list(found["columns"])
+    assert narrow.scan().column_names == list(found["columns"])
     assert "lookup.where='id = 1'" in options
     assert "lookup.partition" not in options
     json.dumps(found)
+
+
+# --- lookup ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["NONE", "FULL"])
+def opens(request: pytest.FixtureRequest, tmp_path: Path) -> Opens:
+    """Opens a table of these rows, with these options."""
+
+    def opened(rows: pa.Table, **options: str) -> LookupTable:
+        pq.write_table(rows, tmp_path / "t.parquet", row_group_size=7)
+        wait_until_settled(tmp_path / "t.parquet")
+        given = {"cache": request.param, "cache.dir": str(tmp_path / "cache"), **options}
+        return LookupTable(str(tmp_path / "t.parquet"), {f"lookup.{key}": value for key, value in given.items()})
+
+    return opened
+
+
+def test_many_keys_are_answered_in_batches(opens: Opens) -> None:
+    """More keys than a batch holds: key_index goes on counting."""
+    keys = [n % 2000 for n in range(150_000)]
+    found = opens(pa.table({"id": range(1000), "v": range(1000)}), keys="id").get_many(keys)
+    held = [(place, key) for place, key in enumerate(keys) if key < 1000]
+    assert found.column("key_index").to_pylist() == [place for place, _ in held]
+    assert found.column("id").to_pylist() == found.column("v").to_pylist() == [key for _, key in held]
+
+
+def test_what_get_takes(opens: Opens) -> None:
+    """A value, a tuple or a dictionary; its rows are dictionaries, [] where there is none. What cannot be a key is an error."""
+    table = opens(pa.table({"a": [1, 1, 2], "b": ["x", "x", "y"], "v": [10, 20, 30]}), keys="a,b")
+    assert table.get((1, "x")) == [{"a": 1, "b": "x", "v": 10}, {"a": 1, "b": "x", "v": 20}]
+    assert table.get({"b": "y", "a": 2}) == [{"a": 2, "b": "y", "v": 30}]
+    assert table.get((1, "y")) == table.get((None, "x")) == []
+    with pytest.raises(TypeError, match="2 columns"):
+        table.get((1, "x", 3))
+    narrow = opens(pa.table({"id": pa.array([1, 2], pa.int8()), "key_index": [1, 2]}), keys="id", columns="id")
+    with pytest.raises(SchemaError, match=r"'id'.*string.*int8"):
+        narrow.get("1")
+    assert (narrow.get(1000), narrow.get(2)) == ([], [{"id": 2}])
+
+
+def test_a_table_without_keys_or_with_the_answers_own_column(opens: Opens) -> None:
+    """A lookup says what to set; a scan works."""
+    rows = pa.table({"id": [1], "key_index": [5]})
+    assert opens(rows).scan().to_pylist() == rows.to_pylist()
+    with pytest.raises(OptionError, match=r"lookup\.keys is missing"):
+        opens(rows).get(1)
+    with pytest.raises(SchemaError, match=r"key_index.*leave it out by lookup\.columns"):
+        opens(rows, keys="id").get(1)
+
+
+def test_columns_that_a_snapshot_leaves_out_are_read_from_the_files(opens: Opens) -> None:
+    """With lookup.columns the snapshot holds those; a scan or predicate over others is right all the same."""
+    rows = pa.table({"id": [1, 2, 3], "a": ["x", "y", "z"], "b": [10, 20, 30]})
+    table = opens(rows, keys="id", columns="id,a")
+    assert table.scan(["b", "id"]).to_pylist() == [{"b": 10, "id": 1}, {"b": 20, "id": 2}, {"b": 30, "id": 3}]
+    assert table.scan(predicate="b = 20").to_pylist() == [{"id": 2, "a": "y"}]
+    assert table.scan(["a"], "id = 3").to_pylist() == [{"a": "z"}]
+    assert table.get(2) == [{"id": 2, "a": "y"}]
+    metrics = table.metrics()
+    assert (metrics["loadCount"], metrics["snapshotReadThroughCount"]) in ((0, 0), (1, 2))  # NONE, FULL
+
+
+@pytest.mark.nightly
+def test_more_than_two_gib_of_text_in_a_column(tmp_path: Path) -> None:
+    """A column whose text needs 64-bit offsets is kept, looked up and scanned like any other."""
+    rows, width = 36_000, 64 * 1024
+    path = tmp_path / "big"
+    path.mkdir()
+    for number in range(4):
+        ids = range(number * rows // 4, (number + 1) * rows // 4)
+        texts = pa.array([f"{n:08d}" + "x" * (width - 8) for n in ids])
+        pq.write_table(pa.table({"id": ids, "text": texts}), path / f"{number}.parquet", row_group_size=3000)
+        wait_until_settled(path / f"{number}.parquet")
+    options = {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache"), "lookup.cache": "FULL"}
+    full = LookupTable(str(path), options)
+    full.warm()
+    assert full.metrics()["numCachedBytes"] > 2**31
+    found = full.get_many(pa.table({"id": [35_999, 0, 17_000, 36_000]}))
+    assert [text[:8] for text in found.column("text").to_pylist()] == ["00035999", "00000000", "00017000"]
+    assert {len(text) for text in found.column("text").to_pylist()} == {width}
 
 
 # --- options, closing, errors ---------------------------------------------------------------------
 
 
 def test_option_values_may_be_python_values(table: Opens, tmp_path: Path) -> None:
-    """True and False are Spark's true and false, numbers their digits."""
+    """True and False are Spark's true and false, numbers their digits. Options are checked before the store is asked."""
     root = tmp_path / "t"
     put(root / "a.parquet", id=[1])
     assert table({"lookup.success-file": False, "lookup.max-retries": 0}, at=root).scan().num_rows == 1
     with pytest.raises(TableBusyError, match="_SUCCESS"):
         table({"lookup.success-file": True}, at=root).scan()
-    (root / "_SUCCESS").touch()
-    assert table({"lookup.success-file": True}, at=root).scan().num_rows == 1
     cached = table({"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": -1}, at=root)
     cached.scan()
     put(root / "b.parquet", id=[2])
     assert cached.scan().num_rows == 1
+    for options, says in (
+        ({"lookup.success-file": 2}, r"lookup\.success-file = '2'"),
+        ({"lookup.view": "files"}, r"describe\(\) or metrics\(\)"),  # views are Spark's
+    ):
+        with pytest.raises(OptionError, match=says):
+            table(options, at=tmp_path / "absent")
 
 
-def test_storage_options_keep_their_types(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
+def test_storage_options_keep_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python values in `lookup.storage.*` reach the store as the values they were."""
     seen: list[object] = []
 
@@ -237,26 +309,17 @@ def test_storage_options_keep_their_types(monkeypatch: pytest.MonkeyPatch, site:
     assert seen == [{"anon": True, "use_ssl": False}]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lookup.wher": "id = 1"}, r"lookup\.where"),
-        ({"lookup.success-file": 2}, r"lookup\.success-file = '2'"),
-        ({"lookup.metadata.source": "CACHE"}, "sync-interval"),
-        ({"lookup.storage.secret": "x"}, r"lookup\.storage\.secret"),
-        ({"lookup.view": "files"}, r"describe\(\) or metrics\(\)"),  # views are Spark's
-    ],
-)
-def test_options_that_cannot_be_are_refused_at_once(path: Path, options: dict[str, Any], message: str) -> None:
-    """Creation checks options without asking the store, and names the key."""
-    with pytest.raises(OptionError, match=message):
-        LookupTable(str(path.with_name("absent")), options)
+def test_a_closed_table_refuses_every_use(table: Opens, site: Site, path: Path) -> None:
+    """After close(), or a with block that ends or fails, nothing is answered or asked; closing again is fine.
 
-
-def test_a_closed_table_refuses_every_use(table: Opens, site: Site) -> None:
-    """After close(), or a with block that ends or fails, nothing is answered or asked; closing again is fine."""
+    A table shows its place, its cache and the version it has seen, without asking, and no secret of a URL.
+    """
     with table() as opened:
+        assert repr(opened) == f"LookupTable('{path}', NONE, not read yet)"
         assert opened.scan().num_rows == 4
+        version = opened.version
+        calls(site)
+        assert repr(opened) == f"LookupTable('{path}', NONE, version {version})"
     failed = table()
     with pytest.raises(SchemaError), failed:
         failed.scan(["nope"])
@@ -265,48 +328,27 @@ def test_a_closed_table_refuses_every_use(table: Opens, site: Site) -> None:
         with pytest.raises(ValueError, match="closed"):
             use()
     opened.close()
+    assert repr(opened) == f"LookupTable('{path}', NONE, closed)"
     assert calls(site) == []
     assert table().scan().num_rows == 4  # the table is not closed for others
-
-
-def test_processes_publish_their_counters(table: Opens, site: Site) -> None:
-    """What a process counted is seen by others of the host when a scan returns or fails, and when the table is closed."""
-    table().scan()
-    site.restart()
-    assert table().metrics()["rowsReadCount"] == 4
-    with pytest.raises(SchemaError):
-        table().scan(["nope"])
-    site.restart()
-    opened = table()
-    assert opened.metrics()["ufsHeadCount"] == 2
-    assert opened.version
-    opened.close()
-    site.restart()
-    assert table().metrics()["ufsHeadCount"] == 3
+    assert "secret" not in repr(LookupTable("s3://bucket/t?X-Amz-Signature=secret"))
 
 
 def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -> None:
-    """Missing, empty, emptied later, or of no known format: the error says which, when asked and not before."""
-    missing = table(at=tmp_path / "missing.parquet")
-    for use in (missing.scan, missing.describe, lambda: missing.version):
-        with pytest.raises(UfsNotFoundError, match=r"missing\.parquet does not exist"):
-            use()
-        with pytest.raises(FileNotFoundError):
-            use()
-    (tmp_path / "t").mkdir()
-    opened = table(at=tmp_path / "t")
-    for use in (opened.scan, opened.describe, lambda: opened.version):
-        with pytest.raises(TableEmptyError, match="no data file"):
-            use()
-    (tmp_path / "t" / "data.bin").write_bytes(b"x")
+    """Missing, empty, or of no known format: the error says which, when asked and not before."""
+    root = tmp_path / "t"
+    opened = table(at=root)
+    for problem, says in ((FileNotFoundError, "t does not exist"), (TableEmptyError, "no data file")):
+        for use in (opened.scan, opened.describe, lambda: opened.version):
+            with pytest.raises(problem, match=says):
+                use()
+        root.mkdir(exist_ok=True)
+    (root / "data.bin").write_bytes(b"x")
     with pytest.raises(OptionError, match=r"set lookup\.format"):
         opened.scan()
-    (tmp_path / "t" / "data.bin").unlink()
-    put(tmp_path / "t" / "a.parquet", id=[1])
+    (root / "data.bin").unlink()
+    put(root / "a.parquet", id=[1])
     assert opened.scan().num_rows == 1
-    (tmp_path / "t" / "a.parquet").unlink()
-    with pytest.raises(TableEmptyError):
-        opened.scan()
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -315,44 +357,35 @@ def test_a_path_without_a_table_is_a_named_error(table: Opens, tmp_path: Path) -
 def test_a_file_costs_one_status_call_then_one_head_per_question(table: Opens, site: Site, path: Path) -> None:
     """The first question learns what the path is; after it a scan of an unchanged file is one HEAD and no data."""
     opened = table()
-    opened.scan()
-    assert calls(site) == ["status", "get"]
-    opened.scan()
-    assert calls(site) == ["head"]
-    opened.scan(["id"], "id = 2")
-    assert calls(site) == ["head"]
-    assert len(opened.version) == 32
-    assert calls(site) == ["head"]
-    opened.describe()
-    assert calls(site) == ["head"]
-    assert opened.metrics()["ufsHeadCount"] == 5
-    assert calls(site) == []
-    put(path, id=[1])
-    opened.scan()
-    assert calls(site) == ["head", "get"]
+    costs: list[tuple[Callable[[], object], list[str]]] = [
+        (opened.scan, ["status", "get"]),
+        (opened.scan, ["head"]),
+        (lambda: opened.scan(["id"], "id = 2"), ["head"]),
+        (lambda: opened.version, ["head"]),
+        (opened.describe, ["head"]),
+        (opened.metrics, []),
+        (lambda: put(path, id=[1]), []),
+        (opened.scan, ["head", "get"]),
+    ]
+    for act, cost in costs:
+        act()
+        assert calls(site) == cost
+    assert opened.metrics()["ufsHeadCount"] == 6
 
 
 # --- counters of several processes ----------------------------------------------------------------
 
 
-def counted(metrics: dict[str, int]) -> dict[str, int]:
-    """What processes have counted, without what the host says when it is asked."""
-    return {name: value for name, value in metrics.items() if name not in HOST_GAUGES}
+def test_whose_counters_a_table_shows(table: Opens, site: Site, tmp_path: Path) -> None:
+    """Those of all references to it in all processes: what one counted is seen when a scan returns or fails, or it is closed.
 
-
-def test_metrics_have_every_name(table: Opens) -> None:
-    """Counters start at 0 and gauges nobody set at -1; the names are those of pyspark_lookup.base.metrics."""
-    opened = table()
-    found = opened.metrics()
-    assert set(found) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
-    assert counted(found) == {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, -1)}
-    opened.scan()
-    assert opened.metrics()["rowsReadCount"] == 4
-
-
-def test_references_to_one_table_count_together(table: Opens, tmp_path: Path) -> None:
-    """Two instances with other options share counters, counted once; another table has its own."""
+    Counters start at 0 and gauges nobody set at -1; another table has its own.
+    """
     one, other = table(), table({"lookup.where": "id = 1", "lookup.max-retries": 0})
+    found = one.metrics()
+    assert set(found) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
+    before = {name: value for name, value in found.items() if name not in HOST_GAUGES}
+    assert before == {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, -1)}
     one.scan()
     other.scan()
     assert one.metrics()["rowsReadCount"] == other.metrics()["rowsReadCount"] == 5
@@ -360,12 +393,22 @@ def test_references_to_one_table_count_together(table: Opens, tmp_path: Path) ->
     assert one.metrics()["ufsHeadCount"] == 3  # at once, in one process
     beside = table(at=put(tmp_path / "beside.parquet", id=[1]))
     beside.scan()
-    assert beside.metrics()["rowsReadCount"] == 1
-    assert one.metrics()["rowsReadCount"] == 5
+    assert (beside.metrics()["rowsReadCount"], one.metrics()["rowsReadCount"]) == (1, 5)
+    site.restart()
+    opened = table()
+    assert opened.metrics()["rowsReadCount"] == 5
+    with pytest.raises(SchemaError):
+        opened.scan(["nope"])
+    site.restart()
+    with table() as opened:
+        assert opened.metrics()["ufsHeadCount"] == 4
+        assert opened.version
+    site.restart()
+    assert table().metrics()["ufsHeadCount"] == 5
 
 
 _CACHED = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}
-_PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 10}
+_PARTIAL = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 10, "lookup.partial-cache.max-bytes": "1 MiB"}
 
 
 @pytest.mark.parametrize(
@@ -380,3 +423,254 @@ def test_each_question_counts_the_table_once(path: Path, cache_dir: Path, option
     for number, call in enumerate(calls * 2, start=1):
         call()
         assert opened.metrics()["resolvedBytes"] == number * path.stat().st_size
+    if options is _PARTIAL:  # how much it holds, and how much it may
+        found = opened.metrics()
+        assert (found["numCachedRecords"], found["maxCachedRecords"], found["maxCachedBytes"]) == (2, 10, 2**20)
+
+
+ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
+TABLE = pa.Table.from_pylist(ROWS)
+GIVEN: dict[str, Any] = {
+    "table": lambda: TABLE,
+    "batch": lambda: TABLE.to_batches()[0],
+    "reader": TABLE.to_reader,
+    "dictionaries": lambda: ROWS,
+    "a tuple of dictionaries": lambda: tuple(ROWS),
+    "pandas": lambda: pd.DataFrame(ROWS),
+    "pandas with an index": lambda: pd.DataFrame(ROWS, index=["x", "y"]),
+    "pandas by key": lambda: pd.DataFrame(ROWS).set_index("id"),  # as after a groupby
+    "polars": lambda: pl.DataFrame(ROWS),
+    "polars with categories": lambda: pl.DataFrame(ROWS, schema_overrides={"name": pl.Categorical}),
+    "duckdb": lambda: duckdb.sql("SELECT * FROM (VALUES (1::BIGINT, 'a'), (2, NULL)) AS t(id, name)"),
+}
+# A bound that is none: Flink says so by the largest long.
+UNBOUNDED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 2**63 - 1}
+KEYS: dict[str, Any] = {
+    "list": lambda: [2, 1, 7],
+    "tuple": lambda: (2, 1, 7),
+    "range": lambda: range(2, -1, -1),
+    "numpy": lambda: np.array([2, 1, 7]),
+    "array": lambda: pa.array([2, 1, 7]),
+    "chunks": lambda: pa.chunked_array([[2, 1], [7]]),
+    "pandas series": lambda: pd.Series([2, 1, 7]),
+    "polars series": lambda: pl.Series([2, 1, 7]),
+    "dictionaries": lambda: [{"id": 2}, {"id": 1}, {"id": 7}],
+    "table": lambda: pa.table({"id": [2, 1, 7]}),
+    "batch": lambda: pa.record_batch({"ID": [2, 1, 7]}),
+    "pandas": lambda: pd.DataFrame({"id": [2, 1, 7]}),
+    "pandas by key": lambda: pd.DataFrame({"id": [2, 1, 7], "name": "x"}).set_index("id"),
+    "polars": lambda: pl.DataFrame({"id": [2, 1, 7]}),
+    "duckdb": lambda: duckdb.sql("SELECT unnest([2, 1, 7]) AS id"),
+}
+
+
+@pytest.mark.parametrize("how", GIVEN)
+def test_rows_of_every_kind(site: Site, how: str) -> None:
+    """Each kind creates a table, adds to it, takes rows' places and is written in a transaction."""
+    make = GIVEN[how]
+    table = site.table({"lookup.keys": "id"})
+    table.write(make())
+    table.upsert(make())
+    with table.transaction() as t:
+        t.upsert(make())
+    assert table.scan().select(["id", "name"]).to_pylist() == ROWS
+    assert dict(zip(table.schema.names, table.schema.types, strict=True)) == {"id": pa.int64(), "name": pa.string()}
+    table.write(make(), "overwrite")
+    assert table.scan().num_rows == 2
+
+
+@pytest.mark.parametrize("how", KEYS)
+@pytest.mark.parametrize("cache", [{"lookup.cache": "FULL"}, UNBOUNDED], ids=["FULL", "PARTIAL"])
+def test_keys_of_every_kind(site: Site, how: str, cache: dict[str, Any]) -> None:
+    """Each kind looks rows up, and removes them."""
+    site.table({"lookup.keys": "id"}).write(ROWS)
+    table = site.table(cache)
+    for _ in range(2):
+        found = table.get_many(KEYS[how]())
+        assert list(zip(found["id"].to_pylist(), found["key_index"].to_pylist(), strict=True)) == [(2, 0), (1, 1)]
+    with table.transaction() as t:
+        assert t.get_many(KEYS[how]()).num_rows == 2
+    table.delete(KEYS[how]())
+    assert table.scan().num_rows == 0
+
+
+def test_keys_of_several_columns(site: Site) -> None:
+    """Tuples in the order of the keys, as the log says, or dictionaries; lists of strings are texts, not names."""
+    site.table({"lookup.keys": ["a", "b"]}).write([{"a": "x", "b": 1, "v": 1}, {"a": "y", "b": 2, "v": 2}])
+    site.restart()
+    table = site.table(host="fresh")
+    frame = pl.DataFrame({"b": [2], "a": ["y"]})
+    coded = frame.with_columns(pl.col("a").cast(pl.Categorical))
+    for keys in ([("y", 2), ("x", 2)], [["y", 2]], [{"b": 2, "a": "y"}], frame, coded):
+        assert table.get_many(keys)["v"].to_pylist() == [2]
+    for keys in (["xy"], [("x",)], [("x", 1, 2)], [1]):
+        with pytest.raises(TypeError, match=r"lookup\.keys has 2 columns, a, b"):
+            table.get_many(keys)
+    site.restart()
+    assert site.table(host="another").delete([("x", 1)]) == site.state().position
+    assert table.scan()["v"].to_pylist() == [2]
+
+
+NO_ROWS = [7, "x", None, {"id": 1}, [1, 2], np.array([1]), pl.Series([1]), object()]
+
+
+NO_KEYS = [7, "x", None, {"id": 1}, object(), [object()]]
+
+
+OTHER_KEYS = [
+    pa.table({"amount": [1]}),
+    pa.table({"b": [1], "a": [2]}),
+    pd.DataFrame({"amount": [1]}),
+    pl.DataFrame({"amount": [1]}),
+    [{"amount": 1}],
+    [{"id": 1}, {"b": 1}],
+]
+
+
+def test_what_are_no_rows_and_no_keys(site: Site) -> None:
+    """The error says what rows or keys are, and nothing is written. Tables of keys count by the names of their columns."""
+    table = site.created()
+    before = site.state().position
+    for wrong in NO_ROWS:
+        for write in (table.write, table.upsert):
+            with pytest.raises(TypeError, match=r"rows are a pyarrow Table, .* or a list of dictionaries"):
+                write(wrong)
+    for ask in (table.get_many, table.delete):
+        for wrong in NO_KEYS:
+            with pytest.raises(TypeError, match="keys are a list of values"):
+                ask(wrong)
+        for other in OTHER_KEYS:
+            with pytest.raises(SchemaError, match=r"keys have the columns .*; lookup\.keys are id|have no"):
+                ask(other)
+    with pytest.raises(TypeError, match="names of columns are texts"):
+        table.write([{1: 2}])  # type: ignore[dict-item]
+    with pytest.raises(SchemaError, match="the rows"):
+        table.write(pd.DataFrame({"id": [3, "x"]}))
+    with pytest.raises(SchemaError, match="no key column 'id'"):
+        site.table({"lookup.keys": "id"}).write([{"name": "q"}])
+    assert table.write([]) == before
+    assert site.state().position == before
+
+
+def test_public_names() -> None:
+    """`dir` shows what is for users."""
+    assert dir(pyspark_lookup) == sorted(pyspark_lookup.__all__)
+
+
+@pytest.mark.slow
+def test_a_users_script_is_typed() -> None:
+    """What a user writes passes `mypy --strict`, and what has no meaning does not."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", str(Path(__file__).parent / "typed_script.py")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_dictionaries_that_lack_different_columns(site: Site) -> None:
+    """What an upsert's dictionary does not have is not null: nothing is lost."""
+    rows = [{"id": 1, "a": "x", "b": 10}, {"id": 2, "a": "y", "b": 20}]
+    site.table({"lookup.keys": "id"}).write(rows)
+    for options in ({}, {"lookup.write.missing-columns": "KEEP"}, {"lookup.write.missing-columns": "NULL"}):
+        table = site.table(options)
+        with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"):
+            table.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
+        with pytest.raises(SchemaError, match="some of the dictionaries have no 'a'"), table.transaction() as t:
+            t.upsert([{"id": 1, "a": "z"}, {"id": 2, "b": 5}])
+        assert table.scan().to_pylist() == rows
+
+
+MOMENT = datetime.datetime(2024, 1, 2, 5)
+
+
+VALUES: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.float64(), 1, 1.0),
+    (pa.float64(), object(), None),
+    (pa.float32(), 0.5, 0.5),
+    (pa.float32(), 1e300, None),
+    (pa.date32(), MOMENT.date(), MOMENT.date()),
+    (pa.date32(), MOMENT, None),
+    (pa.timestamp("us"), MOMENT, MOMENT),
+    (pa.timestamp("us"), MOMENT.replace(tzinfo=datetime.timezone.utc), None),
+    (pa.timestamp("us", "UTC"), MOMENT, None),
+    (pa.decimal128(10, 2), 5, decimal.Decimal("5.00")),
+    (pa.decimal128(10, 2), decimal.Decimal("0.125"), None),
+    (pa.int16(), 40000, None),
+    (pa.int32(), "x", None),
+    (pa.string(), 5, None),
+    (pa.bool_(), 1, None),
+]
+
+
+def test_values_of_dictionaries_do_not_change(site: Site) -> None:
+    """They are the table's, or an error. Rows may lack columns, and spell them in another letter case."""
+    table = site.table({"lookup.keys": "id"})
+    kinds = [("id", pa.int32()), *((f"v{n}", kind) for n, (kind, _, _) in enumerate(VALUES))]
+    table.write(pa.schema(kinds).empty_table())
+    for n, (_, value, kept) in enumerate(VALUES):
+        if kept is None:
+            with pytest.raises(SchemaError, match=f"column 'v{n}' of the rows"):
+                table.write([{"id": n, f"v{n}": value}])
+        else:
+            table.write([{"ID": n, f"v{n}": value}])
+            assert table.get(n)[0][f"v{n}"] == kept
+            assert [v for v in table.get(n)[0].values() if v is not None] == [n, kept]
+    with pytest.raises(SchemaError, match=r"column .id. of the rows"):
+        table.write([{"id": 2**40}])
+
+
+def test_odd_arguments_are_named(site: Site) -> None:
+    """What is of another kind than an argument wants is an error that says what to give; NaN is a key."""
+    table = site.table({"lookup.keys": "d"})
+    table.write([{"d": 1.5, "Name": "a"}, {"d": float("nan"), "Name": "n"}])
+    assert table.get_many([float("nan"), 1.5]).num_rows == 2
+    assert table.get({"D": 1.5}) == [{"d": 1.5, "Name": "a"}]
+    with pytest.raises(TypeError, match="positional argument"):
+        table.get(1.5, "x")  # type: ignore[misc]  # a second value is no version
+    with pytest.raises(SchemaError, match="no key column can hold"):
+        table.get(2**70)
+    with pytest.raises(SchemaError, match=r"argument columns = 'Name': give a list of names, such as \['Name'\]"):
+        table.scan("Name")
+    with pytest.raises(SchemaError, match="give a list of names"):
+        table.scan([])
+    with pytest.raises(TypeError, match=r"columns are a pyarrow\.Schema"):
+        table.alter({"w": "INT"})  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="argument columns = 'w': expected columns"):
+        table.alter("w")
+    table.alter("w INT")
+    assert table.get(1.5) == [{"d": 1.5, "Name": "a", "w": None}]
+    assert table.vacuum(datetime.timedelta(days=8))["files"] == 0
+    with pytest.raises(OptionError, match=r"lookup.key = 'id'.*did you mean lookup.keys"):
+        LookupTable(str(site.path), {"lookup.key": "id"})
+
+
+def test_files_of_a_managed_table_are_no_table(tmp_path: Path) -> None:
+    """Whoever names what is above, inside or across a managed table is refused: its log alone says which rows are valid."""
+    options = {"lookup.cache.dir": str(tmp_path / "c")}
+    with LookupTable(str(tmp_path / "lake" / "a"), {"lookup.keys": "id", **options}) as table:
+        table.write(ROWS)
+        table.upsert([{"id": 1, "name": "new"}])
+        table.delete([2])
+    (file, *_) = (tmp_path / "lake" / "a").glob("write-*/*.parquet")
+    places = ["", "/*", "/a/*", "/a/*/*.parquet", f"/a/{file.parent.name}", f"/a/{file.parent.name}/{file.name}"]
+    for place in places:
+        with pytest.raises(TableFormatError, match=r"managed table.*read it|managed table.*read .*/lake/a"):
+            LookupTable(f"{tmp_path}/lake{place}", options).scan()
+
+
+def test_a_failed_first_write_says_that_it_made_the_table(tmp_path: Path) -> None:
+    """Columns that no commit has used are named as such, with the way to say them anew."""
+    options = {"lookup.keys": "id", "lookup.write.unique-keys": "true", "lookup.cache.dir": str(tmp_path / "c")}
+    with LookupTable(str(tmp_path / "t"), options) as table:
+        with pytest.raises(NonUniqueKeyError):
+            table.write([{"id": 1, "v": 1}, {"id": 1, "v": 2}])
+        with pytest.raises(SchemaError, match=r"Nothing was ever committed to the table.*remove its directory"):
+            table.write(pa.table({"id": ["1"], "v": [1]}))
+
+
+def test_a_broken_source_file_is_no_damage_of_the_cache(tmp_path: Path) -> None:
+    """A file that the store itself has broken is an error, and no word about the cache."""
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.csv").write_bytes("id,name\n1,Köln\n".encode("latin-1"))
+    table = LookupTable(str(tmp_path / "t"), {"lookup.cache.dir": str(tmp_path / "c")})
+    with pytest.raises(DamagedFileError):
+        table.scan()
+    assert table.metrics()["blockDamagedCount"] == 0

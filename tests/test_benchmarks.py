@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks import run
 from benchmarks.run import BENCHMARKS, Table, compared, plotted, tables_in
 
 PRINTED = """
@@ -24,11 +25,12 @@ more words
 
 
 def test_tables_are_read_from_what_is_printed() -> None:
-    """Each table with the line before it, numbers as numbers; one without rows is none."""
+    """Each table with the line before it, numbers as numbers; one without rows is none. A new benchmark has its place in the runner."""
     first, second = tables_in(PRINTED)
     assert first.title == "command: python -m benchmarks.bench_scan"
     assert first.rows == [["ours", 30.0, 0.042, 1.18], ["theirs", 30.0, 0.036, "peer"]]
     assert second.rows == [[10_000.0, "a new host", 0.222]]
+    assert {path.stem for path in Path(run.__file__).parent.glob("bench_*.py")} == set(BENCHMARKS)
 
 
 def results(*rows: list[object], ratio: bool = True) -> dict[str, object]:
@@ -54,9 +56,3 @@ def test_a_table_with_times_is_drawn(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "a.svg").read_text()
     assert not plotted(Table("x", ["name", "files"], [["a", 1.0]]), tmp_path / "b.svg")
     assert not (tmp_path / "b.svg").exists()
-
-
-def test_every_benchmark_is_run() -> None:
-    """A new benchmark takes its place in the runner."""
-    there = {path.stem for path in (Path(__file__).parents[1] / "benchmarks").glob("bench_*.py")}
-    assert there == set(BENCHMARKS)

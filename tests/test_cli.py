@@ -17,11 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
-from pyspark_lookup.cli import host_commands, main, table_commands
+from pyspark_lookup.cli import main
 
 KEYED = ("-o", "lookup.keys=id")
 ROOT = Path(pyspark_lookup.__file__).parent.parent
@@ -106,15 +105,18 @@ def test_describe_and_get(run: Run, dim: Path) -> None:
         (["compact", "DIM"], 1, "no managed table"),
         (["vacuum", "DIM", "--older-than", "1 h"], 2, "604800"),
         (["vacuum", "DIM", "--older-than", "soon"], 2, "older_than"),
+        (["report", "DIM/a.parquet"], 2, "is no HTML page"),
         (["nothing"], 2, "No such command"),
     ],
 )
 def test_what_goes_wrong_says_so(run: Run, dim: Path, arguments: list[str], code: int, said: str) -> None:
-    """An error is one message on stderr and its exit code, never a traceback; nothing is on stdout."""
+    """An error is one message on stderr and its exit code, never a traceback; nothing is on stdout, and no file is overwritten."""
+    before = (dim / "a.parquet").read_bytes()
     found = run(*(argument.replace("DIM", str(dim)) for argument in arguments), cache=arguments[0] != "nothing")
     assert (found.code, found.out) == (code, "")
     assert said in found.err
     assert "Traceback" not in found.err
+    assert (dim / "a.parquet").read_bytes() == before
 
 
 def test_versions_files_and_upkeep(run: Run, dim: Path, managed: LookupTable) -> None:
@@ -159,6 +161,7 @@ def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> No
     target = tmp_path / "lookupcache.prom"
     assert run("serve-metrics", "--textfile", target).code == 0
     assert re.search(r'^lookupcache_processes\{host=".+",table=".+/dim"\} ', target.read_text(), re.MULTILINE)
+    assert [run("report", tmp_path / "page.html").code for _ in range(2)] == [0, 0]
     assert run("check").code == 0
     (block, *_) = [path for path in (cache_dir / "v1" / "blocks").rglob("*-*") if path.is_file()]
     block.write_bytes(b"noise")
@@ -226,21 +229,3 @@ def test_what_it_needs(dim: Path, tmp_path: Path, cache_dir: Path) -> None:
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError('no click', name='click')")
     code, out, err = ran(f"{tmp_path}{os.pathsep}{ROOT}", "-m", "pyspark_lookup")
     assert (code, err) == (1, "click is not installed: pip install 'pyspark-lookup[cli]'\n")
-
-
-def test_help_names_every_command() -> None:
-    """`--help` of each command tells its options."""
-    for command in (*table_commands.COMMANDS, *host_commands.COMMANDS):
-        shown = CliRunner().invoke(command, ["--help"])
-        assert shown.exit_code == 0
-        assert (command.help or "").split(".")[0][:30] in " ".join(shown.output.split())
-
-
-def test_a_report_takes_the_place_of_reports_only(run: Run, dim: Path, tmp_path: Path) -> None:
-    """A file that is no page is never overwritten; a page is."""
-    before = (dim / "a.parquet").read_bytes()
-    found = run("report", dim / "a.parquet")
-    assert (found.code, (dim / "a.parquet").read_bytes()) == (2, before)
-    assert "is no HTML page" in found.err
-    run("files", dim)  # a host that has a cache directory
-    assert [run("report", tmp_path / "page.html").code for _ in range(2)] == [0, 0]

@@ -18,16 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.metrics import (
-    BOUNDS_MS,
-    COUNTERS,
-    GAUGES,
-    HOST_GAUGES,
-    UNSET,
-    CacheMetricGroup,
-    bucket_names,
-    up_to,
-)
+from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup
 from pyspark_lookup.io.disk import CounterFile, Counts, Disk
 from pyspark_lookup.io.host_metrics import Publisher, tables_on
 from tests.fakes import FakeClock
@@ -71,7 +62,7 @@ class Host:
         with pytest.MonkeyPatch.context() as patch:
             if dies:
                 patch.setattr(Disk, "_remove", lambda self, path: False)
-            self.disk.merge_counters("t", above, added)
+            self.disk.merge_counters("t", above, NAMES, added)
 
 
 def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:
@@ -83,28 +74,22 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path / "cache")
 
 
-def test_numbers_are_put_in_place(host: Host) -> None:
-    """A file says what was put last, large and negative numbers included, and is never made anew."""
-    file = host.made("t-1", 1, -1)
-    inode = (host.counters / "t-1").stat().st_ino
-    file.put(pair(2**62, -1))
-    (counts,) = host.disk.counters("t")
-    assert (counts.name, counts.about, counts.values) == ("t-1", {"url": "/t"}, {"a": 2**62, "b": -1})
-    assert (host.counters / "t-1").stat().st_ino == inode
-    assert os.listdir(host.counters.parent / "tmp") == []
-
-
 @fuzzed(30)
-@given(st.lists(st.sampled_from(["begin", "begin", "end", "fold", "die"]), max_size=30))
+@given(st.lists(st.sampled_from(["begin", "begin", "count", "end", "fold", "die"]), max_size=30))
 def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     """Files of processes that have ended become one, those of living ones, and of other tables, stay, though whoever folds may die
-    before the files in the total are removed: each counts once."""
+    before the files in the total are removed: each counts once, with what was put last, large and negative numbers included."""
     host, living = Host(tmp_path_factory.mktemp("counters")), dict[str, CounterFile]()
-    other, begun = host.made("u-1", 100, 100), list[int]()
+    other, begun, counted = host.made("u-1", 100, 100), list[int](), dict[str, int]()
     for number, step in enumerate(steps):
         if step == "begin":
             living[f"t-{number:02}"] = host.made(f"t-{number:02}", number, 1)
             begun.append(number)
+            counted[f"t-{number:02}"] = number
+        elif step == "count" and living:
+            name = sorted(living)[number % len(living)]
+            counted[name] = (-1) ** number * 2**50 + number
+            living[name].put(pair(counted[name], 1))
         elif step == "end" and living:
             del living[sorted(living)[number % len(living)]]
         elif step in ("fold", "die"):
@@ -112,8 +97,9 @@ def test_the_sum_stays(tmp_path_factory: pytest.TempPathFactory, steps: list[str
             host.fold(dies=step == "die")
             total = ["t-ended"] if len(begun) > len(living) else []
             assert host.files() == sorted({*(before if step == "die" else living), *total, "u-1"})
-        assert host.sums() == {"a": sum(begun), "b": len(begun)}
+        assert host.sums() == {"a": sum(counted.values()), "b": len(begun)}
     assert host.sums("u") == {"a": 100, "b": 100}
+    assert os.listdir(host.counters.parent / "tmp") == []
     del other
 
 
@@ -240,20 +226,15 @@ def test_a_process_that_ends(tmp_path: Path) -> None:
     assert LookupTable(str(tmp_path / "dim.parquet"), options).metrics()["lookupTimeCount"] == 7
 
 
-def test_a_directory_that_fails(host: Host) -> None:
-    """A publisher whose file cannot be made goes on counting, and says so."""
+def test_a_directory_that_fails_and_another_release(host: Host) -> None:
+    """A publisher whose file cannot be made goes on counting, and says so. Files of other metrics are added up as far as they go."""
     host.counters.rmdir()
     publisher = host.publisher(hits=1)
     assert publisher.metrics.snapshot()["cacheFailureCount"] == 1
     host.counters.mkdir()
     assert publisher.host_total()["hitCount"] == 1
-
-
-def test_another_release_counts_beside(host: Host) -> None:
-    """Files of a process with other metrics than ours are added up as far as they go."""
-    about = {"url": "/data/t", "host": "h", "process": 1}
-    host.disk.new_counters("t-old", about, {"hitCount": 5, "goneCount": 7})
-    publisher = host.publisher(hits=1)
+    file = host.disk.new_counters("t-old", {"url": "/data/t", "host": "h", "process": 1}, ["hitCount", "goneCount"])
+    file.put(pair(5, 7))
     total = publisher.host_total()
     assert total["hitCount"] == 6
     assert set(total) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
@@ -277,17 +258,3 @@ def test_gauges_are_the_latest(host: Host) -> None:
     space = first.host_total()
     assert space["diskBlockBudget"] == 10**9
     assert space["diskFreeBytes"] > 0
-
-
-def test_times_are_counted_by_bounds() -> None:
-    """A time counts in its bucket; one beyond the last in none."""
-    group = CacheMetricGroup()
-    for seconds in (0.0, 0.0001, 0.0002, 0.029, 3600.0):
-        group.time("lookupTime", seconds)
-    found = group.snapshot()
-    buckets = dict(zip(BOUNDS_MS, (found[name] for name in bucket_names("lookupTime")), strict=True))
-    assert {bound: count for bound, count in buckets.items() if count} == {0.1: 2, 0.3: 1, 30: 1}
-    assert up_to(found, "lookupTime") == [2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4]
-    assert (found["lookupTimeCount"], found["lookupTimeMicros"]) == (5, 3_600_029_300)
-    with pytest.raises(KeyError):
-        group.time("hitCount", 1.0)

@@ -37,11 +37,20 @@ def test_options_table() -> None:
     )
 
 
-def test_pages_name_known_options() -> None:
-    """Every option that the README, the changelog or a page mentions exists."""
+def test_pages_name_known_things() -> None:
+    """Every option that the README, the changelog or a page mentions exists; the changelog has this version.
+
+    A page has blocks that run (python, sh, sql), and such that are shown (text, yaml). The website's navigation in mkdocs.yml names
+    each page in docs/, and no other; the rest come from scripts/docs_hooks.py.
+    """
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
     prefixes = ("lookup.storage", "lookup.provider.")
     assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
+    assert pyspark_lookup.__version__ in TEXTS["CHANGELOG.md"]
+    kinds = {kind for path in DOCS for kind in re.findall(r"^ *```(\w*)$", TEXTS[path.name], re.MULTILINE)}
+    assert kinds <= {"", "python", "sh", "sql", "text", "yaml"}
+    named = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted([*TEXTS.keys() - {"README.md", "CHANGELOG.md"}, "changelog.md", "contributing.md", "index.md"])  # fmt: skip
 
 
 def test_files_guide() -> None:
@@ -159,12 +168,6 @@ def test_pages_run(path: Path, tmp_path: Path) -> None:
         assert said == [line for line in shown.splitlines() if line in said]
 
 
-def test_every_kind_of_block_is_known() -> None:
-    """A page has blocks that run (python, sh, sql), and such that are shown (text, yaml); README's may name scripts of a checkout."""
-    kinds = {kind for path in DOCS for kind in re.findall(r"^ *```(\w*)$", TEXTS[path.name], re.MULTILINE)}
-    assert kinds <= {"", "python", "sh", "sql", "text", "yaml"}
-
-
 def anchors(path: Path) -> set[str]:
     """The names by which headings of a page are linked to."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
@@ -180,13 +183,6 @@ def test_links_lead_somewhere(path: Path) -> None:
             file = path.parent / name if name else path
             assert file.exists(), target
             assert not anchor or anchor in anchors(file), target
-
-
-def test_every_page_is_in_the_navigation() -> None:
-    """The website's navigation in mkdocs.yml names each page in docs/, and no other; the rest come from scripts/docs_hooks.py."""
-    named = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
-    generated = ["changelog.md", "contributing.md", "index.md"]
-    assert sorted(named) == sorted([path.name for path in DOCS] + generated)
 
 
 @pytest.mark.nightly
@@ -228,8 +224,3 @@ def test_conf_file(tmp_path: Path) -> None:
     shown = {key: value for key, value in values.items() if key not in examples and ".storage." not in key}
     assert len(shown) >= 6
     assert LookupOptions.parse(path, conf=shown) == LookupOptions.parse(path)
-
-
-def test_changelog_mentions_the_version() -> None:
-    """The changelog has this version."""
-    assert pyspark_lookup.__version__ in TEXTS["CHANGELOG.md"]

@@ -92,31 +92,26 @@ def within(name: str, places: set[str]) -> bool:
     return any(name == place or name.startswith(f"{place}.") for place in places)
 
 
-def test_every_package_is_installed() -> None:
-    """What setup.cfg installs is what there is."""
+def test_every_package_is_known() -> None:
+    """What setup.cfg installs is what there is, and docs/design.md has the same packages, in the order."""
     setup = configparser.ConfigParser()
     setup.read(ROOT.parent / "setup.cfg")
     packages = {".".join(path.parent.relative_to(ROOT.parent).parts) for path in ROOT.rglob("__init__.py")}
     assert set(setup["options"]["packages"].split()) == packages
-
-
-def test_packages_import_those_before_them() -> None:
-    """A module imports from its own package and from those before it in the order, inside functions too."""
     assert {package(name) for name in MODULES} == set(ORDER)
-    used = [(name, module) for name in MODULES for full, _ in imports(name) if (module := own(full)) is not None]
-    assert [(n, m) for n, m in used if ORDER.index(package(m)) > ORDER.index(package(n))] == []
-
-
-def test_design_shows_the_packages() -> None:
-    """docs/design.md has the same packages, in the same order."""
     design = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\| `(\w+)/` \|", design, re.MULTILINE)
     assert shown == [name for name in ORDER if name not in ("", "__main__")]
 
 
-def test_imports_make_no_circle() -> None:
-    """No module needs itself, through any chain of top-level imports."""
-    needs = {n: {m for full, inside in imports(n) if not inside and (m := own(full)) is not None} for n in MODULES}
+def test_packages_import_those_before_them() -> None:
+    """A module imports from its own package and from those before it in the order, inside functions too.
+
+    No module needs itself, through any chain of top-level imports.
+    """
+    used = [(n, module, inside) for n in MODULES for full, inside in imports(n) if (module := own(full)) is not None]
+    assert [(n, m) for n, m, _ in used if ORDER.index(package(m)) > ORDER.index(package(n))] == []
+    needs = {name: {module for n, module, inside in used if n == name and not inside} for name in MODULES}
     graphlib.TopologicalSorter(needs).prepare()  # raises CycleError
 
 
@@ -156,28 +151,18 @@ def test_nothing_unpickles() -> None:
     assert [n for n in MODULES if {full.split(".")[0] for full, _ in imports(n)} & UNPICKLING] == []
 
 
-def test_nothing_wants_pandas() -> None:
-    """No module calls what pyarrow (25 and older) does with pandas only: the package does not require it."""
-    used = {n: {node.attr for node in ast.walk(t) if isinstance(node, ast.Attribute)} for n, t in TREES.items()}
-    assert [name for name, attributes in used.items() if attributes & {"to_pandas", "to_pandas_dtype"}] == []
+def test_what_modules_say() -> None:
+    """No file is so long that it would be two. None takes a name with an underscore from another; mypy refuses what that one imported.
 
-
-def test_files_stay_short() -> None:
-    """A file that is longer is two files."""
-    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items()}
-    assert {name: count for name, count in lines.items() if count > LONGEST_LINES} == {}
-
-
-# --- what is public ----------------------------------------------------------------------------------
-
-
-def test_what_is_imported_is_public() -> None:
-    """A module takes only names without an underscore from another; mypy refuses what that one imported itself."""
-    wrong = []
+    None calls what pyarrow (25 and older) does with pandas only: the package does not require it.
+    """
+    wrong = [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > LONGEST_LINES]
     for name, tree in TREES.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (source := own(str(node.module))) is not None:
-                wrong += [(name, source, alias.name) for alias in node.names if re.match("_[^_]", alias.name)]
+            if isinstance(node, ast.ImportFrom) and own(str(node.module)) is not None:
+                wrong += [f"{name}: {alias.name}" for alias in node.names if re.match("_[^_]", alias.name)]
+            elif isinstance(node, ast.Attribute) and node.attr in ("to_pandas", "to_pandas_dtype"):
+                wrong.append(f"{name}: {node.attr}")
     assert wrong == []
 
 
@@ -197,27 +182,24 @@ LIGHT = {"collections", "contextlib", "copyreg", "enum", "functools", "importlib
 
 
 def test_importing_brings_in_nothing_heavy() -> None:
-    """Importing the package, and asking for a name it does not have, loads neither others nor modules of ours."""
+    """Importing the package, and asking for a name it does not have, loads neither others nor modules of ours.
+
+    Nor does looking for the source, as Spark's planners do, load the engine.
+    """
     script = (
         "import sys; before = {*sys.modules}; import pyspark_lookup\n"
         "assert not hasattr(pyspark_lookup, 'nonsense')\n"
-        "print(pyspark_lookup.__version__, *sorted({*sys.modules} - before))"
+        "print(pyspark_lookup.__version__, *sorted({*sys.modules} - before))\n"
+        "assert hasattr(pyspark_lookup, 'DefaultSource')\n"
+        "print(*sorted(m for m in sys.modules if m.startswith('pyspark_lookup.')))"
     )
-    version, *modules = python(script).split()
+    first, second = python(script).splitlines()
+    version, *modules = first.split()
     assert version == pyspark_lookup.__version__
     others = {module.split(".")[0] for module in modules} - LIGHT - {"pyspark_lookup"}
     assert {module for module in others if not module.startswith("_") and not module.startswith("sre_")} == set()
     assert [module for module in modules if module.startswith("pyspark_lookup.")] == []
-
-
-def test_sparks_own_question_stays_light() -> None:
-    """Looking for the source, as Spark's planners do, does not load the engine."""
-    script = (
-        "import sys, pyspark_lookup\n"
-        "assert hasattr(pyspark_lookup, 'DefaultSource')\n"
-        "print(*sorted(m for m in sys.modules if m.startswith('pyspark_lookup.')))"
-    )
-    assert python(script).split() == ["pyspark_lookup.spark", "pyspark_lookup.spark.source"]
+    assert second.split() == ["pyspark_lookup.spark", "pyspark_lookup.spark.source"]
 
 
 BLOCKER = """

@@ -1,13 +1,15 @@
-"""What people and programs see of the caches: Prometheus' metrics, the dashboard, the report, hints and sizes."""
+"""What people and programs see of the caches: Prometheus' metrics, the dashboard, the report, the log, hints and sizes."""
 
 from __future__ import annotations
 
 import dataclasses
-import html.parser
+import html
 import json
+import logging
 import math
 import random
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,10 +25,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyspark_lookup
 from pyspark_lookup import LookupTable
+from pyspark_lookup.base import progress
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup
+from pyspark_lookup.base.log_events import log_event
+from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup, bucket_names, up_to
 from pyspark_lookup.cli import advise
-from pyspark_lookup.cli.advise import advice, replay
 from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
 from pyspark_lookup.cli.prometheus import HostCollector, series_names
 from pyspark_lookup.cli.report import report
@@ -114,8 +117,8 @@ def queries(node: Any) -> list[str]:
 
 
 def test_the_dashboard() -> None:
-    """Each query names series that this package exposes. It loads without edits: its data source is a variable, its panels have ids
-    and places of their own, its labels are those of the metrics."""
+    """Each query names series that this package exposes. It loads without edits: its data source is a variable, its panels have ids,
+    its labels are those of the metrics."""
     text = DASHBOARD.read_text()
     dashboard = json.loads(text)
     asked = {name for query in queries(dashboard) for name in re.findall(r"lookupcache_\w+", query)}
@@ -123,16 +126,8 @@ def test_the_dashboard() -> None:
     assert asked <= series_names()
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    taken: set[tuple[int, int]] = set()
-    for panel in panels:
-        place = panel["gridPos"]
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-        assert not cells & taken
-        assert place["x"] + place["w"] <= 24
-        taken |= cells
-        assert panel["datasource"]["uid"] == "${datasource}"
-        assert panel["title"]
-        assert panel["targets"]
+    assert all(panel["title"] and panel["targets"] for panel in panels)
+    assert {panel["datasource"]["uid"] for panel in panels} == {"${datasource}"}
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     assert set(re.findall(r"\$\{?(\w+)", text)) <= variables | {"__rate_interval", "__all"}
     assert "__inputs" not in dashboard
@@ -140,26 +135,6 @@ def test_the_dashboard() -> None:
 
 
 # --- the report -------------------------------------------------------------------------------------
-
-
-class Page(html.parser.HTMLParser):
-    """What a page refers to, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.text = ""
-        self.bars: list[dict[str, str | None]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.links += [str(found[name]) for name in ("src", "href", "action") if name in found]
-        if tag == "rect":
-            self.bars.append(found)
-
-    def handle_data(self, data: str) -> None:
-        self.text += f"{data} "
 
 
 def busy(disk: Disk) -> list[Publisher]:
@@ -178,21 +153,21 @@ def test_the_report_says_what_was_counted(disk: Disk) -> None:
     """Hit rates, latency, bytes saved, reloads (failed ones apart), advice; and nothing of it is markup or from the network."""
     assert "No process has used this cache directory yet" in report(disk, CLOCK)
     held = busy(disk)
-    text = report(disk, CLOCK)
-    page = Page(text)
-    assert {link for link in page.links if not link.startswith("data:")} == {"#t1", "#t2"}
-    assert not re.search(r"url\(|@import|<script", text)
-    assert "<script>alert(1)</script>" in page.text
-    words = " ".join(page.text.split())
+    page = report(disk, CLOCK)
+    links = re.findall(r'(?:src|href|action)="([^"]*)"', page)
+    assert {link for link in links if not link.startswith("data:")} == {"#t1", "#t2"}
+    assert not re.search(r"url\(|@import|<script", page)
+    words = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
     for said in (
         *("99.9% of keys", "≤ 10 ms half of 100 lookups", "≤ 30 ms 99 of 100", "990 MB saved, 99.0% of re-reading"),
-        *("Loads that failed: 2 (1 went well)", "Nothing to tune"),
+        *("Loads that failed: 2 (1 went well)", "Nothing to tune", "<script>alert(1)</script>"),
     ):
         assert said in words, said
-    assert len(page.bars) == 5
-    assert [bar.get("class") for bar in page.bars].count("failed") == 1
-    for bar in page.bars:
-        assert 0 <= float(str(bar["x"])) <= 600 - float(str(bar["width"])) + 0.1
+    bars = re.findall(r"<rect[^>]*>", page)
+    assert [len(bars), sum('class="failed"' in bar for bar in bars)] == [5, 1]
+    for bar in bars:
+        x, width = (float(re.findall(rf' {name}="([\d.]+)"', bar)[0]) for name in ("x", "width"))
+        assert 0 <= x <= 600 - width + 0.1
     del held
 
 
@@ -252,21 +227,89 @@ def test_reloads_on_record(disk: Disk) -> None:
     assert found["/t"][0].at_s == 10.0
 
 
-def test_reloads_are_put_on_record(disk: Disk, tmp_path: Path, cache_dir: Path) -> None:
-    """What a full cache loads, and what fails, is in the record with its rows and bytes."""
+def test_reloads_that_fail_and_go_well_again(
+    disk: Disk, tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each load is put on record with its rows and bytes, or why it failed; and has its line in the log.
+
+    A load tells how long it took and what came of it, a failing one why, and the next that it is over.
+    """
     path = tmp_path / "dim"
     path.mkdir()
-    pq.write_table(pa.table({"id": range(10)}), path / "a.parquet")
+    pq.write_table(pa.table({"id": range(3)}), path / "a.parquet")
     options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(cache_dir)}
-    with LookupTable(str(path), options) as table:
+    with caplog.at_level(logging.INFO), LookupTable(str(path), options) as table:
         version = table.reload()
+        loaded = caplog.records[-1].lookup_fields  # type: ignore[attr-defined]
+        assert (loaded["version"], loaded["rows"], loaded["failures_before"]) == (version, 3, 0)
         (path / "b.parquet").write_bytes(b"noise")
-        with pytest.raises(Exception, match="parquet"):
-            table.reload()
-    ((url, (good, bad)),) = reloads_on(disk).items()
+        for _ in range(2):
+            with pytest.raises(Exception, match="parquet"):
+                table.reload()
+        pq.write_table(pa.table({"id": range(100_000)}), path / "b.parquet")
+        table.reload()
+        assert caplog.records[-1].lookup_fields["fetched"] > 0  # type: ignore[attr-defined]
+    events = [(r.lookup_event, r.levelname) for r in caplog.records if hasattr(r, "lookup_event")]
+    failed = [("reload-failed", "WARNING"), ("reload-failed", "INFO")]
+    assert events == [("reload", "INFO"), *failed, ("reload", "WARNING")]
+    assert all(str(path) in record.getMessage() for record in caplog.records)
+    ((url, loads),) = reloads_on(disk).items()
     assert url.endswith("/dim")
-    assert (good.version, good.rows, good.error) == (version, 10, "")
-    assert (bad.rows, "parquet" in bad.error) == (0, True)
+    assert [load.rows for load in loads] == [3, 0, 0, 100_003]
+    assert ["parquet" in load.error for load in loads] == [False, True, True, False]
+    assert loads[0].version == version
+
+
+def test_a_line_of_the_log_can_be_read_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Each field is `key=value`; what would end a value, or the line, is quoted; the record has them as they are."""
+    with caplog.at_level(logging.INFO):
+        error = 'x="1"\ny\\z'
+        log_event(logging.getLogger("pyspark_lookup.tests"), logging.INFO, "reload", table="/a b", error=error, seconds=1.23456, rows=3, none="")  # fmt: skip
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert message == 'lookupcache reload table="/a b" error="x=\\"1\\"\\ny\\\\z" seconds=1.235 rows=3 none=""'
+    assert json.loads(message.split("error=")[1].split(" seconds=")[0]) == error
+    assert dict(part.split("=", 1) for part in shlex.split(message)[2:])["rows"] == "3"
+    assert record.lookup_fields["seconds"] == 1.23456  # type: ignore[attr-defined]
+
+
+# --- how far a build is -----------------------------------------------------------------------------
+
+
+class Steady:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_long_build_is_told_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a terminal (a captured stderr is none), a build of half a minute is two lines and one at its end."""
+    for interactive in (False, None):
+        caplog.clear()
+        clock = Steady()
+        with caplog.at_level(logging.INFO), progress.shown("dim", clock, interactive) as told:
+            for second in range(1, 31):
+                clock.now_s = second
+                told(second * 100 // 30, 100)
+        shares = [(33, 10), (66, 20), (100, 30)]
+        said = [f"dim: {share} % of 100 bytes after {seconds} s" for share, seconds in shares]
+        assert [record.getMessage() for record in caplog.records] == said
+
+
+def test_a_terminal_gets_a_bar(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who watches sees bytes and their share; what is done in no time leaves neither a line nor a bar."""
+    for after_s, expected in ((1.0, False), (0.0, True)):
+        monkeypatch.setattr(progress, "_BAR_AFTER_S", after_s)
+        for interactive in (False, True):
+            with caplog.at_level(logging.INFO), progress.shown("loading dim", Steady(), interactive) as told:
+                told(50_000, 200_000)
+                told(100_000, 200_000)
+            shown = capsys.readouterr().err
+            assert ("loading dim" in shown and "200k" in shown) == (expected and interactive)
+    assert caplog.records == []
 
 
 # --- hints ------------------------------------------------------------------------------------------
@@ -274,34 +317,29 @@ def test_reloads_are_put_on_record(disk: Disk, tmp_path: Path, cache_dir: Path) 
 NOTHING = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys([*GAUGES, "reloadLag"], -1)}
 
 
-@pytest.mark.parametrize(
-    ("counts", "said", "urgent"),
-    [
-        ({"numLoadFailures": 1}, "max-staleness", True),
-        ({"staleServedCount": 1}, "on-reload-failure", True),
-        ({"blockDamagedCount": 1}, "check --repair", True),
-        ({"cacheFailureCount": 1}, "check --repair", True),
-        ({"blockHitCount": 50, "blockMissCount": 50, "blockEvictedCount": 40}, "lookup.cache.max-bytes", False),
-        ({"blockRefusedCount": 20}, "an eighth", False),
-        ({"snapshotReadThroughCount": 1}, "build-wait", False),
-        ({"hitCount": 400, "missCount": 600}, "partial-cache.max-rows", False),
-        ({"lookupTimeCount": 200}, "lookup.cache=FULL", False),
-        ({"ufsRetryCount": 20, "ufsGetCount": 100}, "throttles", False),
-        ({"reloadLag": 90_000_000}, "25 hours ago", False),
-    ],
-)
-def test_each_hint_has_its_reason(counts: dict[str, int], said: str, urgent: bool) -> None:
-    """A hint is given where its numbers are, alone; without them there is none."""
-    (hint,) = hints({**NOTHING, **counts})
-    assert said in f"{hint.symptom} {hint.advice}"
-    assert hint.urgent is urgent
+HINTS: list[tuple[dict[str, int], str, bool]] = [
+    ({"numLoadFailures": 1}, "max-staleness", True),
+    ({"staleServedCount": 1}, "on-reload-failure", True),
+    ({"blockDamagedCount": 1}, "check --repair", True),
+    ({"cacheFailureCount": 1}, "check --repair", True),
+    ({"blockHitCount": 50, "blockMissCount": 50, "blockEvictedCount": 40}, "lookup.cache.max-bytes", False),
+    ({"blockRefusedCount": 20}, "an eighth", False),
+    ({"snapshotReadThroughCount": 1}, "build-wait", False),
+    ({"hitCount": 400, "missCount": 600}, "partial-cache.max-rows", False),
+    ({"lookupTimeCount": 200}, "lookup.cache=FULL", False),
+    ({"ufsRetryCount": 20, "ufsGetCount": 100}, "throttles", False),
+    ({"reloadLag": 90_000_000}, "25 hours ago", False),
+]
 
 
-def test_no_hint_without_a_reason() -> None:
-    """A table that does well has nothing to tune; urgent things come first."""
-    assert hints(NOTHING) == []
+def test_each_hint_has_its_reason() -> None:
+    """A hint is given where its numbers are, alone; urgent things come first. A table that does well has nothing to tune."""
+    for counts, said, urgent in HINTS:
+        (hint,) = hints({**NOTHING, **counts})
+        assert said in f"{hint.symptom} {hint.advice}"
+        assert hint.urgent is urgent
     good = {"hitCount": 10**6, "missCount": 100, "blockHitCount": 99, "blockMissCount": 1, "lookupTimeCount": 10**5}
-    assert hints({**NOTHING, **good}) == []
+    assert hints(NOTHING) == hints({**NOTHING, **good}) == []
     both = hints({**NOTHING, "snapshotReadThroughCount": 1, "staleServedCount": 1})
     assert [hint.urgent for hint in both] == [True, False]
     # A disk with less free than the snapshots take, or than 1 GiB; an unknown amount is nothing to say.
@@ -310,14 +348,23 @@ def test_no_hint_without_a_reason() -> None:
     assert len(disk_hints(dataclasses.replace(fine, free=10**9))) == 1
 
 
-def test_quantiles_and_savings() -> None:
-    """A quantile is the bound of the bucket it lies in; what was saved is never less than nothing."""
+def test_times_and_savings() -> None:
+    """A time counts in its bucket, one beyond the last in none; a quantile is the bound of the bucket it lies in.
+
+    What was saved is never less than nothing.
+    """
     group = CacheMetricGroup()
     assert quantile_ms(group.snapshot(), "lookupTime", 0.5) is None
-    for seconds in (0.002, 0.002, 0.02, 100.0):
+    for seconds in (0.0, 0.0001, 0.0002, 0.029, 3600.0):
         group.time("lookupTime", seconds)
-    values = group.snapshot()
-    assert [quantile_ms(values, "lookupTime", share) for share in (0.5, 0.75, 0.99)] == [3, 30, math.inf]
+    found = group.snapshot()
+    buckets = dict(zip(BOUNDS_MS, (found[name] for name in bucket_names("lookupTime")), strict=True))
+    assert {bound: count for bound, count in buckets.items() if count} == {0.1: 2, 0.3: 1, 30: 1}
+    assert up_to(found, "lookupTime") == [2, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4]
+    assert (found["lookupTimeCount"], found["lookupTimeMicros"]) == (5, 3_600_029_300)
+    assert [quantile_ms(found, "lookupTime", share) for share in (0.4, 0.6, 0.75, 0.99)] == [0.1, 0.3, 30, math.inf]
+    with pytest.raises(KeyError):
+        group.time("hitCount", 1.0)
     assert saved_bytes({**NOTHING, "resolvedBytes": 5, "ufsGetBytes": 7}) == 0
 
 
@@ -326,33 +373,15 @@ def test_quantiles_and_savings() -> None:
 ROOM = DiskSpace(0, 10**9, 0, 10**12)
 
 
-def lru_hits(keys: list[int], size: int, batch: int) -> int:
-    """The same by a list, key by key: a key is in the cache from the end of the batch that missed it."""
-    held: list[int] = []
-    hits = 0
-    for start in range(0, len(keys), batch):
-        asked = list(dict.fromkeys(keys[start : start + batch]))
-        missed = [key for key in asked if key not in held]
-        hits += len(keys[start : start + batch]) - len(missed)
-        found = set(asked) - set(missed)
-        held = [key for key in held if key not in found] + [key for key in asked if key in found] + missed
-        held = held[-size:]
-    return hits
-
-
 def test_a_trace_is_replayed_through_the_cache() -> None:
-    """What is said of a size is what that cache does: all of few keys, none of a scan, and as exact LRU on a mixture. A key with a
-    null asks for nothing."""
-    rng = np.random.default_rng(5)
-    few = pa.table({"id": rng.integers(0, 100, 50_000)})
-    assert replay(few, 100).hits == 50_000 - 100
-    scan = pa.table({"id": np.arange(50_000)})
-    assert replay(scan, 50_000).hits == 0
-    mixed = rng.zipf(1.2, 40_000) % 20_000
-    found = replay(pa.table({"id": mixed}), 12_000)
-    assert found.hits == lru_hits(mixed.tolist(), 12_000, 10_000)
-    assert (found.requests, 0.5 < found.hit_rate < 1) == (40_000, True)
-    found = replay(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
+    """What is said of a size is what that cache does: all of few keys, none of a scan. A key with a null asks for nothing."""
+    few = pa.table({"id": np.random.default_rng(5).integers(0, 100, 50_000)})
+    assert replayed(few, 100).hits == 50_000 - 100
+    assert replayed(pa.table({"id": np.arange(50_000)}), 50_000).hits == 0
+    # 10,000 keys are a batch: of the second one the keys of the first are there, and none of the fourth's.
+    found = replayed(pa.table({"id": [*range(10_000), *range(12_000, 2_000, -1), *range(9_999, -1, -1)]}), 10_000)
+    assert (found.requests, found.hits) == (30_000, 7_999 + 7_999)
+    found = replayed(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
     assert (found.requests, found.hits) == (2, 1)
 
 
@@ -393,14 +422,3 @@ def test_advise_on_the_command_line(tmp_path: Path, cache_dir: Path) -> None:
     assert "no column 'id'" in str(run("other.parquet").exception)
     (tmp_path / "trace.txt").write_text("one\n")
     assert "column id is int64" in run("trace.txt").output
-
-
-def test_a_partial_cache_tells_its_occupancy(tmp_path: Path, cache_dir: Path) -> None:
-    """How many rows and bytes it holds, and how many it may."""
-    options = {"lookup.keys": "id", "lookup.cache.dir": str(cache_dir)}
-    LookupTable(str(tmp_path / "dim"), options).write(pa.table({"id": range(100)}))
-    options |= {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "50"}
-    with LookupTable(str(tmp_path / "dim"), {**options, "lookup.partial-cache.max-bytes": "1 MiB"}) as table:
-        table.get_many(pa.table({"id": [1, 2, 3]}))
-        found = table.metrics()
-    assert (found["numCachedRecords"], found["maxCachedRecords"], found["maxCachedBytes"]) == (3, 50, 2**20)

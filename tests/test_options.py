@@ -137,28 +137,20 @@ def test_every_option_has_a_valid_form_here() -> None:
     assert all(f"| `{key}` |" in "\n".join(rows) for key in keys)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("10 s", 10), ("10s", 10), ("10 sec", 10), ("10 SECONDS", 10), ("1 second", 1), ("1 secs", 1),
-        ("250 ms", 0.25), ("250 millis", 0.25), ("1 milli", 0.001), ("1 millisecond", 0.001), ("2 milliseconds", 0.002),
-        ("1.5 h", 5400), ("1 hour", 3600), ("2 hours", 7200), ("5 min", 300), ("1 mins", 60), ("1 minute", 60),
-        ("2 minutes", 120), ("7 d", 604800), ("1 day", 86400), ("2 days", 172800),
-        ("PT10S", 10), ("pt0.5s", 0.5), ("P1DT2H3M4S", 93784), ("P7D", 604800), ("PT0S", 0), (" PT1H ", 3600),
-    ],
-)  # fmt: skip
-def test_durations(text: str, seconds: float) -> None:
-    """Durations are Flink's and ISO-8601's forms, in seconds."""
-    assert parse_duration_s(text) == pytest.approx(seconds)
+DURATIONS = {
+    "10 s": 10, "10s": 10, "10 sec": 10, "10 SECONDS": 10, "1 second": 1, "1 secs": 1,
+    "250 ms": 0.25, "250 millis": 0.25, "1 milli": 0.001, "1 millisecond": 0.001, "2 milliseconds": 0.002,
+    "1.5 h": 5400, "1 hour": 3600, "2 hours": 7200, "5 min": 300, "1 mins": 60, "1 minute": 60,
+    "2 minutes": 120, "7 d": 604800, "1 day": 86400, "2 days": 172800,
+    "PT10S": 10, "pt0.5s": 0.5, "P1DT2H3M4S": 93784, "P7D": 604800, "PT0S": 0, " PT1H ": 3600,
+}  # fmt: skip
+SIZES = {"1": 1, "0": 0, "2k": 2048, "2 KB": 2048, "2KiB": 2048, "4 MiB": 4 * MIB, "4m": 4 * MIB, "1 g": 2**30, "1TiB": 2**40, "7 b": 7}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("1", 1), ("0", 0), ("2k", 2048), ("2 KB", 2048), ("2KiB", 2048), ("4 MiB", 4 * MIB), ("4m", 4 * MIB), ("1 g", 2**30), ("1TiB", 2**40), ("7 b", 7)],
-)  # fmt: skip
-def test_sizes(text: str, count: int) -> None:
-    """Sizes are plain or with a unit, a power of 1024 in any spelling."""
-    assert parse_bytes(text) == count
+def test_durations_and_sizes() -> None:
+    """Durations are Flink's and ISO-8601's forms, in seconds; sizes are plain or with a unit, a power of 1024 in any spelling."""
+    assert {text: parse_duration_s(text) for text in DURATIONS} == pytest.approx(DURATIONS)
+    assert {text: parse_bytes(text) for text in SIZES} == SIZES
 
 
 BAD_DURATIONS = ["", "10", "s", "-5 s", "10 parsecs", "1h30m", "P", "PT", "PT5", "1e3 s", "5 m", "NaN s", "300 si"]
@@ -200,6 +192,7 @@ BAD_VALUES = [
     ("lookup.retry.max-attempts", "0", "1 or more", RETRY),
     ("lookup.async.timeout", "0 s", "greater than zero", PROVIDER),
     ("lookup.async.capacity", "0", "1 or more", PROVIDER),
+    ("lookup.partial-cache.max-rows", "9" * 20, "a whole number, 0 to 9223372036854775807", PARTIAL),
 ]
 
 
@@ -222,7 +215,7 @@ def test_a_bad_value_is_refused_with_the_nearest_choice(key: str, text: str, nea
         ("Lookup.Formats", "did you mean lookup.format?"),
         ("pahts", "did you mean path?"),
         ("header", "known are path, lookup.keys"),
-        *((f"lookup.storage.{name}", "lookup.storage.client_kwargs = '{") for name in ("", "a.verify", "a-b")),
+        *((f"lookup.storage.{name}", "lookup.storage.client_kwargs = '{") for name in ("", "a.verify", "a-b", "*")),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(layer: str, key: str, near: str) -> None:
@@ -252,7 +245,6 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     *(({**PROVIDER, key: text}, [f"{key} is for tables of files"]) for key, text in [
         ("lookup.format", "csv"), ("lookup.partition", "max_pt()"), ("lookup.success-file", "true"), ("lookup.settle", "1 s"),
         ("lookup.block.size", "64 KiB"), ("lookup.storage.anon", "true"), ("lookup.storage.endpoint_url", "http://h")]),
-    ({"lookup.storage.*": "1"}, ["unknown option lookup.storage.* = '1'", "lookup.storage.client_kwargs = '{"]),
     ({"lookup.view": "files", "lookup.where": "a = 1"}, ["lookup.view = 'files'", "filter it in Spark"]),
     ({"lookup.view": "metrics", "lookup.columns": "a"}, ["lookup.view = 'metrics'", "lookup.columns"]),
 ]  # fmt: skip
@@ -263,13 +255,6 @@ def test_contradictions(options: dict[str, str], words: list[str]) -> None:
     """A combination that contradicts itself is refused by key, value and way out."""
     message = refusal({"path": "/t", **options})
     assert all(word in message for word in words)
-
-
-def test_a_path_is_needed() -> None:
-    """Without one the error says how to give it."""
-    message = refusal({})
-    assert "path is missing" in message
-    assert "load('s3://bucket/dim')" in message
 
 
 # --- precedence --------------------------------------------------------------------------------------
@@ -291,50 +276,49 @@ def test_precedence() -> None:
     options = LookupOptions.parse(read, table, conf)
     assert (options.path, options.max_retries, options.block_size) == ("s3://b/x", 4, 2 * MIB)
     assert (options.settle_s, options.split_size) == (1.0, 128 * MIB)
-    assert options.storage_options() == {
-        "max_concurrency": 5,
-        "client_kwargs": {"verify": False},
-        "anon": True,
-        "endpoint_url": "http://h:9",
-        "nothing": None,
-    }
+    nested = {"max_concurrency": 5, "client_kwargs": {"verify": False}}
+    assert options.storage_options() == {**nested, "anon": True, "endpoint_url": "http://h:9", "nothing": None}
     assert LookupOptions.parse({"path": "/read"}, table).path == "/read"
     # A conf file's are for remote tables; those of a read are the reader's word.
     assert [LookupOptions.parse({"path": path}, conf=conf).storage for path in ("/x", "file:/x")] == [(), ()]
     assert LookupOptions.parse({"path": "/x", "lookup.storage.anon": "true"}).storage != ()
-
-
-def test_a_bad_value_in_a_hidden_layer_is_refused_too() -> None:
-    """A bad value is refused even where a nearer layer overrides it, and the message names its layer."""
+    # A bad value is refused where a nearer layer overrides it, too, and the message names its layer.
     assert "(table option)" in refusal({"path": "/t", "lookup.max-retries": "1"}, {"lookup.max-retries": "x"})
     assert "(conf file)" in refusal({"path": "/t"}, conf={"lookup.max-retries": "x"})
+    # A read's UFS drops the interval of the table's or the conf file's CACHE; its own interval contradicts it.
+    lower = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "5 min"}
+    back = {"path": "x", "lookup.metadata.source": "UFS"}
+    assert LookupOptions.parse(back, conf=lower).sync_interval_s is None
+    assert LookupOptions.parse(back, table=lower).metadata_source is enums.MetadataSource.UFS
+    assert "contradicts" in refusal({**back, "lookup.metadata.sync-interval": "5 min"}, conf=lower)
 
 
-def test_overridden_replaces_values() -> None:
-    """`overridden` gives the same options with some replaced, and refuses what parse refuses."""
-    options = LookupOptions.parse({"path": "/t", "lookup.columns": "a"})
-    assert options.override({"lookup.columns": "b"}) == LookupOptions.parse({"path": "/t", "lookup.columns": "b"})
-    with pytest.raises(OptionError, match=r"lookup\.columns = ','"):
-        options.override({"lookup.columns": ","})
-    with pytest.raises(OptionError, match=r"did you mean lookup\.columns"):
-        options.override({"lookup.column": "a"})
+def test_options_that_replace_others() -> None:
+    """`overridden` gives the same options with some replaced, and refuses what parse refuses.
 
-
-def test_on_host_moves_what_nobody_set() -> None:
-    """A session moves host options off their default or the conf file's value, never off an explicit one, and no others."""
+    A session moves host options off their default or the conf file's value, never off an explicit one, and no others.
+    """
+    columns = {"path": "/t", "lookup.columns": "a"}
+    assert LookupOptions.parse(columns).overridden({"lookup.columns": "b"}) == LookupOptions.parse({**columns, "lookup.columns": "b"})  # fmt: skip
     conf = {"lookup.cache.dir": "/conf", "lookup.max-retries": "1"}
     options = LookupOptions.parse({"path": "/t", "lookup.max-retries": "2"}, None, conf)
     moved = options.on_host({"lookup.cache.dir": "/host", "lookup.max-retries": "9", "lookup.cache.max-bytes": "2m"})
     assert (moved.cache_dir, moved.max_retries, moved.cache_max_bytes) == ("/host", 2, 2 * MIB)
     assert options.on_host({}) == options
-    with pytest.raises(OptionError) as caught:
-        options.on_host({"lookup.where": "a = 1"})
-    assert "spark.lookupcache.where" in str(caught.value)
-    assert all(key in str(caught.value) for key in HOST_KEYS)
-    with pytest.raises(OptionError, match=r"spark\.lookupcache\.max-retries = 'many': expected a whole number"):
-        LookupOptions.parse({"path": "/t"}).on_host({"lookup.max-retries": "many"})
-    with pytest.raises(OptionError, match=r"unknown option lookup\.nope"):
-        options.on_host({"lookup.nope": "1"})
+    unset = LookupOptions.parse({"path": "/t"})
+    for replaces, given, says in (
+        (unset.overridden, {"lookup.columns": ","}, r"lookup\.columns = ','"),
+        (unset.overridden, {"lookup.column": "a"}, r"did you mean lookup\.columns"),
+        (
+            unset.on_host,
+            {"lookup.where": "a = 1"},
+            rf"spark\.lookupcache\.where: only {', '.join(sorted(HOST_KEYS))} can",
+        ),
+        (unset.on_host, {"lookup.max-retries": "many"}, r"spark\.lookupcache\.max-retries = 'many': expected a whole"),
+        (unset.on_host, {"lookup.nope": "1"}, r"unknown option lookup\.nope"),
+    ):
+        with pytest.raises(OptionError, match=says):
+            replaces(given)
 
 
 def test_cache_directory_default_is_per_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -357,23 +341,22 @@ def conf_file(tmp_path: Path, text: str, name: str = "x.conf") -> dict[str, str]
     return {"LOOKUPCACHE_CONF": str(tmp_path / name)}
 
 
-def test_conf_file_by_its_own_variable(tmp_path: Path) -> None:
-    """$LOOKUPCACHE_CONF names a file of `key = value` lines; comments, empty lines and letter case do not matter."""
-    environ = conf_file(tmp_path, "# ours\n\nLookup.Cache.Dir = /ssd/a=b%s  # why\nlookup.max-retries=7\n")
-    assert conf_file_options(environ) == {"lookup.cache.dir": "/ssd/a=b%s", "lookup.max-retries": "7"}
+def test_where_a_conf_file_is(tmp_path: Path) -> None:
+    """$LOOKUPCACHE_CONF names a file of `key = value` lines; without it $SPARK_CONF_DIR/lookupcache.conf is read if it exists.
+
+    Comments, empty lines and letter case do not matter.
+    """
+    text = "# ours\n\nLookup.Cache.Dir = /ssd/a=b%s  # why\nlookup.max-retries=7\n"
+    own, options = conf_file(tmp_path, text), {"lookup.cache.dir": "/ssd/a=b%s", "lookup.max-retries": "7"}
+    assert conf_file_options(own) == options
     assert conf_file_options({}) == conf_file_secrets({}) == {}
-
-
-def test_conf_file_beside_sparks(tmp_path: Path) -> None:
-    """$SPARK_CONF_DIR/lookupcache.conf is read if it exists and $LOOKUPCACHE_CONF does not say otherwise."""
     (tmp_path / "spark").mkdir()
     environ = {"SPARK_CONF_DIR": str(tmp_path / "spark")}
     assert conf_file_options(environ) == {}
     (tmp_path / "spark" / "lookupcache.conf").write_text("lookup.max-retries = 1")
+    assert conf_file_options(environ) == conf_file_options({**environ, "LOOKUPCACHE_CONF": ""})
     assert conf_file_options(environ) == {"lookup.max-retries": "1"}
-    assert conf_file_options({**environ, "LOOKUPCACHE_CONF": ""}) == {"lookup.max-retries": "1"}
-    own = conf_file(tmp_path, "lookup.max-retries = 2")
-    assert conf_file_options({**environ, **own}) == {"lookup.max-retries": "2"}
+    assert conf_file_options({**environ, **own}) == options
 
 
 def test_an_unreadable_conf_file_is_an_error(tmp_path: Path) -> None:
@@ -423,23 +406,16 @@ SECRET_KEYS = [
     "connection_string", "access_key_id", "secret_access_key", "aws_session_token", "client_secret", "api_key",
     "private_key", "shared_key", "signature",
 ]  # fmt: skip
-PLAIN_KEYS = [
-    "endpoint_url",
-    "anon",
-    "region",
-    "profile",
-    "username",
-    "keyring_backend",
-    "monkey",
-    "use_ssl",
-    "project",
-]
+PLAIN_KEYS = ["endpoint_url", "anon", "region", "profile", "username", "keyring_backend", "monkey", "use_ssl", "project"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECRET_KEYS)
 @pytest.mark.parametrize("prefix", ["lookup.storage.", "lookup.provider."])
 def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -> None:
-    """An option that would store a credential in a plan or catalog is refused, by key and never by value."""
+    """An option that would store a credential in a plan or catalog is refused, by key and never by value.
+
+    Names that only resemble a credential's are taken, also inside JSON.
+    """
     given = {"path": "/t", **(PROVIDER if prefix == "lookup.provider." else {})}
     for key, value in (
         (name, SECRET),
@@ -455,14 +431,10 @@ def test_a_secret_is_refused_as_a_read_or_table_option(prefix: str, name: str) -
             assert "looks like a credential" in message
             assert "conf file" in message or prefix == "lookup.provider."
             assert SECRET not in message
-
-
-def test_a_plain_storage_option_is_taken() -> None:
-    """Names that only resemble a credential's are taken, also inside JSON."""
-    for name in PLAIN_KEYS:
-        given = {f"lookup.storage.{name}": "x", "lookup.storage.client_kwargs": f'{{"{name}": "x"}}'}
-        options = LookupOptions.parse({"path": "/t", **given})
-        assert options.storage_options() == {name: "x", "client_kwargs": {name: "x"}}
+    for plain in PLAIN_KEYS if prefix == "lookup.storage." else []:
+        more = {prefix + plain: "x", prefix + "client_kwargs": f'{{"{plain}": "x"}}'}
+        options = LookupOptions.parse({**given, **more})
+        assert options.storage_options() == {plain: "x", "client_kwargs": {plain: "x"}}
 
 
 def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
@@ -489,20 +461,8 @@ def test_the_conf_files_secrets_stay_on_the_host(tmp_path: Path) -> None:
     }
 
 
-def test_repr_shows_what_was_set_without_credentials() -> None:
-    """`repr` shows the options that differ from their defaults, URLs without user, password or signature."""
-    url = f"https://me:{SECRET}@h/t.csv?x=1&sig={SECRET}"
-    given = {"path": url, "lookup.keys": "id", "lookup.storage.endpoint_url": "http://h:9"}
-    shown = repr(LookupOptions.parse(given))
-    assert SECRET not in shown
-    assert "https://[redacted]@h/t.csv?x=1&sig=[redacted]" in shown
-    assert "lookup.keys=('id',)" in shown
-    assert "lookup.storage.endpoint_url='http://h:9'" in shown
-    assert "lookup.max-retries" not in shown
-
-
-def test_redact() -> None:
-    """What is or holds a credential is hidden, the rest of a URL or text is shown."""
+def test_messages_are_redacted() -> None:
+    """What is or holds a credential is hidden, the rest of a URL or text is shown: by `redact`, in a `repr`, and in every refusal."""
     shown = {
         ("lookup.storage.secret", SECRET): "[redacted]",
         ("lookup.storage.client-kwargs", f'{{"token": "{SECRET}"}}'): "[redacted]",
@@ -515,10 +475,11 @@ def test_redact() -> None:
     }
     assert {given: redact(*given) for given in shown} == shown
     assert redact("lookup.storage.client_kwargs", {"a": {"token": SECRET}}) == "[redacted]"
-
-
-def test_messages_are_redacted() -> None:
-    """No refusal shows a credential: not an unknown option's value, nor a URL's."""
+    given = {"path": f"https://me:{SECRET}@h/t.csv?x=1&sig={SECRET}", "lookup.keys": "id"}
+    assert repr(LookupOptions.parse({**given, "lookup.storage.endpoint_url": "http://h:9"})) == (
+        "LookupOptions(path='https://[redacted]@h/t.csv?x=1&sig=[redacted]', lookup.keys=('id',), "
+        "lookup.storage.endpoint_url='http://h:9')"
+    )
     for layers, conf in (
         ([{"path": "/t", "secretly": SECRET}], None),
         ([{"path": "/t", "lookup.format": f"http://u:{SECRET}@h"}], None),
@@ -541,13 +502,3 @@ def test_the_value_is_frozen_hashable_and_picklable() -> None:
     assert options != LookupOptions.parse({**given, "lookup.storage.client_kwargs": '{"verify": [1]}'})
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.path = "/other"  # type: ignore[misc]
-
-
-def test_a_read_goes_back_to_the_store() -> None:
-    """A read's UFS drops the interval of the table's or the conf file's CACHE; its own interval contradicts it."""
-    lower = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "5 min"}
-    back = {"path": "x", "lookup.metadata.source": "UFS"}
-    assert LookupOptions.parse(back, conf=lower).sync_interval_s is None
-    assert LookupOptions.parse(back, table=lower).metadata_source is enums.MetadataSource.UFS
-    with pytest.raises(OptionError, match="contradicts"):
-        LookupOptions.parse(back | {"lookup.metadata.sync-interval": "5 min"}, conf=lower)

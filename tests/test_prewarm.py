@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,33 +38,58 @@ def answers(table: Table) -> Answers:
 
 
 def before_call(table: Table, number: int, act: Callable[[], object]) -> list[int]:
-    """Have `act` run ahead of the call of that number to the table's store; the numbers of the calls that were made since."""
+    """Have `act` run ahead of the call of that number to the table's store, in a thread of its own, for which the call waits.
+
+    Gives the numbers of the calls that were made since.
+    """
     made: list[int] = []
     lock = threading.Lock()  # calls may come from several threads
 
     def before(kind: str, subject: object) -> None:
         with lock:
             made.append(len(made))
-            if made[-1] == number:
-                act()
+            here = made[-1] == number
+        if here:
+            thread = threading.Thread(target=act, daemon=True)
+            thread.start()
+            thread.join(BOUND_S)
 
     table.host.store.before = before
     return made
 
 
 @pytest.mark.parametrize("kind", LANDING)
-def test_a_change_that_lands_while_it_is_warmed(tmp_path: Path, kind: str) -> None:
-    """Ahead of whichever call to the store it lands: what was warmed is one state, and the next look has the change for good."""
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+def test_a_change_that_lands_while_it_is_warmed(tmp_path: Path, kind: str, again: bool) -> None:
+    """Ahead of whichever call to the store it lands: what was warmed is one state, and the next look has the change for good.
+
+    Nobody waits for the warming: meanwhile lookups are answered, in UFS mode from the version that is current, in CACHE mode from
+    the snapshot that there was, by the process that warms as by others.
+    """
     change, after = LANDING[kind]
     warmed: list[Answers] = []
     for number in itertools.count():
         dim = made(tmp_path / str(number))
         cache_dir = tmp_path / str(number) / "own"
         table = Table(dim.path, cache_dir, CACHE)
-        calls = before_call(table, number, lambda dim=dim: change(dim))  # type: ignore[misc]
+        if again:
+            table.warm()
+            dim.writer.upsert(rows([7], 2))
+        meanwhile: list[Answers] = []
+
+        def act(
+            dim: Dim = dim, cache_dir: Path = cache_dir, table: Table = table, meanwhile: list[Answers] = meanwhile
+        ) -> None:
+            change(dim)
+            asked = [Table(dim.path, cache_dir, UNWAITING)]
+            asked += [Table(dim.path, cache_dir, CACHE), table] if again else []
+            meanwhile.extend(map(answers, asked))
+
+        calls = before_call(table, number, act)
         table.warm()
         if number not in calls:
             break
+        assert meanwhile == [after, BEFORE, BEFORE][: 3 if again else 1]
         warmed.append(answers(table))  # of the snapshot: CACHE asks nobody
         assert warmed[-1] in (BEFORE, after)
         assert answers(Table(dim.path, cache_dir, UNWAITING)) == after
@@ -74,55 +98,3 @@ def test_a_change_that_lands_while_it_is_warmed(tmp_path: Path, kind: str) -> No
             assert answers(table) == after
     assert warmed.count(BEFORE) >= 1
     assert warmed.count(after) >= 1
-
-
-@contextlib.contextmanager
-def stood_still(warming: Table) -> Iterator[None]:
-    """A load that stands still in the midst of its data for as long as the block runs, and is done behind it."""
-    stands, go_on = threading.Event(), threading.Event()
-
-    def stand(kind: str, subject: object) -> None:
-        if kind == "get" and str(subject[0]).endswith(".parquet"):  # type: ignore[index]
-            stands.set()
-            assert go_on.wait(BOUND_S)
-
-    warming.host.store.before = stand
-    thread = threading.Thread(target=warming.full.reload)
-    thread.start()
-    try:
-        assert stands.wait(BOUND_S)
-        yield
-        assert thread.is_alive()
-    finally:
-        go_on.set()
-        thread.join()
-
-
-@pytest.mark.parametrize("kind", LANDING)
-@pytest.mark.parametrize("who", ["the process that warms", "another"])
-def test_nobody_waits_for_a_warming(tmp_path: Path, kind: str, who: str) -> None:
-    """While one stands still in the midst of a load, lookups are answered: in CACHE mode from the snapshot there was, in UFS mode
-    from the version that is current; after it from what it has loaded."""
-    change, after = LANDING[kind]
-    dim = made(tmp_path)
-    cache_dir = tmp_path / "own"
-    warming = Table(dim.path, cache_dir, CACHE)
-    warming.warm()
-    change(dim)
-    with stood_still(warming):
-        asked = warming if who == "the process that warms" else Table(dim.path, cache_dir, CACHE)
-        assert answers(asked) == BEFORE
-        current = Table(dim.path, cache_dir, UNWAITING)
-        assert answers(current) == after
-    assert answers(warming) == answers(asked) == answers(current) == after
-
-
-def test_a_first_warming_holds_up_no_query_in_ufs_mode(tmp_path: Path) -> None:
-    """Where there is no snapshot yet and one is being built, lookups read the files."""
-    dim = made(tmp_path)
-    cache_dir = tmp_path / "own"
-    warming = Table(dim.path, cache_dir, FULL)
-    with stood_still(warming):
-        current = Table(dim.path, cache_dir, UNWAITING)
-        assert answers(current) == BEFORE
-    assert answers(warming) == BEFORE

@@ -85,8 +85,16 @@ class LookupOptions(
                     provider[key.removeprefix(PROVIDER)] = str(text)
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
+<<<<<<< HEAD
                 field = _field_of(key, text if layer is not conf or key in _FIELDS else "…")
                 values[field.name] = _parsed(field, text, f"option {key}", f" ({origin})")
+=======
+                field = _field_of(key, "…" if layer is conf else text)
+                try:
+                    values[field.name] = field.metadata["parse"](str(text))
+                except ValueError as problem:
+                    raise OptionError(f"option {key} = {redact(key, text)!r} ({origin}): expected {problem}") from None
+>>>>>>> 0108e55275a739e3f67666d27d956192c66b5051
                 if layer is not conf:
                     explicit.add(key)
         values["storage"] = tuple(sorted(storage.items()))

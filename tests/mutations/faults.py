@@ -85,7 +85,7 @@ FAULTS = [
         "engine/runtime.py",
         "if _current is None or _current.pid != os.getpid():",
         "if _current is None:",
-        ("tests/providers/test_shared.py::test_a_forked_child_opens_a_function_of_its_own",),
+        ("tests/providers/test_making.py::test_a_forked_child_opens_a_function_of_its_own",),
     ),
     # --- the cache directory
     Fault(
@@ -567,7 +567,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "absent = np.full(count, self.bounds.missing_keys)",
         "absent = np.full(count, True)",
-        ("tests/providers/test_caches.py::test_absences_are_not_kept_on_request",),
+        ("tests/providers/test_answers.py::test_absences_are_not_kept_on_request",),
     ),
     Fault(
         "ages-of-another-boot-are-believed",

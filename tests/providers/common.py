@@ -13,7 +13,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,14 @@ from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.cache.memory import KEY_INDEX, LookupCache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import Runtime, runtime
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.providers.functions import (
     AsyncKeyLookupFunction,
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
+    FullCachingLookupProvider,
     KeyLookupFunction,
+    LookupContext,
     LookupFunction,
     LookupFunctionProvider,
     LookupProvider,
@@ -345,3 +348,54 @@ class AsyncByKey(AsyncKeyLookupFunction):
     async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
         await asyncio.sleep(0)
         return self.by_key.lookup_key(key)
+
+
+PEOPLE = {1: ["Julian"], 3: ["Jark", "Jackson"], 4: ["Fabian"]}
+
+
+class Manual(CacheReloadTrigger):
+    """Reloads when a test says so."""
+
+    def __init__(self) -> None:
+        self.opened, self.closed = threading.Event(), threading.Event()
+        self._context: CacheReloadTrigger.Context | None = None
+
+    def open(self, context: CacheReloadTrigger.Context) -> None:
+        self._context = context
+        self.opened.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def fire(self) -> None:
+        """A reload now; raises what it raises."""
+        assert self.opened.wait(BOUND_S)
+        assert self._context is not None
+        self._context.trigger_reload().result(BOUND_S)
+
+
+class Whole:
+    """A table that is scanned: `people` are its rows, `scans` counts, `problem` is raised by the next scans."""
+
+    def __init__(self, people: Mapping[int, Sequence[str]] = PEOPLE) -> None:
+        self.people = dict(people)
+        self.version = "1"
+        self.scans = 0
+        self.problem: Exception | None = None
+        self.trigger = Manual()
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        self.scans += 1
+        for key, found in self.people.items():
+            if self.problem is not None and key > 1:
+                raise self.problem
+            yield pa.RecordBatch.from_pydict({"id": [key] * len(found), "name": list(found)}, SCHEMA)
+
+    def triggered(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA, self.trigger)
+
+    def versioned(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA, version=lambda: self.version)
+
+    def plain(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA)

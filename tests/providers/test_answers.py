@@ -1,27 +1,39 @@
-"""Tables of other systems: what a function is asked, and which of its answers are taken."""
+"""Tables of other systems: what a function is asked, which of its answers are taken and kept; and any history of lookups."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
 import decimal
+import itertools
 import math
+import random
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PredicateError, SchemaError
 from pyspark_lookup.base.metrics import UNSET
-from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
+from pyspark_lookup.providers.functions import LookupContext, LookupProvider
+from tests.fuzzing import MORE
+from tests.partial.test_tables import Plain
 from tests.providers.common import (
     CACHES,
+    FLIP,
     KINDS,
+    NONE,
     ONCE,
     PARTIAL,
+    RETRY,
     SCHEMA,
     USERS,
     Answer,
@@ -30,13 +42,13 @@ from tests.providers.common import (
     Desk,
     Options,
     SyncFunction,
-    beside,
     counted,
     ids,
     in_turn,
     made,
     names,
     pairs,
+    provider,
     raises,
     rows_of,
     users,
@@ -58,25 +70,8 @@ def test_batches_by_default(desk: Desk) -> None:
 
 @KINDS
 @CACHES
-def test_a_function_is_opened_once(desk: Desk, kind: str, cache: Options) -> None:
-    """Each process opens its function once, before the first lookup; nothing happens before one is needed."""
-    first, second = (made(kind, rows_of(USERS)) for _ in range(2))
-    table = desk.serve([first, second], cache)
-    assert (table.get(None), pairs(table, None, None), table.describe()["columns"]["name"]) == ([], [], "string")
-    assert first.log.names == []
-    for key in (1, 2, 2, 4):
-        table.get(key)
-    assert first.log.names[:2] == ["open", "lookup"]
-    desk.restart()
-    table.get(5)
-    table.get(6)
-    assert first.log.names.count("open") == 1
-    assert second.log.names == ["open", "lookup", "lookup"]
-
-
-@KINDS
-def test_one_thread(desk: Desk, kind: str) -> None:
-    """However many threads ask, a function is used by one that is none of them, one lookup after the other."""
+def test_one_thread(desk: Desk, kind: str, cache: Options) -> None:
+    """However many threads ask, from a running event loop too, a function is used by one that is none of them, one call at a time."""
     running: list[int] = []
     overlaps: list[int] = []
 
@@ -88,10 +83,14 @@ def test_one_thread(desk: Desk, kind: str) -> None:
         return found
 
     function = made(kind, answer)
-    table = desk.serve(function)
-    waits = [beside(lambda: [names(table, key) for key in (1, 2, 3, 1)]) for _ in range(4)]
-    for wait in waits:
-        assert wait() == [["Alice"], ["Bob", "Charlie"], [], ["Alice"]]
+    table = desk.serve(function, cache)
+
+    async def main() -> list[list[str]]:
+        inside = names(table, 2)
+        threads = await asyncio.gather(*(asyncio.to_thread(names, table, key) for key in (1, 2, 3, 1) * 3))
+        return [inside, *threads]
+
+    assert asyncio.run(main()) == [["Bob", "Charlie"], *[["Alice"], ["Bob", "Charlie"], [], ["Alice"]] * 3]
     (thread,) = {thread for _, thread in function.log.events}
     assert thread != threading.get_ident()
     assert len(function.log.loops) == (kind == "async")  # no loop is seen to run where none is needed
@@ -120,13 +119,9 @@ def test_one_key_at_a_time(desk: Desk, make: Callable[[], ByKey | AsyncByKey], c
 
 KEY_TYPES = [
     (pa.int32(), pa.array([7], pa.int8())),
-    (pa.int64(), pa.array([7], pa.uint16())),
     (pa.string(), pa.array(["ä"], pa.large_string())),
     (pa.string(), pa.array(["ä"]).dictionary_encode()),
     (pa.large_string(), pa.array(["ä"])),
-    (pa.binary(), pa.array([b"\0"], pa.large_binary())),
-    (pa.bool_(), pa.array([False])),
-    (pa.date32(), pa.array([datetime.date(2024, 2, 29)])),
     (pa.timestamp("us", "UTC"), pa.array([datetime.datetime(2024, 2, 29)], pa.timestamp("ms", "UTC"))),
     (pa.decimal128(10, 2), pa.array([decimal.Decimal("1.10")], pa.decimal128(5, 2))),
     (pa.float64(), pa.array([0.5], pa.float32())),
@@ -149,8 +144,11 @@ def test_keys_have_the_tables_types(desk: Desk, kind: pa.DataType, keys: pa.Arra
 @KINDS
 @CACHES
 def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
-    """Keys of several columns, in any order and with a null in any of them, are one key each."""
-    schema = pa.schema([("name", pa.string()), ("city", pa.string()), ("id", pa.int64())])
+    """Keys of several columns, in any order and with a null in any of them, are one key each.
+
+    A number that the column cannot hold is nobody's key, and is not asked for; what is no number is an error.
+    """
+    schema = pa.schema([("name", pa.string()), ("city", pa.string()), ("id", pa.int32())])
     values = [("Alice", "Bern", 1), (None, "Rome", 1), ("Bob", "Bern", 2)]
     rows = [dict(zip(schema.names, row, strict=True)) for row in values]
 
@@ -159,18 +157,18 @@ def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
         return pa.Table.from_pylist([row for row in rows if (row["id"], row["city"]) in wanted], schema)
 
     function = made(kind, answer)
-    options = {**cache, **ONCE, "lookup.keys": "id,city"}
-    table = desk.serve(function, options, schema)
-    found = table.get_many(pa.table({"city": ["Bern", "Rome", None, "Bern", "Bern"], "id": [1, 1, 1, None, 1]}))
+    table = desk.serve(function, {**cache, **ONCE, "lookup.keys": "id,city"}, schema)
+    cities = ["Bern", "Rome", None, "Bern", "Bern", "Bern"]
+    found = table.get_many(pa.table({"city": cities, "id": [1, 1, 1, None, 1, 2**40]}))
     assert found.column_names == ["id", "city", "name", KEY_INDEX]
     assert found.column("name").to_pylist() == ["Alice", None, "Alice"]
     assert found.column(KEY_INDEX).to_pylist() == [0, 1, 4]
     assert function.log.asked == [[(1, "Bern"), (1, "Rome")]]
-    assert function.log.tables[0].schema.equals(pa.schema([("id", pa.int64()), ("city", pa.string())]))
+    assert function.log.tables[0].schema.equals(pa.schema([("id", pa.int32()), ("city", pa.string())]))
     assert table.get((2, "Bern")) == [{"id": 2, "city": "Bern", "name": "Bob"}]
     assert table.get((2, None)) == []
-    if cache:
-        assert counted(table) == {"hitCount": 1, "missCount": 3, "loadCount": 3}
+    with pytest.raises(SchemaError):
+        table.get(("seven", "Bern"))
     function.answer = lambda keys: pa.Table.from_pylist(rows, schema)
     with pytest.raises(LookupFunctionError, match=r"id = 1, city = 'Bern', which is not among key id = 7, city = 'x'$"):
         table.get((7, "x"))
@@ -193,16 +191,6 @@ def test_float_keys(desk: Desk, kind: str, cache: Options) -> None:
     assert [len(keys) for keys in function.log.asked] == ([3] if cache else [3, 3])
     if cache:
         assert counted(table) == {"hitCount": 7, "missCount": 3, "loadCount": 3}
-
-
-def test_keys_that_the_column_cannot_hold(desk: Desk) -> None:
-    """A number too large for the key column is nobody's key, and is not asked for."""
-    function = SyncFunction(named)
-    table = desk.serve(function, schema=pa.schema([("id", pa.int32()), ("name", pa.string())]))
-    assert pairs(table, 2**40, 7) == [(1, "x")]
-    assert function.log.asked == [[7]]
-    with pytest.raises(SchemaError):
-        table.get_many(pa.table({"id": ["seven"]}))
 
 
 # --- what is taken ----------------------------------------------------------------------------------------------
@@ -238,30 +226,15 @@ def test_answers_in_other_forms(desk: Desk, form: str, cache: Options) -> None:
         assert (found.names, found.types) == (["id", "name", KEY_INDEX], [pa.int64(), pa.string(), pa.int64()])
 
 
-NOTHING: dict[str, Any] = {
-    "typed": SCHEMA.empty_table(),
-    "untyped": pa.table({"id": [], "name": []}),
-    "no chunk": pa.Table.from_batches([], SCHEMA),
-    "a batch": pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA),
-}
-
-
-@pytest.mark.parametrize("nothing", NOTHING)
 @KINDS
 @CACHES
-def test_answers_without_rows(desk: Desk, kind: str, nothing: str, cache: Options) -> None:
-    """A table without rows says that no key has any."""
-    function = made(kind, lambda keys: NOTHING[nothing])
-    table = desk.serve(function, cache)
-    assert (table.get(1), pairs(table, 1, 2)) == ([], [])
-
-
-@CACHES
-def test_other_columns_of_the_schema_are_left_out(desk: Desk, cache: Options) -> None:
-    """Columns that were not asked for may come, if the schema has them, and may be wrong in nothing but their values."""
-    wide = pa.table({"city": ["Bern"], "id": [1], "name": ["Alice"]})
-    table = desk.serve(SyncFunction(lambda keys: wide), {**cache, "lookup.columns": "name"}, wide.schema)
-    assert table.get(1) == [{"id": 1, "name": "Alice"}]
+def test_answers_without_rows(desk: Desk, kind: str, cache: Options) -> None:
+    """A table without rows, typed or not, says that no key has any."""
+    nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=SCHEMA)
+    empty = [pa.Table.from_batches([], SCHEMA), pa.table({"id": [], "name": []}), nothing, SCHEMA.empty_table()]
+    table = desk.serve(made(kind, in_turn(*((lambda keys, answer=answer: answer) for answer in empty))), cache)  # type: ignore[misc]
+    assert [table.get(key) for key in range(len(empty))] == [[]] * len(empty)
+    assert pairs(table, 1, 7, 8) == []
 
 
 @CACHES
@@ -410,8 +383,312 @@ def test_a_bad_version(desk: Desk, bad: str, cache: Options) -> None:
     assert function.log.asked == ([[1]] if cache else [[1], [1]])
 
 
-@pytest.mark.parametrize("size", [-1, "5", 2.5])
-def test_a_size_that_is_none(desk: Desk, size: Any) -> None:
-    """A batch size that is no positive number is an error that names the provider."""
-    with pytest.raises(PysparkLookupError, match="provider_1:make"):
-        desk.serve(SyncFunction(rows_of(USERS), size), ONCE).get(1)
+IDS = st.integers(0, 9) | st.none()
+ROWS = st.tuples(st.integers(0, 9), st.sampled_from(["x", "y", ""]), st.sampled_from([0, 0, 0, 1, 3, 6]))
+
+
+@settings(max_examples=30 * MORE, deadline=None)
+@given(
+    batches=st.lists(st.tuples(st.lists(IDS, max_size=8), st.booleans()), min_size=1, max_size=6),
+    rows=st.lists(ROWS, max_size=12),
+    size=st.integers(1, 4),
+    kind=st.sampled_from(["sync", "async"]),
+    cache=st.sampled_from([PARTIAL, NONE, {**PARTIAL, "lookup.partial-cache.cache-missing-key": False}]),
+    retries=st.integers(0, 2),
+    askings=st.sampled_from([1, 1, 2, 3]),
+    seed=st.integers(0, 99),
+    fails=st.sets(st.integers(0, 12), max_size=5),
+)
+def test_any_history(
+    batches: list[tuple[list[int | None], bool]],
+    rows: list[tuple[int, str, int]],
+    size: int,
+    kind: str,
+    cache: Options,
+    retries: int,
+    askings: int,
+    seed: int,
+    fails: set[int],
+) -> None:
+    """Whatever is asked, fails and comes late, in whatever pieces and processes of a host: answers are those of a dictionary.
+
+    Each key is asked for in full calls until it is held, and not again by another process. Calls that fail are tried again, each
+    by itself; keys without rows are asked for again, alone. A call that fails too often takes its whole batch with it and nothing
+    else; counters add up. A process opens its function when it needs it. `rows`: (id, name, after how many calls it is there).
+    """
+    shuffled = random.Random(seed)
+    calls: list[tuple[list[int], dict[int, list[str]] | None]] = []  # the keys, and their rows; None: it failed
+
+    def answer(keys: pa.Table) -> pa.Table:
+        asked, number = keys.column("id").to_pylist(), len(calls)
+        loaded.append(table.metrics()["loadCount"])
+        if number in fails:
+            calls.append((asked, None))
+            raise OSError("down")
+        held = {key: [name for id_, name, after in rows if id_ == key and number >= after] for key in asked}
+        calls.append((asked, held))
+        order = [key for key in asked for _ in held[key]]
+        shuffled.shuffle(order)
+        left = {key: iter(held[key]) for key in order}
+        return pa.table({"id": order, "name": [next(left[key]) for key in order]}, schema=SCHEMA)
+
+    loaded: list[int] = []
+    retried = slept = 0
+
+    def replayed(
+        left: set[int], trace: Iterator[tuple[list[int], dict[int, list[str]] | None]]
+    ) -> dict[int, list[str]] | None:
+        """What the calls of a batch brought, which must be those that are allowed; None if it failed."""
+        nonlocal retried, slept
+        found: dict[int, list[str]] = {}
+        for asking in range(askings if left else 0):
+            slept, retried = slept + (asking > 0), retried + (len(left) if asking else 0)
+            pieces = []
+            for _ in range(-(-len(left) // size)):
+                for attempt in range(retries + 1):
+                    keys, brought = next(trace)
+                    assert not attempt or keys == pieces[-1]
+                    pieces += [] if attempt else [keys]
+                    if brought is not None:
+                        break
+                    retried += len(keys) if attempt < retries else 0
+                else:
+                    return None
+                found |= brought
+            assert [len(keys) for keys in pieces[:-1]] == [size] * (len(pieces) - 1)
+            assert sorted(itertools.chain(*pieces)) == sorted(left)
+            left = {key for key in left if not found[key]}
+            if not left:
+                break
+        return found
+
+    function = made(kind, answer, size)
+    again = {**RETRY, "lookup.retry.max-attempts": askings - 1} if askings > 1 else {}
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
+        desk = Desk(Path(directory) / "cache", monkeypatch)
+        table = desk.serve(function, {**cache, **again, "lookup.max-retries": retries, "lookup.async.capacity": 1})
+        known: dict[int, list[str]] = {}
+        hits = misses = failures = opened = 0
+        is_open = False
+        for batch, elsewhere in batches:
+            if elsewhere:
+                desk.restart()
+                is_open = False
+            valid = [key for key in batch if key is not None]
+            new = set(valid) - set(known)
+            misses, hits = misses + len(new), hits + len(valid) - len(new)
+            opened, is_open = opened + (bool(new) and not is_open), is_open or bool(new)
+            before = len(calls)
+            loaded[:] = [table.metrics()["loadCount"]]
+            try:
+                answered = pairs(table, *batch)
+            except LookupFunctionError:
+                answered = None
+            trace = iter(calls[before:])
+            assert len(set(loaded)) == 1  # nobody is told of an absence, say, before the last asking
+            found = replayed(new, trace)
+            assert list(trace) == []
+            assert (answered is None) == (found is None)
+            if found is None:
+                failures += len(new)
+                continue
+            held = known | found
+            assert answered == [(n, name) for n, key in enumerate(batch) if key is not None for name in held[key]]
+            if cache:
+                known |= {key: names for key, names in found.items() if names or len(cache) == len(PARTIAL)}
+        assert function.log.names[:1] == ["open"][:opened]
+        assert function.log.names.count("open") == opened
+        metrics = table.metrics()
+        assert [metrics[name] for name in FLIP] == ([hits, misses, misses - failures, failures] if cache else [0] * 4)
+        assert metrics["lookupRetryCount"] == retried
+        assert desk.clock.slept.count(7.0) == slept
+        if misses and cache and not any(elsewhere for _, elsewhere in batches):
+            assert metrics["numCachedRecords"] == sum(max(len(names), 1) for names in known.values())
+        desk.close()
+
+
+# --- what is cached ---------------------------------------------------------------------------------------------
+
+
+VERSIONED: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": 100}
+
+
+def test_what_a_load_leaves(desk: Desk) -> None:
+    """Before the first lookup no gauge is set; the time of the latest load is that of the lookup, whatever it found.
+
+    Without versions a row is answered until it is as old as expire-after-write says, counted from before it was asked for.
+    """
+    held = {1: ["Alice"]}
+
+    def slow(keys: pa.Table) -> pa.Table:
+        found = rows_of(held)(keys)
+        desk.clock.tick(10)
+        return found
+
+    function = SyncFunction(slow)
+    table = desk.serve(function, {**PARTIAL, **ONCE})
+    gauges = ("latestLoadTime", "numCachedRecords", "numCachedBytes")
+    assert {table.metrics()[name] for name in gauges} == {UNSET}
+    assert (names(table, 1), table.get(3)) == (["Alice"], [])
+    after = table.metrics()
+    assert (after["latestLoadTime"], after["numCachedRecords"]) == (10_000, 2)
+    assert after["numCachedBytes"] > 0
+    held[1] = ["Alicia"]
+    desk.clock.tick(3579)
+    assert names(table, 1) == ["Alice"]
+    desk.clock.tick(1)
+    assert names(table, 1) == ["Alicia"]
+    assert function.log.asked == [[1], [3], [1]]
+    function.answer = raises(OSError())
+    with pytest.raises(LookupFunctionError):
+        table.get(2)
+    assert table.metrics()["latestLoadTime"] == 10_000
+
+
+@pytest.mark.parametrize(("retry", "times"), [(NONE, 1), (RETRY, 4)], ids=["once", "asked again"])
+def test_absences_are_not_kept_on_request(desk: Desk, retry: Options, times: int) -> None:
+    """With cache-missing-key=false a key without rows is looked up each time, a new row is seen at once and kept."""
+    held = {1: ["Alice"]}
+    function = SyncFunction(rows_of(held))
+    table = desk.serve(function, {**PARTIAL, **retry, "lookup.partial-cache.cache-missing-key": False})
+    assert (table.get(3), table.get(3)) == ([], [])
+    held[3] = ["Dora"]
+    assert (names(table, 3), names(table, 3)) == (["Dora"], ["Dora"])
+    assert function.log.asked == [[3]] * (2 * times + 1)
+    assert counted(table) == {"hitCount": 1, "missCount": 3, "loadCount": 3}
+    assert table.metrics()["numCachedRecords"] == 1
+
+
+@pytest.mark.parametrize("source", ["UFS", "CACHE"])
+def test_a_new_version_is_seen_by_the_next_lookup(desk: Desk, source: str) -> None:
+    """Everything is asked for again when the version is another, absences too; it is asked for once per query or interval."""
+    version, held = ["1"], {1: ["Alice"]}
+    asked: list[str] = []
+
+    def ask() -> str:
+        asked.append(version[0])
+        return version[0]
+
+    function = SyncFunction(rows_of(held))
+    interval = {"lookup.metadata.sync-interval": "5 min"} if source == "CACHE" else {}
+    table = desk.serve(function, {**VERSIONED, "lookup.metadata.source": source, **interval}, version=ask)
+    assert (names(table, 1), table.get(3)) == (["Alice"], [])
+    held.update({1: ["Alicia"], 3: ["Dora"]})
+    assert (names(table, 1), table.get(3)) == (["Alice"], [])  # as long as the provider says that nothing changed
+    version[0] = "2"
+    if source == "CACHE":
+        desk.clock.tick(300)
+        assert names(table, 1) == ["Alice"]
+        desk.clock.tick(1)
+    assert (names(table, 1), names(table, 3)) == (["Alicia"], ["Dora"])
+    assert function.log.asked == [[1], [3]] * 2
+    assert asked == (["1", "2"] if source == "CACHE" else ["1"] * 4 + ["2"] * 2)
+    desk.clock.tick(10**6)
+    assert names(table, 1) == ["Alicia"]  # no time makes it old
+    assert counted(table) == {"hitCount": 3 + (source == "CACHE"), "missCount": 4, "loadCount": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"lookup.keys": "zip"}, SchemaError, "lookup.keys: the table has no column 'zip'; it has id, name"),
+        ({"lookup.columns": "zip"}, SchemaError, "lookup.columns: the table has no column 'zip'; it has id, name"),
+        ({"lookup.where": "zip = 1"}, PredicateError, "no column 'zip'"),
+        ({"lookup.where": "zip = 1", "lookup.columns": "name"}, PredicateError, "no column 'zip'"),
+        ({"lookup.where": "name > 1"}, PredicateError, "name"),
+    ],
+    ids=str,
+)
+def test_columns_that_are_not_there(desk: Desk, options: Options, kind: type[Exception], says: str) -> None:
+    """Options that name other columns than the provider's are refused at the first query, before the function is asked."""
+    function = users()
+    with pytest.raises(kind, match=says):
+        desk.serve(function, options).get(1)
+    assert function.log.events == []
+
+
+@CACHES
+def test_columns_reach_the_provider(desk: Desk, cache: Options) -> None:
+    """A factory is told which columns are wanted, those of the predicate too, and need bring no others."""
+    schema = pa.schema([*SCHEMA, ("flag", pa.bool_()), ("rest", pa.int64())])
+    rows = [{"id": 1, "name": "Alice", "flag": True}, {"id": 1, "name": "Alicia", "flag": False}]
+    everything = pa.Table.from_pylist(rows, schema)
+
+    def factory(context: LookupContext) -> LookupProvider:
+        wanted = [*context.keys, *(schema.names if context.columns is None else context.columns)]
+        return provider(SyncFunction(lambda keys: everything.select(wanted)), schema)
+
+    table = desk.table(factory, {**cache, "lookup.columns": "name", "lookup.where": "flag = true AND id IN (1)"})
+    for _ in range(2):
+        assert table.get(1) == [{"id": 1, "name": "Alice"}]
+    assert table.scan().to_pylist() == [{"name": "Alice"}]
+    with pytest.raises(LookupFunctionError, match="column 'rest' is missing"):
+        table.scan(["rest"])
+
+
+# --- caches that providers bring --------------------------------------------------------------------------------
+
+
+@KINDS
+def test_a_cache_of_its_own(desk: Desk, kind: str) -> None:
+    """A provider's own cache is asked first and told what was loaded, not what failed; no option is needed, and a version() neither."""
+    function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), Plain()
+    table = desk.serve(function, {**ONCE, "lookup.cache": "PARTIAL"} if kind == "sync" else ONCE, cache=cache)
+    with pytest.raises(LookupFunctionError):
+        table.get(1)
+    assert cache.size() == 0
+    assert [names(table, key) for key in (1, 3, 1, 3, 2)] == [["Alice"], [], ["Alice"], [], ["Bob", "Charlie"]]
+    assert function.log.asked == [[1], [1], [3], [2]]
+    assert counted(table) == {"hitCount": 2, "missCount": 4, "loadCount": 3, "numLoadFailures": 1}
+    gauges = table.metrics()
+    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), cache.bytes()) != (0, 0)
+    assert cache.opened == 1
+    cache.invalidate({"id": 1})
+    assert names(table, 1) == ["Alice"]
+    assert function.log.asked[-1] == [1]
+
+
+def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
+    """It holds rows of one version, process and table: for another version it is closed and opened anew.
+
+    Nobody knows its bounds but its class, so nothing of it is shared by the host.
+    """
+    version, held, caches = ["1"], {1: ["Alice"]}, list[Plain]()
+    function = SyncFunction(rows_of(held))
+
+    def factory(context: LookupContext) -> LookupProvider:
+        caches.append(Plain())
+        return provider(function, version=lambda: version[0], cache=caches[-1])
+
+    name = desk.name(factory)
+    table, other = desk.table(name), desk.table(name, {"lookup.cache.dir": str(tmp_path / "other")})
+    assert (names(table, 1), names(table, 1)) == (["Alice"], ["Alice"])
+    version[0], held[1] = "2", ["Alicia"]
+    assert names(other, 1) == ["Alicia"]
+    assert (names(table, 1), names(table, 1)) == (["Alicia"], ["Alicia"])
+    assert function.log.asked == [[1]] * 3
+    assert (caches[0].opened, caches[0].closed) == (2, 1)
+    desk.restart()
+    assert names(table, 1) == ["Alicia"]
+    assert function.log.asked == [[1]] * 4
+
+
+@KINDS
+def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
+    """A DefaultLookupCache brings the bounds that it was built with; with them its host shares what was loaded."""
+    function = made(kind, rows_of(USERS))
+
+    def factory(context: LookupContext) -> LookupProvider:
+        cache = DefaultLookupCache(expire_after_write_s=60.0, cache_missing_key=False, clock=desk.clock.host().steady_s)
+        return provider(function, cache=cache)
+
+    table = desk.table(factory)
+    assert [names(table, key) for key in (1, 3, 1, 3)] == [["Alice"], [], ["Alice"], []]
+    assert function.log.asked == [[1], [3], [3]]
+    desk.restart()
+    desk.clock.tick(59)
+    assert names(table, 1) == ["Alice"]
+    assert len(function.log.asked) == 3
+    desk.clock.tick(1)
+    assert names(table, 1) == ["Alice"]
+    assert function.log.asked[3:] == [[1]]

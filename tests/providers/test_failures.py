@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError
-from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.providers.functions import FullCachingLookupProvider, LookupContext, LookupProvider
 from tests.providers.common import (
     BOUND_S,
@@ -22,7 +21,6 @@ from tests.providers.common import (
     ONCE,
     PARTIAL,
     QUICK,
-    RETRY,
     SCHEMA,
     USERS,
     AsyncFunction,
@@ -51,7 +49,8 @@ from tests.providers.common import (
 def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options, where: str, late: bool) -> None:
     """It is given up after the timeout, wherever it hangs; a new function answers next. A late answer is neither returned nor kept.
 
-    The provider, the option and the key are in the error. The thread of what was given up ends with it.
+    The provider, the option and the key are in the error. The thread of what was given up ends with it. Where no new function can
+    be made at once it is made at the next lookup.
     """
     gate, threads = threading.Event(), list[threading.Thread]()
 
@@ -67,7 +66,14 @@ def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options
     if where == "open":
         first.opens = hang
     version = in_turn(hang, lambda: "1") if where == "version" else None
-    table = desk.serve([first, second], {**cache, **QUICK}, version=version)
+    left = iter([first, *[None] * late, second])
+
+    def factory(context: LookupContext) -> LookupProvider:
+        if (function := next(left)) is None:
+            raise OSError("not now")
+        return provider(function, version=version)
+
+    table = desk.table(factory, {**cache, **QUICK})
     try:
         with pytest.raises(LookupTimeoutError, match=r"version\(\)" if where == "version" else "key id = 1") as caught:
             table.get(1)
@@ -181,22 +187,6 @@ def test_a_function_that_is_replaced_while_it_is_opened(desk: Desk, prompt: None
     assert functions[1].log.names == ["open", "lookup"]
 
 
-def test_a_provider_that_cannot_be_made_again(desk: Desk, prompt: None, gate: threading.Event) -> None:
-    """A call that hung is a timeout whatever comes next; a provider that cannot be made again is made at the next lookup."""
-    functions = [SyncFunction(holding(gate, rows_of(USERS))), None, users()]
-    left = iter(functions)
-
-    def factory(context: LookupContext) -> LookupProvider:
-        if (function := next(left)) is None:
-            raise OSError("not now")
-        return provider(function)
-
-    table = desk.table(factory, QUICK)
-    with pytest.raises(LookupTimeoutError):
-        table.get(1)
-    assert names(table, 1) == ["Alice"]
-
-
 def test_a_hit_waits_for_no_lookup(desk: Desk) -> None:
     """A key that is held is answered while another one is being looked up, with a version() as well as without."""
     gate, asking = threading.Event(), threading.Event()
@@ -246,7 +236,10 @@ def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> 
 @KINDS
 @CACHES
 def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Options) -> None:
-    """What fails every time is tried once more than lookup.max-retries says, three times by default; the error says how often."""
+    """What fails every time is tried once more than lookup.max-retries says, three times by default; the error says how often.
+
+    A wrong answer is not asked for again: other columns will not be better the second time.
+    """
     function = made(kind, raises(OSError("down")))
     table = desk.serve(function, {**cache, **given})
     often = f" in {retries + 1} attempts" if retries else ""
@@ -258,16 +251,11 @@ def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Op
     assert len(desk.clock.slept) == retries
     assert table.metrics()["lookupRetryCount"] == 2 * retries
     assert counted(table) == ({"missCount": 2, "numLoadFailures": 2} if cache else {})
-    assert function.log.names.count("open") == 1
-
-
-@KINDS
-def test_a_wrong_answer_is_not_asked_for_again(desk: Desk, kind: str) -> None:
-    """Other columns will not be better the second time: only what is raised is tried again."""
-    function = made(kind, lambda keys: pa.table({"id": [1]}))
+    function.answer = lambda keys: pa.table({"id": [1]})
     with pytest.raises(LookupFunctionError, match="'name' is missing"):
-        desk.serve(function, {"lookup.max-retries": 3}).get(1)
-    assert len(function.log.asked) == 1
+        table.get(1)
+    assert function.log.asked[retries + 1 :] == [[1]]
+    assert function.log.names.count("open") == 1
 
 
 def test_attempts_are_further_and_further_apart(desk: Desk) -> None:
@@ -280,23 +268,6 @@ def test_attempts_are_further_and_further_apart(desk: Desk) -> None:
     assert all(0 <= seconds <= min(5.0, 0.1 * 2**n) for n, seconds in enumerate(slept))
     assert max(slept[6:]) > 2.0  # fails once in 10**13 runs
     assert len(set(slept)) > 30
-
-
-def test_a_row_that_comes_at_the_last_asking(desk: Desk) -> None:
-    """Nobody is told of an absence before the last asking: until then there is nothing to remember."""
-    table: list[LookupTable] = []
-    seen: list[int] = []
-
-    def note(keys: pa.Table) -> pa.Table:
-        seen.append(table[0].metrics()["loadCount"])
-        return SCHEMA.empty_table()
-
-    function = SyncFunction(in_turn(note, note, note, rows_of(USERS)))
-    table.append(desk.serve(function, {**PARTIAL, **RETRY}))
-    assert names(table[0], 1) == ["Alice"]
-    assert seen == [0, 0, 0]
-    assert names(table[0], 1) == ["Alice"]
-    assert function.log.asked == [[1]] * 4
 
 
 # --- several calls at once --------------------------------------------------------------------------------------
@@ -326,30 +297,38 @@ def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: in
 
 
 def test_one_failing_call_of_five_cancels_the_others(desk: Desk, prompt: None) -> None:
-    """The first failure is the lookup's; the calls under way are cancelled, those that wait never begin, and nothing is kept."""
-    cancelled: list[int] = []
-    done = threading.Event()
+    """The first failure is the lookup's; the calls under way are cancelled, those that wait never begin, and nothing is kept.
+
+    The next lookup begins when the cancelled calls are over: never are there more than capacity allows.
+    """
+    cancelled, now, seen = list[int](), [0], [0]
+    failing = True
 
     async def answer(keys: pa.Table) -> pa.Table:
         (key,) = keys.column("id").to_pylist()
-        if key == 3:
-            raise ValueError("not 3")
+        now[0] += 1
+        seen[0] = max(seen[0], now[0])
         try:
-            await asyncio.Event().wait()
-        finally:
+            if key == 3 and failing:
+                raise ValueError("not 3")
+            await (asyncio.Event().wait() if failing else asyncio.sleep(0.02))
+        except asyncio.CancelledError:
             cancelled.append(key)
-            if len(cancelled) == 4:
-                done.set()
+            await asyncio.sleep(0.05)  # gives its connection back
+            raise
+        finally:
+            now[0] -= 1
+        return rows_of({n: [f"n{n}"] for n in range(9)})(keys)
 
     function = AsyncFunction(answer, 1)
     table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.capacity": 5})
     # Which key comes first is not said: the failing one is among the first five.
     with pytest.raises(LookupFunctionError, match=r"key id = 3: ValueError\('not 3'\)"):
         pairs(table, 1, 2, 3, 4, 5)
-    assert done.wait(BOUND_S)
-    assert sorted(cancelled) == [1, 2, 4, 5]
-    function.answer = rows_of({n: [f"n{n}"] for n in range(9)})
+    failing = False
     assert len(pairs(table, 1, 2, 3, 4, 5)) == 5
+    assert sorted(cancelled) == [1, 2, 4, 5]
+    assert (seen[0], now[0]) == (5, 0)
     assert counted(table) == {"missCount": 10, "numLoadFailures": 5, "loadCount": 5}
 
 
@@ -378,36 +357,6 @@ def test_the_timeout_is_for_a_call_with_its_retries(desk: Desk, prompt: None, ga
     assert names(table, 1) == ["Alice"]
 
 
-@KINDS
-@CACHES
-def test_the_caller_may_run_in_an_event_loop(desk: Desk, kind: str, cache: Options) -> None:
-    """A lookup blocks its caller's loop, and needs none of it."""
-    table = desk.serve(made(kind, rows_of(USERS)), cache)
-
-    async def main() -> list[list[str]]:
-        inside = names(table, 2)
-        threads = await asyncio.gather(*(asyncio.to_thread(names, table, key) for key in (1, 2, 3)))
-        return [inside, *threads]
-
-    assert asyncio.run(main()) == [["Bob", "Charlie"], ["Alice"], ["Bob", "Charlie"], []]
-
-
-def test_a_function_may_run_a_loop_of_its_own(desk: Desk) -> None:
-    """A function that is not asynchronous is called where no event loop runs: it may run one, as clients and drivers do."""
-
-    async def found(keys: pa.Table) -> pa.Table:
-        return rows_of(USERS)(keys)
-
-    def answer(keys: pa.Table) -> pa.Table:
-        coroutine = found(keys)
-        try:
-            return asyncio.run(coroutine)
-        finally:
-            coroutine.close()
-
-    assert names(desk.serve(SyncFunction(answer), ONCE), 1) == ["Alice"]
-
-
 def test_calls_wait_for_their_next_attempts_together(desk: Desk, prompt: None) -> None:
     """However many calls are to be tried again, none waits for the waiting of another."""
     calls = 40
@@ -424,29 +373,3 @@ def test_calls_wait_for_their_next_attempts_together(desk: Desk, prompt: None) -
 
     table = desk.serve(AsyncFunction(answer, 1), {"lookup.max-retries": 1})
     assert len(pairs(table, *range(calls))) == calls
-
-
-def test_cancelled_calls_count_until_they_have_ended(desk: Desk, prompt: None) -> None:
-    """After a failure the next lookup begins when the cancelled calls are over: never are there more than capacity allows."""
-    now, seen = [0], [0]
-    problems = [ValueError("one")]
-
-    async def answer(keys: pa.Table) -> pa.Table:
-        now[0] += 1
-        seen[0] = max(seen[0], now[0])
-        try:
-            if problems and now[0] == 2:
-                raise problems.pop()
-            await asyncio.sleep(0.02)
-        except asyncio.CancelledError:
-            await asyncio.sleep(0.05)  # gives its connection back
-            raise
-        finally:
-            now[0] -= 1
-        return rows_of(USERS)(keys)
-
-    table = desk.serve(AsyncFunction(answer, 1), {**ONCE, "lookup.async.capacity": 2})
-    with pytest.raises(LookupFunctionError):
-        pairs(table, 1, 2)
-    assert len(pairs(table, 1, 2)) == 3
-    assert seen[0] == 2

@@ -1,0 +1,735 @@
+"""The example providers: an SQLite file, a PostgreSQL server, and tables of Delta and Iceberg, read by delta-rs and PyIceberg."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import datetime
+import decimal
+import importlib
+import itertools
+import json
+import os
+import re
+import sqlite3
+import struct
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.types import StringType
+from pyroaring import BitMap64
+
+from pyspark_lookup import LookupTable
+from pyspark_lookup.base.errors import LookupFunctionError, OptionError
+from pyspark_lookup.providers.functions import LookupContext
+from tests.postgres import PostgresServer
+from tests.providers.common import TEXTS, counted, ids
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.s3server import S3Server
+
+Options = dict[str, str]
+Row = dict[str, Any]
+
+BOUNDED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "10000"}
+PARTIAL = {**BOUNDED, "lookup.partial-cache.expire-after-write": "1 h"}
+FULL = {"lookup.cache": "FULL"}
+ONCE = {"lookup.max-retries": "0"}
+MANY = 5000
+PEOPLE = pa.table({"id": [1, 2, 2, 3], "name": ["one", "two", "zwei", None], "n": [10, 20, 21, 30]})
+ASKED = ids(1, 2, 9, 3, 1, None)
+FOUND = [(0, 1, "one", 10), (1, 2, "two", 20), (1, 2, "zwei", 21), (3, 3, None, 30), (4, 1, "one", 10)]
+
+
+class Tables:
+    """Tables that a provider reads, made of Arrow rows."""
+
+    module: str
+    factory = "provider"
+    odd_name = "t"
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
+        self._opened: list[LookupTable] = []
+
+    create: Callable[[str, pa.Table], str]  # makes a table; its name
+    refer: Callable[[str], tuple[str | None, Options]]  # the path and the options that say which table is meant
+
+    def given(self, name: str, keys: str, *more: Options, factory: str = "") -> tuple[str | None, Options]:
+        """The path and the options of a lookup in a table."""
+        path, options = self.refer(name)
+        options |= {"lookup.provider": f"{self.module}:{factory or self.factory}", "lookup.keys": keys}
+        options |= {"lookup.cache.dir": str(self._cache_dir)}
+        for each in more:
+            options |= each
+        return path, options
+
+    def table(self, name: str, keys: str, *more: Options, factory: str = "") -> LookupTable:
+        self._opened.append(LookupTable(*self.given(name, keys, *more, factory=factory)))
+        return self._opened[-1]
+
+    def sends(self, count: int) -> contextlib.AbstractContextManager[None]:
+        """What is inside makes providers of a database send exactly so many statements."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        for table in self._opened:
+            table.close()
+
+
+def shown(rows: pa.Table) -> list[tuple[int, int, str | None, int]]:
+    """Rows of people in one order: within a key there is none."""
+    found = [(row["key_index"], row["id"], row["name"], row["n"]) for row in rows.to_pylist()]
+    return sorted(found, key=repr)
+
+
+# --- databases ---------------------------------------------------------------------------------------
+
+
+def literal(value: object) -> str:
+    return (
+        "NULL" if value is None else str(value) if isinstance(value, int) else "'" + str(value).replace("'", "''") + "'"
+    )
+
+
+class Database(Tables):
+    """A database with a log of what providers ask it. Statements that are executed here are not in it."""
+
+    odd_name = "t\"'; DROP TABLE x; --?$1"
+    execute: Callable[[str], None]
+    statements: Callable[[], list[str]]  # that providers sent so far: one entry for each execution
+    _numbers = itertools.count(1)
+
+    def made(self, columns: str, *rows: str, name: str = "t") -> str:
+        """A new table's name."""
+        name += str(next(self._numbers))
+        quoted = '"' + name.replace('"', '""') + '"'
+        self.execute(f"CREATE TABLE {quoted} ({columns})")
+        if rows:
+            self.execute(f"INSERT INTO {quoted} VALUES {', '.join(rows)}")
+        return name
+
+    def create(self, name: str, rows: pa.Table) -> str:
+        kinds = {pa.int64(): "INTEGER", pa.string(): "TEXT"}
+        quoted = ('"' + field.name.replace('"', '""') + f'" {kinds[field.type]}' for field in rows.schema)
+        values = (
+            f"({', '.join(map(literal, row))})" for row in zip(*(c.to_pylist() for c in rows.columns), strict=True)
+        )
+        return self.made(", ".join(quoted), *values, name=name)
+
+    @contextlib.contextmanager
+    def sends(self, count: int) -> Iterator[None]:
+        """What is inside makes providers send exactly so many statements, of whatever kind."""
+        before = len(self.statements())
+        yield
+        sent = [statement[:300] for statement in self.statements()[before:]]
+        assert len(sent) == count, sent
+
+
+class SqliteDatabase(Database):
+    module = "examples.sqlite_provider"
+
+    def __init__(self, directory: Path, cache_dir: Path) -> None:
+        super().__init__(cache_dir)
+        self.file = directory / "a b%41?#.db"
+        self.sent: list[str] = []
+
+    def refer(self, name: str) -> tuple[str, Options]:
+        return str(self.file), {"lookup.provider.table": name}
+
+    def execute(self, statement: str) -> None:
+        with contextlib.closing(sqlite3.Connection(self.file)) as connection, connection:
+            connection.execute(statement)
+
+    def statements(self) -> list[str]:
+        return self.sent
+
+
+class PostgresDatabase(Database):
+    module = "examples.postgres_provider"
+
+    def __init__(self, server: PostgresServer, cache_dir: Path) -> None:
+        super().__init__(cache_dir)
+        self.server = server
+        self.execute, self.statements = server.execute, server.statements
+
+    def refer(self, name: str) -> tuple[None, Options]:
+        return None, {"lookup.provider.uri": self.server.uri, "lookup.provider.table": name}
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteDatabase]:
+    connect = sqlite3.connect
+    with contextlib.closing(SqliteDatabase(tmp_path, cache_dir)) as database:
+
+        def connected(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+            connection: sqlite3.Connection = connect(*args, **kwargs)
+            connection.set_trace_callback(database.sent.append)
+            return connection
+
+        monkeypatch.setattr(sqlite3, "connect", connected)
+        yield database
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[PostgresDatabase]:
+    with contextlib.closing(PostgresDatabase(postgres_server, cache_dir)) as database:
+        yield database
+        postgres_server.start()  # whatever a test did
+
+
+# --- lakes -------------------------------------------------------------------------------------------
+
+
+class Lake(Tables):
+    """Tables of one format in a directory. A table is known by its name; rows are appended, overwritten and deleted."""
+
+    factory = "by_key"
+
+    def __init__(self, directory: Path, cache_dir: Path) -> None:
+        super().__init__(cache_dir)
+        directory.mkdir()
+        self.directory = directory
+
+    files: Callable[[str], list[Path]]  # the data files of the newest version
+    # The rows of a table are written, deleted or dropped.
+    write: Callable[[str, pa.Table, str], None]
+    delete: Callable[[str, str], None]
+    drop: Callable[[str], None]
+
+    def create(self, name: str, rows: pa.Table) -> str:
+        self.write(name, rows, "create")
+        return name
+
+
+class DeltaLake(Lake):
+    module = "examples.delta_provider"
+
+    def _path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def refer(self, name: str) -> tuple[str, Options]:
+        return self._path(name), {}
+
+    def write(self, name: str, rows: pa.Table, mode: Any) -> None:
+        write_deltalake(self._path(name), rows, mode="error" if mode == "create" else mode)
+
+    def delete(self, name: str, predicate: str) -> None:
+        DeltaTable(self._path(name)).delete(predicate)
+
+    def drop(self, name: str) -> None:
+        os.rename(self._path(name), self._path(f"{name} dropped"))
+
+    def files(self, name: str) -> list[Path]:
+        return [Path(uri) for uri in DeltaTable(self._path(name)).file_uris()]
+
+
+class IcebergLake(Lake):
+    module = "examples.iceberg_provider"
+
+    def __init__(self, directory: Path, cache_dir: Path) -> None:
+        super().__init__(directory, cache_dir)
+        places = {"uri": f"sqlite:///{directory / 'catalog.db'}", "warehouse": f"file://{directory / 'warehouse'}"}
+        self._properties = {"type": "sql", **places}
+        self.catalog: Catalog = load_catalog("lake", **self._properties)
+        self.catalog.create_namespace("shop")
+
+    def loaded(self, name: str) -> Any:
+        return self.catalog.load_table(f"shop.{name}")
+
+    def refer(self, name: str) -> tuple[None, Options]:
+        given = {"catalog": "lake", "table": f"shop.{name}", **self._properties}
+        return None, {f"lookup.provider.{key}": value for key, value in given.items()}
+
+    def write(self, name: str, rows: pa.Table, mode: str) -> None:
+        table = self.catalog.create_table(f"shop.{name}", rows.schema) if mode == "create" else self.loaded(name)
+        (table.overwrite if mode == "overwrite" else table.append)(rows)
+
+    def delete(self, name: str, predicate: str) -> None:
+        self.loaded(name).delete(predicate)
+
+    def drop(self, name: str) -> None:
+        self.catalog.drop_table(f"shop.{name}")
+
+    def files(self, name: str) -> list[Path]:
+        return [Path(urllib.parse.urlparse(task.file.file_path).path) for task in self.loaded(name).scan().plan_files()]
+
+
+@pytest.fixture
+def delta(tmp_path: Path, cache_dir: Path) -> Iterator[DeltaLake]:
+    with contextlib.closing(DeltaLake(tmp_path / "lake", cache_dir)) as lake:
+        yield lake
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path, cache_dir: Path) -> Iterator[IcebergLake]:
+    with contextlib.closing(IcebergLake(tmp_path / "lake", cache_dir)) as lake:
+        yield lake
+
+
+@pytest.fixture(params=["sqlite", "postgres", "delta", "iceberg"])
+def tables(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def lake(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+# --- of all ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", [{}, PARTIAL], ids=["NONE", "PARTIAL"])
+def test_rows_of_keys(tables: Tables, cache: Options) -> None:
+    """Every row of a key comes, for each time that it was asked for; absent keys and null have none. A cache asks for each once."""
+    name = tables.create("people", PEOPLE)
+    table = tables.table(name, "id", cache)
+    for again in range(3):
+        # Of 1, 2, 9, 3 and 1 again; the last time by a table that was just made.
+        assert shown((table if again < 2 else tables.table(name, "id", cache)).get_many(ASKED)) == FOUND
+        assert counted(table) == ({"hitCount": 1 + 5 * again, "missCount": 4, "loadCount": 4} if cache else {})
+    assert table.get(3) == [{"id": 3, "name": None, "n": 30}]
+    assert table.get(9) == table.get(None) == []
+    assert table.get_many(ids()).num_rows == 0
+
+
+def test_composite_keys(tables: Tables) -> None:
+    """A key of two columns finds the rows that have both, not one of each; they may be named in any order."""
+    name = tables.create("pairs", pa.table({"a": [1, 1, 2, 1], "b": ["x", "y", "x", "x"], "v": [1, 2, 3, 4]}))
+    found = tables.table(name, "b,a").get_many(pa.table({"b": ["x", "y", "y", None], "a": [1, 1, 2, 1]}))
+    assert sorted((row["key_index"], row["v"]) for row in found.to_pylist()) == [(0, 1), (0, 4), (1, 2)]
+
+
+def test_text_is_never_sql(tables: Tables) -> None:
+    """Keys, and names of tables and columns, that look like SQL are what they are."""
+    texts = [*TEXTS, "x" * 5000]
+    name = tables.create(tables.odd_name, pa.table({'k "1" ?': texts, "Select": range(len(texts))}))
+    asked = pa.table({'k "1" ?': [*texts, *(text + "'" for text in texts)]})
+    found = tables.table(name, '`k "1" ?`').get_many(asked).to_pylist()
+    assert [(row["key_index"], row["Select"]) for row in found] == [(n, n) for n in range(len(texts))]
+
+
+@pytest.mark.parametrize("keys", ["a", "a,b"])
+def test_many_keys(tables: Tables, keys: str) -> None:
+    """5,000 keys have their rows, whether a key has one column or two; they are one statement to a database."""
+    held, asked = range(0, 2 * MANY, 2), range(MANY)
+    name = tables.create("many", pa.table({"a": held, "b": [f"n{n}" for n in held], "v": held}))
+    wanted = pa.table({"a": asked, "b": [f"n{n}" for n in asked]}).select(keys.split(","))
+    table = tables.table(name, keys)
+    table.get_many(wanted.slice(0, 1))  # connects
+    with tables.sends(1):
+        found = table.get_many(wanted)
+    assert found["key_index"].to_pylist() == found["v"].to_pylist() == list(range(0, MANY, 2))
+
+
+def test_only_columns_that_are_asked_for_are_fetched(tables: Tables) -> None:
+    """`lookup.columns` reaches the statement or the scan, in any letter case."""
+    name = tables.create("people", PEOPLE)
+    assert tables.table(name, "id", {"lookup.columns": "NAME"}).get(1) == [{"id": 1, "name": "one"}]
+    path, options = tables.refer(name)
+    given = {key.removeprefix("lookup.provider."): value for key, value in options.items()}
+    context = LookupContext(("id",), ("name",), given, path)
+    module = importlib.import_module(tables.module)
+    assert getattr(module, tables.factory)(context).function.lookup(ids(1)).column_names == ["id", "name"]
+    if isinstance(tables, Database):
+        assert '"name"' in tables.statements()[-1]
+        assert '"n"' not in tables.statements()[-1]
+    else:
+        assert [batch.schema.names for batch in module.whole(context).scan()] == [["id", "name"]]
+
+
+def test_mistakes_are_named(tables: Tables) -> None:
+    """A table that is not there, or not named, is an error when the table is made."""
+    tables.create("people", PEOPLE)
+    with pytest.raises(OptionError, match="nope"):
+        tables.table("nope", "id")
+    with pytest.raises(OptionError, match=r"needs a path|lookup\.provider\.table"):
+        LookupTable(None, {"lookup.provider": f"{tables.module}:{tables.factory}", "lookup.keys": "id"})
+
+
+# --- databases' own ----------------------------------------------------------------------------------
+
+
+def test_sqlite_values_of_every_type(sqlite: SqliteDatabase) -> None:
+    """Each declared type has its Arrow type, its limits come back, and so does null."""
+    low, high, text = -(2**63), 2**63 - 1, TEXTS[-1]
+    table = sqlite.made(
+        "k TEXT, i integer, r REAL, t TEXT, b Blob",
+        f"('low', {low}, -1.7976931348623157e308, '', x'')",
+        f"('high', {high}, 5e-324, '{text}', x'00ff')",
+        "('null', NULL, NULL, NULL, NULL)",
+    )
+    rows = sqlite.table(table, "k").get_many(pa.table({"k": ["low", "high", "null"]}))
+    assert rows.schema.types[:5] == [pa.string(), pa.int64(), pa.float64(), pa.string(), pa.binary()]
+    assert [tuple(row.values())[:5] for row in rows.to_pylist()] == [
+        ("low", low, -1.7976931348623157e308, "", b""),
+        ("high", high, 5e-324, text, b"\x00\xff"),
+        ("null", None, None, None, None),
+    ]
+
+
+def test_sqlite_keys_of_every_type(sqlite: SqliteDatabase) -> None:
+    """Integers, floats, texts and bytes find their rows; text is compared by its bytes whatever its collation."""
+    columns = "i INTEGER, r REAL, t TEXT COLLATE NOCASE, b BLOB"
+    table = sqlite.made(columns, "(1, 0.1, 'A', x'00')", "(2, 1e300, 'a', x'0000')", "(3, 0.0, 'b', x'')")
+    cases: list[tuple[str, list[Any], list[tuple[int, int]]]] = [
+        ("i", [2, 4], [(0, 2)]),
+        ("r", [1e300, 0.30000000000000004], [(0, 2)]),
+        ("t", ["a", "B"], [(0, 2)]),
+        ("b", [b"\0\0", b"\1"], [(0, 2)]),
+        ("r", [float("nan"), float("inf"), -0.0], [(2, 3)]),
+    ]
+    for name, asked, expected in cases:
+        found = sqlite.table(table, name).get_many(pa.table({name: asked})).to_pylist()
+        assert [(row["key_index"], row["i"]) for row in found] == expected
+
+
+POSTGRES = [
+    ("smallint", "-32768", pa.int16(), -32768),
+    ("integer", "2147483647", pa.int32(), 2**31 - 1),
+    ("bigint", "-9223372036854775808", pa.int64(), -(2**63)),
+    ("real", "1.5", pa.float32(), 1.5),
+    ("double precision", "5e-324", pa.float64(), 5e-324),
+    ("boolean", "true", pa.bool_(), True),
+    ("text", "'ä€𝄞'", pa.string(), "ä€𝄞"),
+    ("varchar(9)", "'v'", pa.string(), "v"),
+    ("bytea", "'\\x00ff'", pa.binary(), b"\x00\xff"),
+    ("date", "'2024-02-29'", pa.date32(), datetime.date(2024, 2, 29)),
+    ("timestamp", "'2024-02-29 12:30:45.123456'", pa.timestamp("us"), datetime.datetime(2024, 2, 29, 12, 30, 45, 123456)),
+    ("timestamptz", "'2024-02-29 12:30:45+02'", pa.timestamp("us", "UTC"), datetime.datetime(2024, 2, 29, 10, 30, 45, tzinfo=datetime.timezone.utc)),
+    ("numeric(10, 2)", "1.50", pa.string(), "1.50"),
+    ("char(3)", "'c'", pa.string(), "c  "),
+    ("uuid", "'00010203-0405-0607-0809-0a0b0c0d0e0f'", pa.binary(), bytes(range(16))),
+    ("jsonb", "'{\"a\": 1}'", pa.string(), '{"a": 1}'),
+    ("integer[]", "'{1, NULL}'", pa.list_(pa.field("element", pa.int32())), [1, None]),
+]  # fmt: skip
+NO_KEYS = {"numeric(10, 2)", "char(3)", "uuid", "jsonb", "integer[]"}
+
+
+def test_postgres_values_and_keys_of_every_type(postgres: PostgresDatabase) -> None:
+    """Each type has its Arrow type, values come back, and so does null; a key of each finds its row.
+
+    A type whose values come as others is refused as a key when the table is made.
+    """
+    declared = ", ".join(f"c{number} {kind}" for number, (kind, *_) in enumerate(POSTGRES))
+    values, nulls = ", ".join(text for _, text, *_ in POSTGRES), ", ".join(["NULL"] * len(POSTGRES))
+    table = postgres.made(f"id integer, {declared}", f"(1, {values})", f"(2, {nulls})")
+    rows = postgres.table(table, "id").get_many(ids(1, 2))
+    assert rows.schema.types[1:-1] == [kind for *_, kind, _ in POSTGRES]
+    full, empty = rows.to_pylist()
+    assert list(full.values())[1:-1] == [value for *_, value in POSTGRES]
+    assert list(empty.values())[1:-1] == [None] * len(POSTGRES)
+    for number, (kind, _, arrow, value) in enumerate(POSTGRES):
+        if kind in NO_KEYS:
+            with pytest.raises(OptionError, match=rf"key column 'c{number}' is .* make a view"):
+                postgres.table(table, f"c{number}")
+        else:
+            found = postgres.table(table, f"c{number}").get_many(pa.table({f"c{number}": pa.array([value], arrow)}))
+            assert found["id"].to_pylist() == [1]
+
+
+def test_more_keys_than_sqlite_binds_are_several_statements(sqlite: SqliteDatabase) -> None:
+    """SQLite takes 32,766 bound values in a statement: more keys are more statements."""
+    wanted = pa.table({"a": range(20_000), "b": [f"n{number}" for number in range(20_000)]})
+    table = sqlite.table(sqlite.made("a INTEGER, b TEXT, v INTEGER", "(0, 'n0', 1)", "(19999, 'n19999', 2)"), "a,b")
+    table.get((0, "n0"))
+    with sqlite.sends(2):
+        assert table.get_many(wanted)["key_index"].to_pylist() == [0, 19_999]
+
+
+def test_a_replaced_sqlite_file_is_seen(sqlite: SqliteDatabase) -> None:
+    """A file that was put in the place of the database is the database from then on."""
+    table = sqlite.table(sqlite.create("people", PEOPLE), "id")
+    assert table.get(1)[0]["name"] == "one"
+    other = sqlite.file.with_name("other")
+    other.write_bytes(sqlite.file.read_bytes().replace(b"one", b"new"))
+    os.replace(other, sqlite.file)
+    assert table.get(1)[0]["name"] == "new"
+
+
+def test_sqlite_mistakes_are_named(sqlite: SqliteDatabase) -> None:
+    """A column of another type and a value of another type are named, and a missing file is not made."""
+    with pytest.raises(OptionError, match=r"column 'b' is declared 'VARCHAR\(9\)'; known are INTEGER"):
+        sqlite.table(sqlite.made("a INTEGER, b VARCHAR(9)"), "a")
+    table = sqlite.table(sqlite.made("id INTEGER, b INTEGER", "(1, 'wrong')"), "id", ONCE)
+    with pytest.raises(LookupFunctionError, match=r"sqlite_provider:provider failed to look up key id = 1: .*'wrong'"):
+        table.get(1)
+    sqlite.file = sqlite.file.with_name("missing")
+    with pytest.raises(OptionError, match="unable to open"):
+        sqlite.table("t", "id")
+    assert not sqlite.file.exists()
+
+
+def test_postgres_is_only_read(postgres: PostgresDatabase) -> None:
+    """Not even a view can write."""
+    postgres.execute("CREATE SEQUENCE counter")
+    postgres.execute("CREATE VIEW counting AS SELECT nextval('counter') AS id")
+    with pytest.raises(LookupFunctionError, match="read-only transaction"):
+        postgres.table("public.counting", "id", ONCE).get(1)
+
+
+def test_postgres_without_a_server(postgres: PostgresDatabase) -> None:
+    """Lookups without a server are tried again as far as lookup.max-retries allows, and served by one that comes back.
+
+    What no attempt helps fails, naming the provider and a key; nothing is kept of it, what was kept serves.
+    """
+
+    def opened(retries: int, cache: Options) -> LookupTable:
+        table = postgres.table(postgres.create("people", PEOPLE), "id", cache, {"lookup.max-retries": str(retries)})
+        assert table.get(1)[0]["name"] == "one"
+        return table
+
+    failing, waiting, later = opened(2, PARTIAL), opened(30, PARTIAL), opened(1, {})
+    postgres.server.stop()
+    expected = r"examples\.postgres_provider:provider failed to look up key id = [29] and 1 more in 3 attempts"
+    with pytest.raises(LookupFunctionError, match=expected):
+        failing.get_many(ids(2, 1, 9))
+    assert counted(failing) == {"hitCount": 1, "missCount": 3, "loadCount": 1, "numLoadFailures": 2}
+    assert failing.get(1)[0]["name"] == "one"
+    starting = threading.Timer(0.5, postgres.server.start)
+    starting.start()
+    try:
+        assert waiting.get(3)[0]["n"] == 30
+    finally:
+        starting.join()
+    assert waiting.metrics()["lookupRetryCount"] > 1
+    assert counted(waiting) == {"missCount": 2, "loadCount": 2}
+    assert shown(later.get_many(ASKED)) == FOUND  # its connection was lost
+    assert later.metrics()["lookupRetryCount"] == 4
+    assert shown(failing.get_many(ASKED)) == FOUND
+    assert counted(failing) == {"hitCount": 4, "missCount": 6, "loadCount": 4, "numLoadFailures": 2}
+
+
+@pytest.mark.spark
+def test_through_spark(spark: SparkSession, database: Database) -> None:
+    """A read, or a SELECT from a catalog's table, that says which keys it wants has their rows; a later query loads none again."""
+    before = len(database.statements())
+    path, options = database.given(database.create("people", PEOPLE), "id", PARTIAL)
+    options |= {"path": path} if path else {}
+    df = spark.read.format("lookupcache").options(**options).option("lookup.where", "id IN (1, 2)").load()
+    for _ in range(2):
+        assert sorted(map(tuple, df.collect())) == [(1, "one", 10), (2, "two", 20), (2, "zwei", 21)]
+    given = ", ".join(f"`{key}` '{value}'" for key, value in options.items())
+    spark.sql(f"CREATE TABLE provided USING lookupcache OPTIONS ({given})")
+    try:
+        rows = spark.sql("SELECT name FROM provided WITH (`lookup.where` = 'id = 2') ORDER BY name").collect()
+        assert [row.name for row in rows] == ["two", "zwei"]
+    finally:
+        spark.sql("DROP TABLE provided")
+    if isinstance(database, PostgresDatabase):  # the server has what Spark's workers sent
+        assert len([text for text in database.statements()[before:] if "unnest" in text]) == 1
+
+
+# --- lakes' own --------------------------------------------------------------------------------------
+
+each_factory = pytest.mark.parametrize(("factory", "cache"), [("by_key", BOUNDED), ("whole", FULL)], ids=["by_key", "whole"])  # fmt: skip
+DAY = datetime.date(2024, 2, 29)
+MOMENTS = [datetime.datetime(2024, 2, 29, 1, 2, 3, n, datetime.timezone.utc) for n in (1, 2)]
+KEYS: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.int32(), -(2**31), 7),
+    (pa.int64(), -(2**63), 2**63 - 1),
+    (pa.date32(), DAY, datetime.date(1, 1, 1)),
+    (pa.float64(), 1.5, 0.1),
+    (pa.decimal128(10, 2), decimal.Decimal("1.50"), decimal.Decimal("-1.50")),
+    (pa.timestamp("us", "UTC"), *MOMENTS),
+    (pa.binary(), b"a\0'", b""),
+]
+
+
+def people(*rows: tuple[int, str, int]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(PEOPLE.column_names, row, strict=True)) for row in rows], PEOPLE.schema)
+
+
+def names(table: LookupTable, key: Any) -> list[str]:
+    """Sorted, for a table format promises no order."""
+    return sorted(row["name"] for row in table.get(key))
+
+
+@pytest.mark.parametrize(("kind", "found", "other"), KEYS, ids=str)
+def test_lake_keys_of_every_type(lake: Lake, kind: pa.DataType, found: Any, other: Any) -> None:
+    """Integers up to their limits and dates find their rows, and no others; so do keys whose literals PyIceberg knows to be exact."""
+    lake.create("typed", pa.table({"K": pa.array([found, other, None], kind), "v": [[1], [2], [3]]}))
+    if isinstance(lake, DeltaLake) and kind not in (pa.int32(), pa.int64(), pa.date32()):
+        says = rf"typed: key column 'K' is {re.escape(str(kind))}; keys are integers"
+        with pytest.raises(OptionError, match=says):
+            lake.table("typed", "k")
+        return
+    table = lake.table("typed", "k")
+    assert [row["v"] for key in (found, other) for row in table.get(key)] == [[1], [2]]
+    assert table.get(None) == []
+
+
+@pytest.mark.parametrize("keys", [[1], [1, 2], list(range(-300, 5))], ids=len)
+def test_files_that_cannot_hold_a_key_are_not_read(lake: Lake, keys: list[int]) -> None:
+    """A lookup reads the files whose bounds let them hold one of its keys; the others may as well be gone."""
+    lake.create("sorted", pa.table({"id": [1, 2], "n": [1, 2]}))
+    before = lake.files("sorted")
+    lake.write("sorted", pa.table({"id": [1000, 1001], "n": [3, 4]}), "append")
+    (other,) = set(lake.files("sorted")) - set(before)
+    os.unlink(other)
+    table = lake.table("sorted", "id", ONCE)
+    assert table.get_many(ids(*keys))["n"].to_pylist() == [n for n in (1, 2) if n in keys]
+    with pytest.raises(LookupFunctionError, match="id = 1000"):
+        table.get(1000)
+
+
+@each_factory
+def test_a_commit_is_seen_by_the_next_lookup(lake: Lake, factory: str, cache: Options) -> None:
+    """Rows that come, change and go are seen at once; until then what is cached answers.
+
+    A table that was dropped and made anew is another one, although its commits are counted from the same number.
+    """
+    lake.create("people", PEOPLE)
+    table = lake.table("people", "id", cache, factory=factory)
+
+    def replace() -> None:
+        lake.drop("people")
+        lake.create("people", people((1, "another", 1)))
+
+    changes: list[tuple[Callable[[], None], list[str], list[str]]] = [
+        (lambda: None, ["one"], []),
+        (replace, ["another"], []),
+        (lambda: lake.write("people", people((4, "four", 40)), "append"), ["another"], ["four"]),
+        (lambda: lake.delete("people", "id = 1"), [], ["four"]),
+        (lambda: lake.write("people", people((1, "new", 1)), "overwrite"), ["new"], []),
+    ]
+    for number, (change, one, four) in enumerate(changes, 1):
+        change()
+        before = table.version
+        for _ in range(2):
+            assert (names(table, 1), names(table, 4)) == (one, four)
+        assert table.metrics()["loadCount"] == (2 * number if factory == "by_key" else number)
+        assert table.version == before
+
+
+def test_lookups_from_many_threads(lake: Lake) -> None:
+    """Versions are asked on another thread than rows: both go on while the table grows."""
+    lake.create("people", PEOPLE)
+    table = lake.table("people", "id", BOUNDED)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for number in range(4, 8):
+            lake.write("people", people((number, f"n{number}", number)), "append")
+            found = pool.map(lambda key: names(table, key), range(1, number + 1))
+            assert list(found)[3:] == [[f"n{key}"] for key in range(4, number + 1)]
+
+
+def test_delta_columns_that_come_later(delta: DeltaLake) -> None:
+    """A table goes on with the columns that it was made with, and one that is made later has the new one."""
+    delta.create("people", PEOPLE)
+    table = delta.table("people", "id", BOUNDED)
+    assert names(table, 1) == ["one"]
+    more = people((1, "more", 1)).append_column("city", pa.array(["Oslo"]))
+    write_deltalake(delta.directory / "people", more, mode="append", schema_mode="merge")
+    assert names(table, 1) == ["more", "one"]
+    later = delta.table("people", "id", BOUNDED, {"lookup.max-retries": "1"})
+    assert sorted(row["city"] or "" for row in later.get(1)) == ["", "Oslo"]
+
+
+def test_iceberg_columns_of_another_schema(iceberg: IcebergLake) -> None:
+    """A column that is dropped and made anew has lost its values, without a new snapshot: that is another version.
+
+    One that is renamed is an error by name for tables that were made with it; later ones have the new name.
+    """
+    iceberg.create("people", PEOPLE)
+    table = iceberg.table("people", "id", BOUNDED, ONCE)
+    assert names(table, 1) == ["one"]
+    made = iceberg.loaded("people")
+    snapshot = made.metadata.current_snapshot_id
+    with made.update_schema() as change:
+        change.rename_column("name", "label")
+    with pytest.raises(LookupFunctionError, match="name"):
+        table.get(1)
+    assert iceberg.table("people", "id", {"lookup.columns": "label"}).get(1) == [{"id": 1, "label": "one"}]
+    with made.update_schema(allow_incompatible_changes=True) as change:
+        change.delete_column("label")
+    with made.update_schema() as change:
+        change.add_column("name", StringType())
+    assert iceberg.loaded("people").metadata.current_snapshot_id == snapshot
+    assert table.get(1) == [{"id": 1, "name": None, "n": 10}]
+
+
+def test_an_iceberg_table_without_a_snapshot(iceberg: IcebergLake) -> None:
+    """A table that nobody has written is empty, and its first rows are seen."""
+    iceberg.catalog.create_table("shop.empty", PEOPLE.schema)
+    table = iceberg.table("empty", "id", BOUNDED)
+    assert names(table, 1) == []
+    iceberg.write("empty", PEOPLE, "append")
+    assert names(table, 1) == ["one"]
+
+
+def z85(data: bytes) -> str:
+    """Base 85 as Delta writes deletion vectors into its log."""
+    digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    words = struct.unpack(f">{-(-len(data) // 4)}I", data + b"\0" * (-len(data) % 4))
+    return "".join(digits[word // 85**place % 85] for word in words for place in (4, 3, 2, 1, 0))
+
+
+def with_deletion_vector(table: Path, rows: list[int]) -> None:
+    """Commit, as Spark does, that these rows of the table's one file are no more."""
+    log = table / "_delta_log"
+    first = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
+    (add,) = (action["add"] for action in first if "add" in action)
+    bits = struct.pack("<i", 1681511377) + BitMap64(rows).serialize()
+    vector = {"storageType": "i", "pathOrInlineDv": z85(bits), "sizeInBytes": len(bits), "cardinality": len(rows)}
+    remove = {key: add[key] for key in ("path", "partitionValues", "size")}
+    remove |= {"deletionTimestamp": add["modificationTime"], "dataChange": True, "extendedFileMetadata": True}
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    actions: list[Row] = [{"protocol": protocol}, {"remove": remove}, {"add": {**add, "deletionVector": vector}}]
+    (log / f"{1:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+@each_factory
+def test_delta_deletion_vectors(delta: DeltaLake, factory: str, cache: Options) -> None:
+    """A row that a deletion vector has removed is gone, for a lookup of its key as for a copy."""
+    rows = range(1000)
+    delta.create("vector", pa.table({"id": rows, "n": rows}))
+    table = delta.table("vector", "id", cache, factory=factory)
+    assert len(table.get_many(ids(2, 3, 4))) == 3
+    with_deletion_vector(delta.directory / "vector", [3, *range(500, 1000)])
+    assert table.get_many(ids(*rows))["n"].to_pylist() == [n for n in range(500) if n != 3]
+    assert table.get(3) == []
+
+
+def test_a_partitioned_delta_table(delta: DeltaLake) -> None:
+    """A partition column is a column: as a key it says which files are read."""
+    path = delta.directory / "parts"
+    rows = pa.table({"day": [DAY, DAY.replace(day=1)], "id": [1, 1], "n": [1, 2]})
+    write_deltalake(path, rows, partition_by=["day"])
+    os.unlink(next((path / "day=2024-02-01").glob("*.parquet")))
+    assert delta.table("parts", "day,id").get((DAY, 1)) == [{"day": DAY, "id": 1, "n": 1}]
+
+
+def test_a_delta_table_on_s3(s3: S3Server, cache_dir: Path) -> None:
+    """Storage options say where the store is, the environment who asks it."""
+    where = {"aws_endpoint_url": s3.endpoint, "aws_allow_http": "true"}
+    s3.client.create_bucket(Bucket="delta")
+    write_deltalake("s3://delta/people", PEOPLE, storage_options=where)
+    options = {"lookup.provider": "examples.delta_provider:by_key", "lookup.keys": "id", **BOUNDED}
+    options |= {"lookup.cache.dir": str(cache_dir), **{f"lookup.provider.{key}": value for key, value in where.items()}}
+    with LookupTable("s3://delta/people", options) as table:
+        assert names(table, 2) == ["two", "zwei"]
+        write_deltalake("s3://delta/people", people((2, "deux", 22)), mode="append", storage_options=where)
+        assert names(table, 2) == ["deux", "two", "zwei"]
