@@ -1,10 +1,8 @@
-"""NONE, PARTIAL and FULL answer alike whatever happens in between: generated histories against a plain model."""
+"""The partial cache over tables of files: whatever happens in between, its answers are the files', and what it must hold it holds."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,169 +10,159 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.partial import host_cache
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many, read_rows
+from pyspark_lookup.engine.lookup import read_rows
 from pyspark_lookup.engine.plan import ReadTask
-from pyspark_lookup.options.lookup_options import LookupOptions
-from tests.fakes import FakeClock, Host, Later, make_host
-from tests.fuzzing import MORE
-
-FILES = 4
-IDS = st.integers(-2, 30)
-KEY = st.tuples(IDS, st.sampled_from(["a", "b", ""]))
-ROW = st.tuples(IDS | st.none(), st.sampled_from(["a", "b", "", None]), st.sampled_from(["x", "yy", None]))
-MODES = {
-    "NONE": {"lookup.cache": "NONE"},
-    "FULL": {"lookup.cache": "FULL", "lookup.full-cache.build-wait": "0 s"},
-    "small": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "12"},
-    "bytes": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-bytes": "2000"},
-    "access": {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-access": "10 s"},
-    "write": {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "10 s"},
-    "no missing": {
-        "lookup.cache": "PARTIAL",
-        "lookup.partial-cache.max-rows": "40",
-        "lookup.partial-cache.cache-missing-key": "false",
-    },
-}
-SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("text", pa.string()), ("number", pa.int64())])
-
-
-class Modes(RuleBasedStateMachine):
-    """One table of files; every mode on two processes of one host; a model that is a list of rows per file."""
-
-    names: tuple[str, ...] = ("id",)
-
-    @initialize()
-    def begin(self) -> None:
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)  # merged all the time
-        self.root = Path(tempfile.mkdtemp(prefix="lookup-model-"))
-        self.path = self.root / "dim"
-        self.path.mkdir()
-        self.files: dict[int, list[tuple[Any, ...]]] = {}
-        self.serial = 0
-        self.clock = FakeClock()
-        self.hosts: dict[tuple[str, int], tuple[Host, LookupOptions, Later]] = {}
-        for mode, options in MODES.items():
-            for process in range(2):
-                later = Later()
-                # Of other bounds and expiries there is another cache directory: they share what lies in it.
-                host = make_host(str(self.path), self.root / mode.replace(" ", "-"), self.clock, start=later)
-                keys = {"lookup.keys": ",".join(self.names)}
-                self.hosts[mode, process] = (
-                    host,
-                    LookupOptions.parse({"path": str(self.path), **keys, **options}),
-                    later,
-                )
-        self.write(0, [(1, "a", "x"), (1, "b", None), (2, "a", "yy")])
-
-    def teardown(self) -> None:
-        if hasattr(self, "root"):
-            shutil.rmtree(self.root)
-            self.patch.undo()
-
-    # --- the table --------------------------------------------------------------------------------
-
-    @rule(number=st.integers(0, FILES - 1), rows=st.lists(ROW, max_size=12))
-    def write(self, number: int, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Put a file, in place of one of that name if there is one."""
-        self.serial += 1
-        self.files[number] = [(*row, self.serial * 100 + n) for n, row in enumerate(rows)]
-        columns = list(zip(*self.files[number], strict=True)) or [(), (), (), ()]
-        arrays = [pa.array(list(c), f.type) for c, f in zip(columns, SCHEMA, strict=True)]
-        temporary = self.path / f".{number}"
-        pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), temporary, row_group_size=4)
-        os.replace(temporary, self.path / f"{number}.parquet")
-
-    @precondition(lambda self: len(getattr(self, "files", ())) > 1)
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.files)))
-        del self.files[number]
-        os.unlink(self.path / f"{number}.parquet")
-
-    # --- time and what runs beside ----------------------------------------------------------------
-
-    @rule(seconds=st.sampled_from([0.5, 3.0, 9.5, 10.0, 11.0]))
-    def tick(self, seconds: float) -> None:
-        self.clock.tick(seconds)
-
-    @rule(mode=st.sampled_from(sorted(MODES)), process=st.integers(0, 1))
-    def work_beside(self, mode: str, process: int) -> None:
-        """Loads of snapshots and merges of what is shared."""
-        later = self.hosts[mode, process][2]
-        for entry in [entry for entry in later.waiting if "-schedule-" not in entry[0]]:
-            later.waiting.remove(entry)
-            entry[1]()
-
-    @rule(mode=st.sampled_from(sorted(MODES)), process=st.integers(0, 1))
-    def worker_dies(self, mode: str, process: int) -> None:
-        """Its memory is gone; what the host shares is not."""
-        later = Later()
-        host = make_host(str(self.path), self.root / mode.replace(" ", "-"), self.clock, start=later)
-        self.hosts[mode, process] = host, self.hosts[mode, process][1], later
-
-    # --- questions --------------------------------------------------------------------------------
-
-    def rows_of(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
-        """The rows of a key, in file order."""
-        rows = [dict(zip(SCHEMA.names, row, strict=True)) for n in sorted(self.files) for row in self.files[n]]
-        return [row for row in rows if tuple(row[name] for name in self.names) == key and None not in key]
-
-    @rule(mode=st.sampled_from(sorted(MODES)), process=st.integers(0, 1), keys=st.lists(KEY, min_size=1, max_size=10))
-    def get(self, mode: str, process: int, keys: Sequence[tuple[Any, ...]]) -> None:
-        host, options, _ = self.hosts[mode, process]
-        asked = [key[: len(self.names)] for key in keys]
-        table = pa.Table.from_pylist([dict(zip(self.names, key, strict=True)) for key in asked])
-        found = planner.find(host.reader, options)
-        plan = planner.plan_read(found, options, planner.table_columns(found, options), self.clock.host())
-        before = host.metrics.snapshot()
-        rows = get_many(host.reader, plan, table, list(self.names), None, found.version).to_pylist()
-        expected = [{**row, "key_index": n} for n, key in enumerate(asked) for row in self.rows_of(key)]
-        assert rows == expected
-        after = host.metrics.snapshot()
-        grown = {name: after[name] - before[name] for name in after}
-        if options.cache.value == "PARTIAL":
-            assert grown["hitCount"] + grown["missCount"] == len(asked)
-            assert grown["missCount"] == grown["loadCount"] + grown["numLoadFailures"] <= len(set(asked))
-
-    @rule(mode=st.sampled_from(sorted(MODES)), process=st.integers(0, 1), ids=st.sets(IDS, min_size=1, max_size=4))
-    def scan_by_key(self, mode: str, process: int, ids: set[int]) -> None:
-        """A scan whose predicate says which keys it wants."""
-        host, options, _ = self.hosts[mode, process]
-        where = f"id IN ({', '.join(map(str, sorted(ids)))}) AND part = 'a' AND text IS NOT NULL"
-        narrowed = options.override({"lookup.where": where})
-        found = planner.find(host.reader, narrowed)
-        plan = planner.plan_read(found, narrowed, planner.table_columns(found, narrowed), self.clock.host())
-        rows = [row for b in read_rows(host.reader, plan, ReadTask(0, 1), None) for row in b.to_pylist()]
-        everything = [dict(zip(SCHEMA.names, row, strict=True)) for n in self.files for row in self.files[n]]
-        expected = [r for r in everything if r["id"] in ids and r["part"] == "a" and r["text"] is not None]
-        assert sorted(rows, key=lambda r: r["number"]) == sorted(expected, key=lambda r: r["number"])
-
-    @invariant()
-    def within_bounds(self) -> None:
-        """What a process says it holds is within its bounds once nothing waits to be merged."""
-        for (mode, _), (host, options, later) in getattr(self, "hosts", {}).items():
-            if mode == "small" and not later.waiting:
-                held = host.metrics.snapshot()["numCachedRecords"]
-                assert held <= (options.partial_max_rows or 0) * host_cache.REFUSE_ABOVE + 10
-
-
-class CompositeModes(Modes):
-    """The same with a key of two columns."""
-
-    names = ("id", "part")
-
-
-MANY = settings(max_examples=12 * MORE, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-TestModes = Modes.TestCase
-TestModes.settings = MANY
-TestCompositeModes = CompositeModes.TestCase
-TestCompositeModes.settings = MANY
+from tests.fakes import FakeClock
+from tests.partial.common import Dim, new_directory, run_waiting
+from tests.test_keys import examples
 
 pytestmark = pytest.mark.slow
+
+PREFIX = "lookup.partial-cache."
+BOUNDS = {
+    "none": {},
+    "rows": {PREFIX + "max-rows": "8"},
+    "bytes": {PREFIX + "max-bytes": "2000"},
+    "access": {PREFIX + "expire-after-access": "10 s"},
+    "write": {PREFIX + "expire-after-write": "10 s"},
+    "no missing": {PREFIX + "max-rows": "20", PREFIX + "cache-missing-key": "false"},
+}
+SCHEMA = pa.schema([("id", pa.int64()), ("part", pa.string()), ("text", pa.string()), ("number", pa.int64())])
+Row = tuple[Any, ...]
+
+IDS, PARTS, PROCESS = st.integers(0, 9), st.sampled_from(["a", "b"]), st.integers(0, 2)
+ROWS = st.lists(st.tuples(IDS | st.none(), PARTS | st.none(), st.sampled_from(["x", "yy", None])), max_size=4)
+KEYS = st.lists(st.tuples(IDS, PARTS), min_size=1, max_size=6)
+GET = st.tuples(st.just("get"), PROCESS, KEYS, st.sampled_from([True, True, True, False]))
+STEPS = st.one_of(
+    *[GET] * 5,
+    st.tuples(st.just("write"), st.integers(0, 3), ROWS | st.none()),
+    st.tuples(st.just("tick"), st.sampled_from([0.5, 9.5, 10.0])),
+    st.tuples(st.just("merge"), PROCESS),
+    st.tuples(st.just("die"), PROCESS),
+    st.tuples(st.just("scan"), PROCESS, st.sets(IDS, min_size=1, max_size=4)),
+)
+
+
+class History:
+    """One table of files that is looked up by `names`: by two processes of a host, and one that has no cache directory."""
+
+    def __init__(self, root: Path, names: tuple[str, ...], options: dict[str, str]) -> None:
+        self.path, self.names, self.options, self.root = root / "dim", names, options, root
+        self.path.mkdir()
+        self.files: dict[int, list[Row]] = {}
+        self.serial = 0
+        self.held: set[Row] = set()  # keys that were loaded, and that no change since can have touched
+        self.write(0, [(1, "a", "x"), (1, "b", None), (2, "a", "yy")])
+        self.clock = FakeClock()
+        self.processes = [self.process(number) for number in range(3)]
+
+    def process(self, number: int) -> Dim:
+        cache_dir = self.root / "cache" if number < 2 else None
+        return Dim(self.path, cache_dir, self.options, self.clock, keys=",".join(self.names))
+
+    def key(self, row: Row) -> Row:
+        return row[: len(self.names)]
+
+    def write(self, number: int, rows: Sequence[Row] | None) -> None:
+        """Put a file, in place of one of that name if there is one, or remove it."""
+        self.serial += 1
+        changed = [self.files.pop(number, None)]
+        if rows is not None or not self.files:
+            self.files[number] = [(*row, self.serial * 100 + n) for n, row in enumerate(rows or [])]
+            changed.append(self.files[number])
+            table = pa.Table.from_pylist(
+                [dict(zip(SCHEMA.names, row, strict=True)) for row in self.files[number]], SCHEMA
+            )
+            pq.write_table(table, self.path / ".new", row_group_size=2)
+            os.replace(self.path / ".new", self.path / f"{number}.parquet")
+        elif changed[0] is not None:
+            (self.path / f"{number}.parquet").unlink()
+        self.held = {key for key in self.held if not any(may_hold(rows, key) for rows in changed if rows is not None)}
+
+    def get(self, process: int, keys: list[Row], up: bool) -> None:
+        """Right rows, or an error if the store is down; hits + misses = keys, loads + failures = misses, and no key that is held."""
+        dim = self.processes[process]
+        asked = [self.key(key) for key in keys]
+        columns = dict(zip(self.names, map(list, zip(*asked, strict=True)), strict=True))
+        everything = [row for number in sorted(self.files) for row in self.files[number]]
+        expected = [
+            {**dict(zip(SCHEMA.names, row, strict=True)), "key_index": n}
+            for n, key in enumerate(asked)
+            for row in everything
+            if self.key(row) == key
+        ]
+        before = dim.host.metrics.snapshot()
+        if not up:
+            dim.down(".parquet")
+        try:
+            assert dim.rows(columns) == expected
+            answered = True
+        except UfsUnavailableError:
+            assert not up
+            answered = False
+        dim.up()
+        after = dim.host.metrics.snapshot()
+        names = ("hitCount", "missCount", "loadCount", "numLoadFailures")
+        hits, misses, loads, failures = (after[name] - before[name] for name in names)
+        assert hits + misses == len(asked) or not (answered or hits or misses)
+        assert misses == loads + failures <= len(set(asked))
+        if answered and process < 2:
+            if not self.options:
+                assert misses <= len(set(asked) - self.held)
+            self.held |= set(asked)
+
+    def scan(self, process: int, ids: set[int]) -> None:
+        """A scan whose predicate says which keys it wants."""
+        dim = self.processes[process]
+        where = f"id IN ({', '.join(map(str, sorted(ids)))}) AND part = 'a' AND text IS NOT NULL"
+        narrowed = dim.options.overridden({"lookup.where": where})
+        found = planner.find(dim.host.reader, narrowed)
+        plan = planner.plan_read(found, narrowed, planner.table_columns(found, narrowed), self.clock.host())
+        rows = [
+            tuple(row.values()) for b in read_rows(dim.host.reader, plan, ReadTask(0, 1), None) for row in b.to_pylist()
+        ]
+        wanted = [row for rows in self.files.values() for row in rows if row[0] in ids and row[1] == "a" and row[2]]
+        assert sorted(rows) == sorted(wanted)
+
+    def step(self, kind: str, *args: Any) -> None:
+        if kind == "tick":
+            self.clock.tick(*args)
+        elif kind == "merge":
+            run_waiting(self.processes[args[0]].later)
+        elif kind == "die":  # its memory is gone, what the host shares is not
+            self.processes[args[0]] = self.process(args[0])
+        else:
+            getattr(self, kind)(*args)
+        bound = float(self.options.get(PREFIX + "max-rows", "inf"))
+        for dim in self.processes:
+            if not dim.later.waiting:  # a load of each, not knowing of the other's
+                assert dim.metric("numCachedRecords") <= bound * host_cache.REFUSE_ABOVE + 12
+
+
+def may_hold(rows: list[Row], key: Row) -> bool:
+    """Whether a file of these rows can hold a key, as far as its bounds tell; of one without rows nothing is said."""
+    for n, part in enumerate(key):
+        known = [row[n] for row in rows if row[n] is not None]
+        if rows and not (known and min(known) <= part <= max(known)):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("names", [("id",), ("id", "part")], ids=",".join)
+@pytest.mark.parametrize("bounds", BOUNDS)
+@examples(5)
+@given(steps=st.lists(STEPS, min_size=10, max_size=40))
+def test_any_history_of_files(names: tuple[str, ...], bounds: str, steps: list[Any]) -> None:
+    """Of files that come, change and go, by processes that die, over a store that fails: rows are the files', counted rightly."""
+    with new_directory() as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)  # merged all the time
+        history = History(root, names, BOUNDS[bounds])
+        for step in steps:
+            history.step(*step)

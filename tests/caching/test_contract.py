@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
 from pyspark_lookup.columnar.keys import Numbers
 from tests.caching.common import (
@@ -162,67 +163,6 @@ def test_keys_in_other_forms(form: Callable[[pa.Array, pa.Array], pa.Table]) -> 
     assert found_in(other.get_many(keys)) == [[1], [2, 3], []]
 
 
-def test_keys_that_no_column_can_hold() -> None:
-    """A number too large for the key column equals none of its keys; it is absent, and cannot be put."""
-    cache = cache_of()
-    cache.put_many(pa.table({"k": pa.array([1], pa.int32())}), rows_of(1))
-    assert found_in(cache.get_many(keys_of(1, 2**32 + 1, -(2**63)))) == [[1], None, None]
-    with pytest.raises(ValueError, match="null key"):
-        cache.put_many(keys_of(2**32 + 1), rows_of(2))
-
-
-def test_keys_of_another_kind_are_refused() -> None:
-    """Keys that cannot mean those of the cache are an error, and nothing changes."""
-    cache, metrics = opened(cache_of())
-    cache.put_many(keys_of(1), rows_of(1))
-    for wrong in (pa.table({"k": ["1"]}), pa.table({"k": [1.0]}), pa.table({"x": [1], "y": [2]})):
-        for operation in (cache.get_many, cache.peek_many, cache.invalidate_many):
-            with pytest.raises(SchemaError):
-                operation(wrong)
-        with pytest.raises(SchemaError):
-            cache.put_many(wrong, rows_of(1))
-    with pytest.raises(SchemaError, match="cannot be a key"):
-        cache_of().put_many(pa.table({"k": [[1]]}), rows_of(1))
-    assert counts(metrics) == (0, 0)
-    assert held(cache, [1]) == [1]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        {"v": [1], KEY_INDEX: [0]},
-        {"v": [1], "w": [1]},
-        {"v": [1], "w": [1], "x": [1], KEY_INDEX: [0]},
-        {"w": [1], "x": [1], KEY_INDEX: [0]},
-        {"v": ["no number"], "w": [1], KEY_INDEX: [0]},
-        {"v": [1.5], "w": [1], KEY_INDEX: [0]},
-    ],
-    ids=["missing", "no index", "extra", "other", "text", "fraction"],
-)
-def test_other_rows_are_refused(rows: dict[str, list[object]]) -> None:
-    """Rows with a column less, one more or one of another type are an error, and the key keeps those it has."""
-    cache = cache_of()
-    cache.put_many(keys_of(1), pa.table({"v": [1], "w": [1], KEY_INDEX: [0]}))
-    with pytest.raises(SchemaError):
-        cache.put_many(keys_of(1), pa.table(rows))
-    assert cache.get_if_present({"k": 1}) == [{"v": 1, "w": 1}]
-    assert cache.size() == 1
-
-
-@pytest.mark.parametrize(
-    "places", [[0, 2], [-1, 0], [2**40, 1], [0, None], [None, None], [-(2**63), 2**63 - 1]], ids=str
-)
-def test_rows_without_a_key_are_refused(places: list[int | None]) -> None:
-    """A row whose key is null or none of those given is an error, and nothing is put."""
-    cache = cache_of()
-    cache.put_many(keys_of(5), rows_of(5))
-    rows = pa.table({"v": pa.array([1, 2], pa.int64()), KEY_INDEX: pa.array(places, pa.int64())})
-    with pytest.raises(ValueError, match="rows without a key"):
-        cache.put_many(keys_of(1, 2), rows)
-    assert held(cache, [1, 2, 5]) == [5]
-    assert cache.size() == 1
-
-
 def test_rows_in_other_forms() -> None:
     """Rows may have columns in another order, as codes, narrower, in chunks, and an index of any integer type."""
     cache = cache_of()
@@ -242,18 +182,6 @@ def test_rows_in_other_forms() -> None:
     twice = [(1, "b"), (3, "b"), (4, None)]
     expected = [(*row, 0) for row in twice] + [(2, "a", 1)] + [(*row, 2) for row in twice]
     assert list(zip(*(column.to_pylist() for column in found.rows.columns), strict=True)) == expected
-
-
-def test_put_twice_replaces() -> None:
-    """The rows put last are the rows of a key, more of them or fewer; `put` returns those before."""
-    cache = cache_of()
-    assert cache.put({"k": 1}, [{"v": 1}, {"v": 2}]) is None
-    assert cache.put({"k": 1}, [{"v": 3}]) == [{"v": 1}, {"v": 2}]
-    assert cache.get_if_present({"k": 1}) == [{"v": 3}]
-    assert cache.put({"k": 1}, []) == [{"v": 3}]
-    assert cache.put({"k": 1}, [{"v": 4}, {"v": 4}]) == []
-    assert cache.get_if_present({"k": 1}) == [{"v": 4}, {"v": 4}]
-    assert cache.size() == 2
 
 
 @pytest.mark.parametrize("bound", ["expire_after_access_s", "expire_after_write_s"])
@@ -280,58 +208,6 @@ def test_time_does_not_go_back() -> None:
     assert held(cache, [1, 2]) == [2]
     clock.tick(9)
     assert held(cache, [1, 2]) == []
-
-
-def test_close() -> None:
-    """A closed cache holds nothing, shows that, and may be used again, with other columns too; closing is safe at any time."""
-    cache = cache_of()
-    cache.close()
-    cache, metrics = opened(cache)
-    cache.put({"k": 1}, [{"v": 1}])
-    cache.close()
-    assert (metrics.snapshot()["numCachedRecords"], metrics.snapshot()["numCachedBytes"]) == (0, 0)
-    cache.close()
-    assert (cache.size(), cache.bytes()) == (0, 0)
-    assert cache.get_if_present({"k": 1}) is None
-    cache.open(metrics)
-    cache.put({"name": "one"}, [{"w": "text"}])
-    assert cache.get_if_present({"name": "one"}) == [{"w": "text"}]
-    assert counts(metrics) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("keys", "rows"),
-    [
-        (pa.table({"k": [None]}), rows_of(1)),
-        (keys_of(1), pa.table({"v": ["text"], KEY_INDEX: [7]})),
-        (pa.table({"k": pa.array([None, "a"])}), pa.table({"v": ["text"], KEY_INDEX: [0]})),
-    ],
-    ids=["a key of nulls", "rows without a key", "a null among keys"],
-)
-def test_a_refused_put_leaves_no_trace(keys: pa.Table, rows: pa.Table) -> None:
-    """After a put that was refused, the columns of the next one decide."""
-    cache = cache_of()
-    with pytest.raises(ValueError, match="key"):
-        cache.put_many(keys, rows)
-    cache.put_many(keys_of(1), rows_of(1))
-    assert found_in(cache.get_many(keys_of(1))) == [[1]]
-
-
-def test_a_null_does_not_decide_the_type() -> None:
-    """A value comes back as it was put, also where the first row of its column had none."""
-    cache = cache_of()
-    cache.put({"k": 1}, [{"v": None}])
-    with contextlib.suppress(SchemaError):  # an error would do: rows are as they were put, or not at all
-        cache.put({"k": 2}, [{"v": 5}])
-        assert cache.get_if_present({"k": 2}) == [{"v": 5}]
-
-
-def test_rows_without_columns_are_rows() -> None:
-    """Where rows without any column are held, rows with one are refused."""
-    cache = cache_of()
-    cache.put_many(keys_of(1), pa.table({KEY_INDEX: [0]}))
-    with pytest.raises(SchemaError):
-        cache.put_many(keys_of(2), rows_of(2))
 
 
 def test_the_first_row_may_come_while_a_key_without_rows_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,20 +275,77 @@ def test_a_column_that_is_full_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> 
     assert found_in(cache.get_many(keys_of(1, 2, 3))) == [[[1] * 4], None, [[3]]]
 
 
-def test_what_has_expired_takes_no_room() -> None:
-    """No entry has to go for others that have expired."""
-    clock = FakeClock()
-    cache = cache_of(clock, max_rows=3, expire_after_write_s=80)
-    cache.put_many(keys_of(1, 2), rows_of(1, 2), np.array([0.0, 79.0]))
-    clock.tick(1)
-    cache.put_many(keys_of(3, 4), rows_of(3, 4))
-    assert held(cache, [1, 2, 3, 4]) == [1, 3, 4]
+ONE_KEY, TWO_COLUMNS = keys_of(2), {"v": [1], "w": [1]}
+REFUSED: dict[str, tuple[pa.Table, pa.Table, type[Exception]]] = {
+    "a text as a number": (pa.table({"k": ["1"]}), rows_of(1), SchemaError),
+    "a fraction as a number": (pa.table({"k": [1.0]}), rows_of(1), SchemaError),
+    "another number of key columns": (pa.table({"x": [1], "y": [2]}), rows_of(1), SchemaError),
+    "a number too large for the key": (keys_of(2**32 + 1), rows_of(1), ValueError),
+    "a key of nulls": (pa.table({"k": [None]}), rows_of(1), ValueError),
+    "a null among keys": (pa.table({"k": pa.array([2, None], pa.int32())}), rows_of(1), ValueError),
+    "a list as a key": (pa.table({"k": [[1]]}), rows_of(1), SchemaError),
+    "rows without a column": (ONE_KEY, pa.table({"v": [1], KEY_INDEX: [0]}), SchemaError),
+    "rows without an index": (ONE_KEY, pa.table(TWO_COLUMNS), SchemaError),
+    "a column more": (ONE_KEY, pa.table({**TWO_COLUMNS, "x": [1], KEY_INDEX: [0]}), SchemaError),
+    "another column": (ONE_KEY, pa.table({"w": [1], "x": [1], KEY_INDEX: [0]}), SchemaError),
+    "text": (ONE_KEY, pa.table({"v": ["no number"], "w": [1], KEY_INDEX: [0]}), SchemaError),
+    "a fraction": (ONE_KEY, pa.table({"v": [1.5], "w": [1], KEY_INDEX: [0]}), SchemaError),
+    **{
+        f"rows of {places}": (keys_of(2, 3), pa.table({"v": [1, 2], "w": [1, 2], KEY_INDEX: places}), ValueError)
+        for places in ([0, 2], [-1, 0], [2**40, 1], [0, None], [-(2**63), 2**63 - 1])
+    },
+}
 
 
-def test_columns_that_nobody_gave_are_not_known() -> None:
-    """Until a row was given, or a table with its columns, there are no rows to answer with."""
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_leaves_no_trace(name: str) -> None:
+    """Keys and rows that are none of the cache's are an error; it holds what it held, and if that is nothing, the next put decides."""
+    keys, rows, error = REFUSED[name]
+    cache, metrics = opened(cache_of())
+    cache.put_many(pa.table({"k": pa.array([1], pa.int32())}), pa.table({**TWO_COLUMNS, KEY_INDEX: [0]}))
+    operations: list[Callable[[], object]] = [lambda: cache.put_many(keys, rows)]
+    if error is SchemaError and keys is not ONE_KEY:
+        operations += [lambda: cache.get_many(keys), lambda: cache.peek_many(keys), lambda: cache.invalidate_many(keys)]
+    for operation in operations:
+        with pytest.raises(error):
+            operation()
+    assert counts(metrics) == (0, 0)
+    assert cache.get_if_present({"k": 1}) == [{"v": 1, "w": 1}]
+    assert held(cache, [1, 2, 3, 2**32 + 1]) == [1]
+    assert cache.size() == 1
+    empty = cache_of()
+    with contextlib.suppress(SchemaError, ValueError):  # some of it would do for the first put
+        empty.put_many(keys, rows)
+        return
+    empty.put_many(keys_of(1), rows_of(1))
+    assert found_in(empty.get_many(keys_of(1))) == [[1]]
+
+
+def test_one_key_at_a_time() -> None:
+    """`put` replaces the rows of a key and returns those before; columns are those of the first row ever given, until the cache is
+    closed, which is safe at any time."""
     cache = cache_of()
-    cache.put({"k": 1}, [])
-    found = cache.get_many(keys_of(1, 2))
-    assert found.present.tolist() == [True, False]
-    assert found.rows is None
+    cache.close()
+    cache, metrics = opened(cache)
+    assert cache.put({"k": 1}, []) is None
+    assert cache.get_many(keys_of(1, 2)).rows is None
+    assert cache.put({"k": 1}, [{"v": 1}, {"v": 1}]) == []
+    assert cache.put({"k": 1}, [{"v": 3}]) == [{"v": 1}, {"v": 1}]
+    with pytest.raises(ValueError, match="null value"):
+        cache.put({"k": 1}, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="null key"):
+        cache.put({"k": None}, [])
+    assert cache.get_if_present({"k": 1}) == [{"v": 3}]
+    assert metrics.snapshot()["latestLoadTime"] == UNSET  # what only a load knows
+    for _ in range(2):
+        cache.close()
+    assert (cache.size(), cache.bytes()) == (0, 0)
+    assert [metrics.snapshot()[name] for name in ("numCachedRecords", "numCachedBytes")] == [0, 0]
+    cache.put_many(keys_of(1), pa.table({KEY_INDEX: [0]}))
+    with pytest.raises(SchemaError):
+        cache.put_many(keys_of(2), rows_of(2))
+    cache.close()
+    cache.put({"name": "one"}, [{"w": None}])
+    with contextlib.suppress(SchemaError):  # an error would do: a value comes back as it was put, or not at all
+        cache.put({"name": "two"}, [{"w": 5}])
+        assert cache.get_if_present({"name": "two"}) == [{"w": 5}]

@@ -8,14 +8,12 @@ import math
 import pickle
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.base.metrics import UNSET
-from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, DefaultLookupCacheBuilder
+from pyspark_lookup.cache.memory import DefaultLookupCache, DefaultLookupCacheBuilder
 from pyspark_lookup.options.lookup_options import LookupOptions
-from tests.caching.common import Row, cache_of, opened
+from tests.caching.common import Row, opened
 from tests.fakes import FakeClock
 
 BOUNDS = [
@@ -33,22 +31,6 @@ def named(*parts: Any) -> Row:
 
 KEY = named("foo", "lookup", "key")
 FOUR = [named("bar", "lookup", "value", number) for number in range(4)]
-
-
-def test_nulls_are_refused() -> None:
-    """Rows without a key have no place; a key without rows has an empty list of them, not none at all."""
-    cache, metrics = opened(cache_of())
-    cache.put(KEY, FOUR)
-    with pytest.raises(ValueError, match="null key"):
-        cache.put({**KEY, "f1": None}, FOUR)
-    with pytest.raises(ValueError, match="null key"):
-        cache.put_many(pa.table({"f0": ["a", None], "f1": ["b"] * 2, "f2": ["c"] * 2}), pa.table({KEY_INDEX: [0, 1]}))
-    with pytest.raises(ValueError, match="null value"):
-        cache.put(KEY, None)  # type: ignore[arg-type]
-    assert cache.get_if_present(KEY) == FOUR
-    assert cache.size() == 4
-    seen = metrics.snapshot()  # what only a load knows is not set
-    assert [seen[name] for name in ("loadCount", "numLoadFailures", "latestLoadTime")] == [0, 0, UNSET]
 
 
 GIVEN = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -83,21 +82,3 @@ def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest
             assert found.rows.schema.field("c").type == kind
             assert found.rows["c"].to_pylist() == [value] * 2
         assert cache.size() == 30
-
-
-@pytest.mark.parametrize("large", [pa.large_string(), pa.large_binary()], ids=str)
-def test_offsets_take_64_bits_only_where_they_have_to(large: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column is of its large type from the byte on that is one too many, and of its own again with fewer rows."""
-    monkeypatch.setattr(growing, "_INT32_AT_MOST", 10)
-    kind = pa.string() if pa.types.is_large_string(large) else pa.binary()
-    column = growing.GrowingColumn(kind)
-    column.append(pa.array(["12345", None, "67890"], kind))
-    before = column.view()
-    column.append(pa.array(["x", "", "12345"], kind).slice(1, 1))
-    assert column.view().type == before.type == kind
-    column.append(pa.array(["12345", "x", None], kind).slice(1))
-    whole = pa.array(["12345", None, "67890", "", "x", None], large)
-    assert column.view().equals(whole)
-    assert before.equals(whole.slice(0, 3).cast(kind))
-    assert column.take(np.array([0, 2, 3])).view().equals(pa.array(["12345", "67890", ""], kind))
-    assert column.take(np.array([1, 2, 3, 4])).view().equals(whole.slice(1, 4).cast(kind))

@@ -551,7 +551,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s",
         "live &= part.loaded_s[rows] <= now_s",
-        ("tests/partial/test_host.py::test_expiry",),
+        ("tests/partial/test_histories.py::test_nothing_is_lost_before_its_time",),
     ),
     Fault(
         "absences-do-not-expire",
@@ -559,7 +559,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "live &= part.loaded_s[rows] > now_s - bounds.expire_after_write_s",
         "live &= ~part.found[rows] | (part.loaded_s[rows] > now_s - bounds.expire_after_write_s)",
-        ("tests/partial/test_host.py::test_expiry",),
+        ("tests/partial/test_histories.py::test_nothing_is_lost_before_its_time",),
     ),
     Fault(
         "absences-are-kept-unasked",

@@ -34,7 +34,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from tests.fakes import FakeClock, Later
 from tests.test_columns import nested_values
 from tests.test_full_cache import Table
-from tests.test_keys import plain, values_of
+from tests.test_keys import QUIET, SIGNALLING, bits, plain, values_of
 
 BOUND_S = 60.0  # far above what any of this takes
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
@@ -120,7 +120,7 @@ class Process:
         self.shared = SharedCache(
             self.disk, HostContext(self.disk, self.metrics, self.host, rng, self.later), SPACE, keys, seed, bounds
         )
-        self.directory = root / "v1" / "snapshots" / SPACE
+        self.root, self.directory = root, root / "v1" / "snapshots" / SPACE
 
     def hashes(self, keys: Sequence[pa.Array]) -> Numbers:
         return Keys(keys).hashes(self.seed)
@@ -183,6 +183,15 @@ def new_directory() -> Iterator[Path]:
         yield Path(root)
 
 
+def forms_of(value: pa.Array) -> st.SearchStrategy[pa.Array]:
+    """A floating-point number in each of the forms that are one key: a zero of either sign, any NaN."""
+    kind, (number,) = value.type, value.to_pylist()
+    if math.isnan(number):
+        nans = bits([*QUIET[kind], *SIGNALLING[kind]], kind)
+        return st.sampled_from([nans.slice(n, 1) for n in range(len(nans))])
+    return st.sampled_from([value, pa.array([-0.0], kind)]) if number == 0 else st.just(value)
+
+
 @st.composite
 def loads(draw: st.DrawFn, key_kinds: st.SearchStrategy[Sequence[pa.DataType]], row_kinds: Any) -> Any:
     """(key columns, all different, rows with an index): what a load brings, of any types."""
@@ -198,7 +207,8 @@ def loads(draw: st.DrawFn, key_kinds: st.SearchStrategy[Sequence[pa.DataType]], 
     made = {}
     for number, array in enumerate(arrays):
         if pa.types.is_floating(array.type):  # kept with the rows, for it has several forms
-            made[f"k{number}"] = array.take(pa.array(places, pa.int64()))
+            forms = [array.slice(place, 1) for place in places]
+            made[f"k{number}"] = pa.concat_arrays([array.slice(0, 0), *map(draw, map(forms_of, forms))])
     for number, kind in enumerate(draw(st.lists(row_kinds, max_size=3))):
         values = draw(st.lists(nested_values(kind), min_size=len(places), max_size=len(places)))
         made[f"c{number}"] = pa.array(values, kind)
@@ -355,9 +365,6 @@ class Worker:
         assert rows.schema.equals(ROWS.append(pa.field(KEY_INDEX, pa.int64())))
         held = by_key(range(len(keys)), [True] * len(keys), rows)
         return [values or [] for values in held.values()]
-
-    def merge(self) -> int:
-        return 0 if self.process is None else self.process.merge()
 
     def told(self) -> tuple[int, ...]:
         """(hits, misses, loads, failures) so far."""

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import shutil
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import UfsUnavailableError
-from pyspark_lookup.cache.partial import host_cache
-from pyspark_lookup.cache.partial.host_segment import Bounds
-from pyspark_lookup.columnar.keys import Keys, Numbers
+from pyspark_lookup.columnar.keys import Keys
 from tests.fakes import FakeClock
-from tests.partial.common import BOUND_S, BOUNDED, SEED, SPACE, Source, Worker, new_directory
-from tests.test_claims import HereClock, run_all
+from tests.partial.common import BOUND_S, SEED, SPACE, Source, Worker
+from tests.test_claims import run_all
 from tests.test_disk import Opened
-from tests.test_keys import examples
 
 HERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
 
@@ -102,42 +95,6 @@ def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where
     assert tuple(map(sum, zip(*{id(w): w.told() for w in (one, other)}.values(), strict=True))) == (0, 4, 2, 2)
 
 
-def load_forever(root: Path, loading: Any) -> None:
-    source = Source()
-
-    def hang(keys: list[int]) -> None:
-        loading.set()
-        threading.Event().wait(2 * BOUND_S)
-
-    source.before = hang
-    Worker(root, source).lookup(1, 2)
-
-
-def test_when_the_loader_is_killed_the_others_go_on(cache_dir: Path, source: Source) -> None:
-    """Keys that a process was loading when it was killed are loaded by who waited for it, at once."""
-    context = multiprocessing.get_context("spawn")
-    loading = context.Event()
-    child = context.Process(target=load_forever, args=(cache_dir, loading))
-    child.start()
-    try:
-        assert loading.wait(BOUND_S)
-
-        def kill() -> None:
-            child.kill()
-            child.join(BOUND_S)
-
-        clock = HereClock(kill)
-        worker = Worker(cache_dir, source, clock.fake, host=clock.host())
-        assert worker.lookup(2, 4, 1) == [[20, 21], [40], [10]]
-        assert len(clock.fake.slept) == 1
-        assert source.loads == [[4], [2, 1]] or [sorted(keys) for keys in source.loads] == [[4], [1, 2]]
-        assert worker.told() == (0, 3, 3, 0)
-        assert worker.count("loadWaitCount") == 2
-    finally:
-        child.kill()
-        child.join()
-
-
 def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: FakeClock, source: Source) -> None:
     """After the time one waits for another its keys are loaded all the same, and from then on at once."""
     worker = Worker(cache_dir, source, clock, wait_s=20.0)
@@ -160,26 +117,20 @@ def test_a_thread_that_does_not_end_is_waited_for_once(source: Source) -> None:
     def hang(keys: list[int]) -> None:
         if not loading.is_set():
             loading.set()
-            end.wait(BOUND_S)
+            assert end.wait(BOUND_S)
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        assert worker.lookup(2) == [[20, 21]]
+        end.set()
 
     source.before = hang
-    answers: list[Any] = []
-    hanging = threading.Thread(target=worker.lookup, args=(1, 2), daemon=True)
-    other = threading.Thread(target=lambda: answers.append(worker.lookup(2)), daemon=True)
-    hanging.start()
-    assert loading.wait(BOUND_S)
-    other.start()
-    other.join(1.0)
-    found = list(answers)
-    end.set()
-    hanging.join(BOUND_S)
-    other.join(BOUND_S)
-    assert found == [[[20, 21]]]
+    run_all(lambda: worker.lookup(1, 2), second)
 
 
 @pytest.mark.parametrize("broken", ["claims", "locks", "snapshots", "tmp", "all"])
 def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, broken: str) -> None:
-    """Whatever of the directory cannot be written: a process answers by itself, and counts the failures."""
+    """Whatever of the directory cannot be written: a process answers by itself, and counts the failures; it shares once that is there again."""
     worker = Worker(cache_dir, source)
     root = cache_dir / "v1"
     for name in [broken] if broken != "all" else ["claims", "locks", "snapshots", "tmp"]:
@@ -192,6 +143,12 @@ def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, br
     assert worker.count("cacheFailureCount") > 0
     worker.clock.tick(2)
     assert worker.lookup(1) == [[10]]
+    if broken != "all":
+        (root / broken).unlink()
+        (root / broken).mkdir()
+        worker.lookup(5)
+        assert Worker(cache_dir, source).lookup(5) == [[50, 51]]
+        assert source.loaded() == [5]
     shutil.rmtree(cache_dir)
     assert worker.lookup(1, 4) == [[10], [40]]
 
@@ -211,62 +168,3 @@ def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
     run_all(*(lambda number=number: work(number) for number in range(5)))  # type: ignore[misc]
     loaded = source.loaded()
     assert len(loaded) == len(set(loaded))
-
-
-@examples(24)
-@given(
-    steps=st.lists(
-        st.one_of(
-            st.tuples(st.integers(0, 2), st.lists(st.none() | st.integers(0, 9), max_size=6), st.booleans()),
-            st.tuples(st.just(3), st.lists(st.integers(0, 9), max_size=2), st.just(False)),
-            st.tuples(st.just(4), st.just([5, 20]), st.booleans()),
-        ),
-        max_size=20,
-    ),
-    bounds=st.sampled_from(BOUNDED),
-)
-def test_any_lookups_are_answered_and_counted_rightly(
-    steps: list[tuple[int, list[int | None], bool]], bounds: Bounds
-) -> None:
-    """In any history of lookups, failing loads, changes and time: right rows, hits + misses = keys, loads + failures = misses."""
-    with new_directory() as root, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_cache, "_SEGMENTS_AT_MOST", 2)
-        clock = FakeClock()
-        tables: list[dict[int, list[int]]] = [{n: [n * 10 + i for i in range(n % 4)] for n in range(10)}]
-        source = Source(v0=tables[0])
-        workers = [Worker(root / "cache", source, clock, bounds), Worker(root / "cache", source, clock, bounds)]
-        workers.append(Worker(None, source, clock, bounds))
-
-        def may_differ(version: str, keys: Sequence[pa.Array]) -> Numbers:
-            old = tables[int(version.removeprefix("v"))]
-            return np.array([old[key] != tables[-1][key] for key in keys[0].to_pylist()], bool)
-
-        def fail(keys: list[int]) -> None:
-            raise UfsUnavailableError("injected")
-
-        for kind, keys, flag in steps:
-            if kind == 3:
-                changed = {key: [*tables[-1][key], len(tables) * 1000] for key in keys if key is not None}
-                tables.append({**tables[-1], **changed})
-                source.versions = {**source.versions, f"v{len(tables) - 1}": tables[-1]}
-                continue
-            if kind == 4:
-                clock.tick(5.0 if flag else 10.0)
-                for worker in workers:
-                    worker.merge()
-                continue
-            worker = workers[kind]
-            before = worker.told()
-            source.before = fail if flag else lambda keys: None
-            version = f"v{len(tables) - 1}"
-            try:
-                answer = worker.lookup(*keys, version=version, may_differ=may_differ)
-            except UfsUnavailableError:
-                assert flag
-            else:
-                assert answer == [[] if key is None else tables[-1][key] for key in keys]
-            hits, misses, loads, failures = (a - b for a, b in zip(worker.told(), before, strict=True))
-            assert hits + misses == sum(key is not None for key in keys)
-            assert loads + failures == misses <= len(set(keys) - {None})
-            assert sum(map(len, source.loads)) == misses
-            source.loads.clear()

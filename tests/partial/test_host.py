@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from hypothesis import strategies as st
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import host_cache
 from tests.fakes import FakeClock
-from tests.partial.common import EXPIRING, NONE, ROWS, Process, loads, new_directory
+from tests.partial.common import NONE, ROWS, Process, differing, loads, new_directory
 from tests.processes.test_fill import in_fresh_process
 from tests.test_columns import kinds
-from tests.test_keys import KINDS, QUIET, SIGNALLING, bits, examples, plain, values_of
+from tests.test_keys import KINDS, examples, plain, values_of
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -46,25 +45,6 @@ def test_what_was_put_is_there_for_all(cache_dir: Path, clock: FakeClock, missin
     found = other.get_rows([pa.array([4, 1, 3], pa.int64())], ROWS)
     assert found is not None
     assert found.ages_s.tolist() == [4, 7, 7]
-
-
-@pytest.mark.parametrize("bound", EXPIRING, ids=["write", "access"])
-def test_expiry(cache_dir: Path, clock: FakeClock, bound: dict[str, float]) -> None:
-    """An entry, also that of a key without rows, is gone exactly the given time after its load, or its last use in any process."""
-    bounds = dataclasses.replace(NONE, **bound)
-    one, other, reader = (Process(cache_dir, clock, bounds) for _ in range(3))
-    is_by_use = "expire_after_access_s" in bound
-    one.put({1: [1, 2], 2: [], 3: [3]})
-    clock.tick(9.875)
-    assert other.get(1, 2) == {1: [1, 2], 2: []}
-    clock.tick(0.125)
-    for process in (one, other, reader):
-        assert process.get(3) == {3: None}
-        assert process.get(1, 2) == ({1: [1, 2], 2: []} if is_by_use else {1: None, 2: None})
-    clock.tick(9.875)
-    assert other.get(2) == {2: [] if is_by_use else None}
-    clock.tick(0.125)
-    assert one.get(1, 2) == {1: None, 2: [] if is_by_use else None}
 
 
 def get_in_child(root: Path) -> None:
@@ -112,6 +92,11 @@ def test_keys_and_columns_of_all_types(load: Any, data: st.DataObject) -> None:
         asked = data.draw(st.permutations(range(len(keys[0])))) if len(keys[0]) > 1 else [0]
         asked = asked[: data.draw(st.integers(1, len(asked)))]
         some = [array.take(pa.array(asked, pa.int64())) for array in keys]
+        if data.draw(st.booleans()):  # floating-point numbers in the plainest of their forms
+            some = [
+                pa.array(array.to_numpy() + 0, array.type) if pa.types.is_floating(array.type) else array
+                for array in some
+            ]
         held = {*zip(*map(plain, keys), strict=True)}
         near = data.draw(st.lists(st.tuples(*(values_of(array.type) for array in keys)), max_size=5))
         absent = [pa.array([key[n] for key in near], array.type) for n, array in enumerate(keys)]
@@ -140,31 +125,25 @@ def test_keys_and_columns_of_all_types(load: Any, data: st.DataObject) -> None:
         assert process.count("cacheFailureCount") == process.count("snapshotDamagedCount") == 0
 
 
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
-def test_float_keys_keep_each_rows_own_form(cache_dir: Path, kind: pa.DataType) -> None:
-    """Zeros and NaNs of any form are one key; each of its rows keeps the form it has in the table, through merges too."""
-    fields = pa.schema([("k", kind)])
-    process = Process(cache_dir, keys=fields)
-    nans = bits([*QUIET[kind], *SIGNALLING[kind]], kind)
-    values = pa.concat_arrays([pa.array([-0.0, 0.0, -0.0, 1.5], kind), nans])
-    places = [0, 0, 0, 1, *[2] * len(nans)]
-    rows = pa.table({"k": values, "v": range(len(values)), KEY_INDEX: places})
-    keys = [pa.array([0.0, 1.5, math.nan, 7.0], kind)]
-    process.put_rows(keys, rows)
+OTHER_SCHEMAS = {
+    "a column of another type": pa.schema([("v", pa.int32()), ("t", pa.string())]),
+    "a column that was not there": pa.schema([*ROWS, ("more", pa.int64())]),
+    "a column under another name": pa.schema([("V", pa.int64()), ("t", pa.string())]),
+}
 
-    def check(reader: Process) -> None:
-        for asked in ([-0.0, math.nan, 1.5, 7.0], [0.0, math.nan, 1.5, 7.0]):
-            found = reader.get_rows([pa.array(asked, kind)], pa.schema([("k", kind), ("v", pa.int64())]))
-            assert found is not None
-            assert found.present.all()
-            order = [0, 1, 2, *range(4, len(values)), 3]
-            assert found.rows.column("v").to_pylist() == order
-            assert same(found.rows.column("k").combine_chunks(), values.take(pa.array(order)))
 
-    check(process)
-    check(Process(cache_dir, process.clock, keys=fields))
-    for _ in range(2):
-        process.put_rows(keys, rows)
-    assert process.merge() == 1
-    check(Process(cache_dir, process.clock, keys=fields))
+@pytest.mark.parametrize("schema", OTHER_SCHEMAS.values(), ids=OTHER_SCHEMAS)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_rows_of_other_columns_are_a_miss(process: Process, schema: pa.Schema, version: str) -> None:
+    """A load that lacks a wanted column, or has it in another type, does not answer; fewer columns are no matter."""
+    keys = [pa.array([1, 2], pa.int64())]
+    process.put({1: [1], 2: []})
+    assert process.get_rows(keys, schema, version, differing()) is None
+    found = process.get_rows(keys, pa.schema([("t", pa.string())]), version, differing())
+    assert found is not None
+    assert found.rows.column("t").to_pylist() == ["t1"]
+    found = process.get_rows(keys, pa.schema([]), version, differing())
+    assert found is not None
+    assert found.present.all()
+    assert found.rows.num_rows == 1
+    process.touch(1)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from pyspark_lookup.cache.partial import host_cache
-from pyspark_lookup.columnar.keys import Numbers, Seed
+from pyspark_lookup.columnar.keys import Seed
 from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock
 from tests.partial.common import EXPIRING, NONE, ROWS, SPACE, Held, Process, differing, rows_of, using
@@ -57,28 +55,32 @@ def test_a_large_segment_is_not_moved_each_time(process: Process) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_merge_gives_up_what_nothing_is_known_of(process: Process) -> None:
-    """Of a version that cannot be compared nothing is kept."""
-    process.put({1: [1]}, "v1")
-    process.put({2: [2]}, "v2")
-    process.put({3: [3]}, "v3", lambda version, keys: None if version == "v1" else np.zeros(len(keys[0]), np.bool_))
-    assert process.merge() == 1
-    assert process.get(1, 2, 3, version="v3") == {1: None, 2: [2], 3: [3]}
-
-
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("bound", EXPIRING, ids=["write", "access"])
-def test_a_merge_drops_what_has_expired(cache_dir: Path, clock: FakeClock, bound: dict[str, float]) -> None:
-    """Expired entries go with a merge; if all have expired, no segment is left."""
+def test_what_a_merge_gives_up(cache_dir: Path, clock: FakeClock, bound: dict[str, float]) -> None:
+    """What has expired, what lacks a column that the table has by now, and what is of a version that cannot be compared; if that is
+    all, no segment is left."""
     process = Process(cache_dir, clock, dataclasses.replace(NONE, **bound))
-    process.put({1: [1], 2: [2, 3]})
-    process.put({2: [4]})
+    wider = pa.schema([*ROWS, ("more", pa.int64())])
+
+    def put(key: int, version: str) -> None:
+        """A row with a column more; of the version v0 nothing is known."""
+        rows = rows_of([[key]]).add_column(2, "more", pa.array([6], pa.int64()))
+        differ = lambda of, keys: None if of == "v0" else np.zeros(len(keys[0]), np.bool_)  # noqa: E731
+        process.put_rows([pa.array([key], pa.int64())], rows, version, differ)
+
+    put(1, "v1")
     clock.tick(5)
-    process.put({3: [5]})
+    process.put({2: [2, 3]}, "v1", differing())
+    put(3, "v0")
     clock.tick(5)
+    put(4, "v1")
+    put(5, "v2")
     assert process.merge() == 1
-    assert process.shared.sizes()[0] == 1
-    assert process.get(1, 2, 3) == {1: None, 2: None, 3: [5]}
+    assert (len(process.names()), process.shared.sizes()[0]) == (1, 2)
+    found = process.get_rows([pa.array(range(1, 6), pa.int64())], wider, "v2")
+    assert found is not None
+    assert found.present.tolist() == [False, False, False, True, True]
+    assert found.rows.column("more").to_pylist() == [6, 6]
     clock.tick(10)
     for number in range(3):
         process.put({number: []})
@@ -110,28 +112,6 @@ def test_only_one_merges(cache_dir: Path, clock: FakeClock) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_reader_goes_on_while_segments_are_removed(cache_dir: Path, clock: FakeClock) -> None:
-    """A get that has the segments open when another process merges them away answers from them to its end."""
-    reader, writer = Process(cache_dir, clock), Process(cache_dir, clock)
-    writer.put({1: [1, 2], 2: []}, "v1")
-    writer.put({3: [3]}, "v1")
-    merged = []
-
-    def may_differ(version: str, keys: Sequence[pa.Array]) -> Numbers:
-        if not merged:
-            merged.append(True)
-            writer.put({4: [4]}, "v1")
-            assert writer.merge() == 1
-            assert len(writer.names()) == 1
-            gc.collect()
-        return np.zeros(len(keys[0]), np.bool_)
-
-    assert reader.get(1, 2, 3, 4, version="v2", may_differ=may_differ) == {1: [1, 2], 2: [], 3: [3], 4: None}
-    assert reader.get(1, 2, 3, 4) == {1: [1, 2], 2: [], 3: [3], 4: [4]}
-    assert reader.count("snapshotDamagedCount") == reader.count("cacheFailureCount") == 0
-
-
-@pytest.mark.usefixtures("often")
 def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
     """Files that were merged away are let go of at the next look, with their numbers and records, and all of them with the cache."""
     one, other = Process(cache_dir, clock), Process(cache_dir, clock)
@@ -160,72 +140,25 @@ def test_no_handle_is_left(cache_dir: Path, clock: FakeClock) -> None:
 def test_a_merge_that_is_killed_before_it_clears_up(
     cache_dir: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a merged segment is there its members count no more, though they still are, nor are they opened each time; the next
-    merge removes them."""
-    process = Process(cache_dir, clock)
+    """Once a merged segment is there its members count no more, nor are they opened each time; the next merge removes them."""
+    process, opened = Process(cache_dir, clock), list[object]()
     for number in range(3):
         process.put({number: [number], 9: [90 + number]})
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(Disk, "unlink_segment", lambda self, table, name: None)
         assert process.merge() == 1
-    assert len(process.names()) == 4
     for reader in (process, Process(cache_dir, clock)):
         assert reader.get(0, 1, 2, 9) == {0: [0], 1: [1], 2: [2], 9: [92]}
-        assert reader.shared.sizes()[0] == 4
-    opened: list[str] = []
-    open_segment = Disk.open_segment
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Disk, "open_segment", lambda *args: opened.append(args[2]) or open_segment(*args))
+        assert (len(reader.names()), reader.shared.sizes()[0]) == (4, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "open_segment", opened.append)
         assert process.get(0, 1) == {0: [0], 1: [1]}
     assert opened == []
     process.put({n: [n] for n in range(10, 14)})
-    assert process.shared.sizes()[0] == 8
     assert process.merge() == 0  # two count, so there is nothing to merge
     process.put({n: [n] for n in range(14, 18)})
     assert process.merge() == 1
-    assert len(process.names()) == 1
-    assert process.shared.sizes()[0] == 12
-    for reader in (process, Process(cache_dir, clock)):
-        assert reader.get(0, 1, 2, 9, 17) == {0: [0], 1: [1], 2: [2], 9: [92], 17: [17]}
-
-
-@pytest.mark.usefixtures("often")
-def test_a_merge_that_is_killed_before_it_is_published(cache_dir: Path, clock: FakeClock) -> None:
-    """Without its name a merged segment is nothing, and its members answer as before."""
-    process = Process(cache_dir, clock)
-    for number in range(3):
-        process.put({number: [number]})
-
-    def fail(*args: Any, **more: Any) -> None:
-        raise OSError("killed here")
-
-    for at in ("create_segment", "open_numbers", "publish_segment"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Disk, at, fail)
-            process.merge()
-        assert len([name for name in process.names() if "+" not in name]) >= 3
-        assert Process(cache_dir, clock).get(0, 1, 2) == {n: [n] for n in range(3)}
-        process.put({5: [5]})
-    (process.directory.parents[1] / "tmp" / "1-2-3-abcd").write_bytes(b"half of a segment")
-    (process.directory / f"{process.names()[-1]}+.used").touch()
-    assert Process(cache_dir, clock).get(0, 1, 2, 5) == {**{n: [n] for n in range(3)}, 5: [5]}
-    assert process.merge() == 1
-    assert Process(cache_dir, clock).get(0, 1, 2, 5) == {**{n: [n] for n in range(3)}, 5: [5]}
-
-
-@pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("last", ["v1", "v2"])
-def test_a_straggler_takes_nothing_away(cache_dir: Path, clock: FakeClock, last: str) -> None:
-    """What an older version's reader puts late does not replace what the current version has, in a merge of either's."""
-    current, straggler = Process(cache_dir, clock), Process(cache_dir, clock)
-    current.put({1: [10], 2: [2]}, "v2", differing(1))
-    if last == "v1":
-        current.put({3: [3]}, "v2", differing(1))
-    straggler.put({1: [1]}, "v1", differing(1), lambda: False)
-    if last == "v2":
-        current.put({3: [3]}, "v2", differing(1))
-    assert straggler.merge() + current.merge() == 1
-    assert current.get(1, 2, 3, version="v2", may_differ=differing(1)) == {1: [10], 2: [2], 3: [3]}
+    assert (len(process.names()), process.shared.sizes()[0]) == (1, 12)
 
 
 @pytest.mark.usefixtures("often")

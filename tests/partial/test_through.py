@@ -13,7 +13,6 @@ import pytest
 from pyspark_lookup.cache.memory import DefaultLookupCache
 from tests.fakes import FakeClock
 from tests.partial.common import NONE, Source, Worker, differing
-from tests.test_claims import run_all
 
 SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
 
@@ -85,26 +84,6 @@ def test_the_host_is_told_what_is_in_use(cache_dir: Path, clock: FakeClock, sour
     assert worker.told() == (2 + 4 * 2, 2, 2, 0)
 
 
-def test_what_one_process_uses_stays_for_all(cache_dir: Path, clock: FakeClock, source: Source) -> None:
-    """A key that one process asks for all the time does not expire for the host, nor is it given up for room."""
-    bounds = dataclasses.replace(NONE, rows=40, expire_after_access_s=10.0)
-    worker, other = Worker(cache_dir, source, clock, bounds), Worker(cache_dir, source, clock, bounds)
-    worker.lookup(1, 2)
-    for _ in range(4):
-        clock.tick(5)
-        worker.lookup(1, 2)
-    clock.tick(1)
-    assert other.lookup(1, 2) == [[10], [20, 21]]
-    source.loaded()
-    for start in range(10, 100, 10):
-        clock.tick(2)
-        worker.lookup(1, 2)
-        other.lookup(*range(start, start + 10))
-        other.merge()
-    assert Worker(cache_dir, source, clock, bounds).lookup(1, 2) == [[10], [20, 21]]
-    assert not {1, 2} & set(source.loaded())
-
-
 VERSIONS = {
     "v1": {1: [10], 2: [20, 21], 3: []},
     "v2": {1: [11], 2: [20, 21], 3: []},
@@ -135,18 +114,3 @@ def test_who_still_answers_from_an_older_version(
     assert worker.lookup(1, 2, may_differ=differing(1)) == [[10], [20, 21]]
     assert source.loaded() == ([] if is_shared else [1, 2])
     assert worker.lookup(1, version="v2", may_differ=differing(1)) == [[11]]
-
-
-def test_a_lookup_while_the_version_changes_to_and_fro(cache_dir: Path, clock: FakeClock) -> None:
-    """Threads that answer from two versions at once get the rows of theirs."""
-    source = Source(v1={n: [n] for n in range(50)}, v2={n: [n + 1000] for n in range(50)})
-    one_cache = DefaultLookupCache(max_rows=30, clock=clock.host().steady_s, rng=random.Random(7))
-    for worker in (Worker(cache_dir, source, clock), Worker(None, source, clock, make=lambda: one_cache)):
-
-        def work(version: str, add: int, seed: int, worker: Worker = worker) -> None:
-            rng = random.Random(seed)
-            for _ in range(40):
-                keys = [rng.randrange(50) for _ in range(5)]
-                assert worker.lookup(*keys, version=version) == [[key + add] for key in keys]
-
-        run_all(lambda work=work: work("v1", 0, 1), lambda work=work: work("v2", 1000, 2), lambda work=work: work("v2", 1000, 3))  # type: ignore[misc] # fmt: skip
