@@ -30,6 +30,7 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.base.metrics import BOUNDS_MS, COUNTERS, GAUGES, HOST_GAUGES, CacheMetricGroup, bucket_names, up_to
 from pyspark_lookup.cli import advise
+from pyspark_lookup.cli.advise import advice, replay
 from pyspark_lookup.cli.hints import disk_hints, hints, quantile_ms, saved_bytes
 from pyspark_lookup.cli.prometheus import HostCollector, series_names
 from pyspark_lookup.cli.report import report
@@ -376,12 +377,12 @@ ROOM = DiskSpace(0, 10**9, 0, 10**12)
 def test_a_trace_is_replayed_through_the_cache() -> None:
     """What is said of a size is what that cache does: all of few keys, none of a scan. A key with a null asks for nothing."""
     few = pa.table({"id": np.random.default_rng(5).integers(0, 100, 50_000)})
-    assert replayed(few, 100).hits == 50_000 - 100
-    assert replayed(pa.table({"id": np.arange(50_000)}), 50_000).hits == 0
+    assert replay(few, 100).hits == 50_000 - 100
+    assert replay(pa.table({"id": np.arange(50_000)}), 50_000).hits == 0
     # 10,000 keys are a batch: of the second one the keys of the first are there, and none of the fourth's.
-    found = replayed(pa.table({"id": [*range(10_000), *range(12_000, 2_000, -1), *range(9_999, -1, -1)]}), 10_000)
+    found = replay(pa.table({"id": [*range(10_000), *range(12_000, 2_000, -1), *range(9_999, -1, -1)]}), 10_000)
     assert (found.requests, found.hits) == (30_000, 7_999 + 7_999)
-    found = replayed(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
+    found = replay(pa.table({"a": [1, None, 1, 1], "b": ["x", "y", None, "x"]}), 10)
     assert (found.requests, found.hits) == (2, 1)
 
 

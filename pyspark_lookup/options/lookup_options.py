@@ -85,16 +85,8 @@ class LookupOptions(
                     provider[key.removeprefix(PROVIDER)] = str(text)
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
-<<<<<<< HEAD
-                field = _field_of(key, text if layer is not conf or key in _FIELDS else "…")
-                values[field.name] = _parsed(field, text, f"option {key}", f" ({origin})")
-=======
                 field = _field_of(key, "…" if layer is conf else text)
-                try:
-                    values[field.name] = field.metadata["parse"](str(text))
-                except ValueError as problem:
-                    raise OptionError(f"option {key} = {redact(key, text)!r} ({origin}): expected {problem}") from None
->>>>>>> 0108e55275a739e3f67666d27d956192c66b5051
+                values[field.name] = _parse(field, text, f"option {key}", f" ({origin})")
                 if layer is not conf:
                     explicit.add(key)
         values["storage"] = tuple(sorted(storage.items()))
@@ -148,7 +140,7 @@ class LookupOptions(
         values = {}
         for key, text in overrides.items():
             field = _field_of(key, text)
-            values[field.name] = _parsed(field, text, f"option {key}")
+            values[field.name] = _parse(field, text, f"option {key}")
         return dataclasses.replace(self, **values)
 
     def on_host(self, overrides: Mapping[str, str]) -> LookupOptions:
@@ -165,7 +157,7 @@ class LookupOptions(
                     f"{name}: only {', '.join(sorted(HOST_KEYS))} can be set for a session; give {key} as an option of the read or table"
                 )
             if key not in self.explicit:
-                values[field.name] = _parsed(field, text, name)
+                values[field.name] = _parse(field, text, name)
         return dataclasses.replace(self, **values)
 
     def __repr__(self) -> str:
@@ -185,7 +177,7 @@ _FIELDS: dict[str, dataclasses.Field[Any]] = {
 }
 
 
-def _parsed(field: dataclasses.Field[Any], text: object, name: str, origin: str = "") -> Any:
+def _parse(field: dataclasses.Field[Any], text: object, name: str, origin: str = "") -> Any:
     try:
         return field.metadata["parse"](str(text))
     except ValueError as problem:
