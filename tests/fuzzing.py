@@ -70,40 +70,36 @@ def damaged(draw: st.DrawFn, blob: bytes, others: Sequence[bytes] = ()) -> bytes
     """`blob` as a disk, a crash or a bad copy may leave it; another blob at any rate. `others`: what parts may come from."""
     changed = bytearray(blob)
     for _ in range(draw(st.integers(1, 3))):
-        _damage(draw, changed, others)
+        at = _place(draw, len(changed))
+        end = min(at + draw(st.sampled_from([1, 4, 8, 64, 4096])), len(changed))
+        match draw(
+            st.sampled_from(["flip", "flip", "cut", "behead", "extend", "repeat", "splice", "number", "zero", "swap"])
+        ):
+            case "flip" if changed:
+                changed[min(at, len(changed) - 1)] ^= 1 << draw(st.integers(0, 7))
+            case "cut":
+                del changed[at:]
+            case "behead":
+                del changed[:at]
+            case "extend":
+                changed += draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 100]))
+            case "repeat":
+                changed[at:at] = changed[at:end]
+            case "splice" if others:
+                other = draw(st.sampled_from(list(others)))
+                start = _place(draw, len(other))
+                changed[at:end] = other[start : start + draw(st.sampled_from([1, 8, 64, len(other)]))]
+            case "number":
+                form = draw(st.sampled_from(["<I", "<Q", ">I", ">Q"]))
+                size = struct.calcsize(form)
+                changed[at : at + size] = struct.pack(form, draw(st.sampled_from(_SIZES)) % 2 ** (8 * size))
+            case "zero":
+                changed[at:end] = bytes(end - at)
+            case "swap":
+                changed[at:end] = changed[at:end][::-1]
     if bytes(changed) == blob:
         changed[:] = blob[:-1] if blob else b"x"
     return bytes(changed)
-
-
-def _damage(draw: st.DrawFn, changed: bytearray, others: Sequence[bytes]) -> None:
-    at = _place(draw, len(changed))
-    end = min(at + draw(st.sampled_from([1, 4, 8, 64, 4096])), len(changed))
-    match draw(
-        st.sampled_from(["flip", "flip", "cut", "behead", "extend", "repeat", "splice", "number", "zero", "swap"])
-    ):
-        case "flip" if changed:
-            changed[min(at, len(changed) - 1)] ^= 1 << draw(st.integers(0, 7))
-        case "cut":
-            del changed[at:]
-        case "behead":
-            del changed[:at]
-        case "extend":
-            changed += draw(st.binary(max_size=20)) * draw(st.sampled_from([1, 1, 100]))
-        case "repeat":
-            changed[at:at] = changed[at:end]
-        case "splice" if others:
-            other = draw(st.sampled_from(list(others)))
-            start = _place(draw, len(other))
-            changed[at:end] = other[start : start + draw(st.sampled_from([1, 8, 64, len(other)]))]
-        case "number":
-            form = draw(st.sampled_from(["<I", "<Q", ">I", ">Q"]))
-            size = struct.calcsize(form)
-            changed[at : at + size] = struct.pack(form, draw(st.sampled_from(_SIZES)) % 2 ** (8 * size))
-        case "zero":
-            changed[at:end] = bytes(end - at)
-        case "swap":
-            changed[at:end] = changed[at:end][::-1]
 
 
 def _place(draw: st.DrawFn, size: int) -> int:
@@ -135,37 +131,33 @@ def altered(draw: st.DrawFn, value: Any) -> Any:
     """A JSON value in which something, somewhere, is something else: gone, twice, of another type, huge, negative, deep."""
     holder = [copy.deepcopy(value)]
     for _ in range(draw(st.integers(1, 2))):
-        _alter(draw, holder)
+        within: Any = holder
+        key: Any = 0
+        # Down to a leaf, mostly.
+        while isinstance(within[key], (dict, list)) and within[key] and draw(st.integers(0, 9)):
+            within = within[key]
+            key = draw(st.sampled_from(list(within) if isinstance(within, dict) else range(len(within))))
+        old = within[key]
+        match draw(st.sampled_from(["replace", "replace", "remove", "repeat", "near", "wrap", "text", "exchange"])):
+            case "remove" if within is not holder:
+                del within[key]
+            case "repeat" if isinstance(within, list) and within is not holder:
+                within.insert(key, copy.deepcopy(old))
+            case "near" if isinstance(old, int):
+                within[key] = old + draw(st.integers(-3, 3))
+            case "near" if isinstance(old, str) and old:
+                at = draw(st.integers(0, len(old) - 1))
+                within[key] = old[:at] + draw(st.sampled_from(["", "/", "0", "a", ":", "\0"])) + old[at + 1 :]
+            case "wrap":
+                within[key] = [old]
+            case "text":
+                within[key] = str(old)[:5000]
+            case "exchange" if isinstance(within, list):
+                other = draw(st.integers(0, len(within) - 1))
+                within[key], within[other] = within[other], old
+            case _:
+                within[key] = copy.deepcopy(draw(st.sampled_from(_EXTREMES)))
     return holder[0]
-
-
-def _alter(draw: st.DrawFn, holder: list[Any]) -> None:
-    within: Any = holder
-    key: Any = 0
-    # Down to a leaf, mostly.
-    while isinstance(within[key], (dict, list)) and within[key] and draw(st.integers(0, 9)):
-        within = within[key]
-        key = draw(st.sampled_from(list(within) if isinstance(within, dict) else range(len(within))))
-    old = within[key]
-    match draw(st.sampled_from(["replace", "replace", "remove", "repeat", "near", "wrap", "text", "exchange"])):
-        case "remove" if within is not holder:
-            del within[key]
-        case "repeat" if isinstance(within, list) and within is not holder:
-            within.insert(key, copy.deepcopy(old))
-        case "near" if isinstance(old, int):
-            within[key] = old + draw(st.integers(-3, 3))
-        case "near" if isinstance(old, str) and old:
-            at = draw(st.integers(0, len(old) - 1))
-            within[key] = old[:at] + draw(st.sampled_from(["", "/", "0", "a", ":", "\0"])) + old[at + 1 :]
-        case "wrap":
-            within[key] = [old]
-        case "text":
-            within[key] = str(old)[:5000]
-        case "exchange" if isinstance(within, list):
-            other = draw(st.integers(0, len(within) - 1))
-            within[key], within[other] = within[other], old
-        case _:
-            within[key] = copy.deepcopy(draw(st.sampled_from(_EXTREMES)))
 
 
 @st.composite

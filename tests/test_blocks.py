@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyspark_lookup.base.errors import SourceChangedError, UfsPermissionError, UfsUnavailableError
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.io.block_cache import BlocksAndLocations
 from pyspark_lookup.io.stores import FileVersion
 from tests.fakes import Host, make_host
 from tests.test_disk import data_of, holding
@@ -186,45 +183,21 @@ def test_neighbours_share_a_request(tmp_path: Path, cache_dir: Path) -> None:
     assert hits_and_misses(source.host) == (0, 9)
 
 
-def test_several_files_in_one_read(tmp_path: Path, cache_dir: Path) -> None:
-    """Blocks of many files come back by file, in the order asked, files of equal names and of none included."""
-    sources = []
-    for number in range(5):
-        (tmp_path / f"d={number}").mkdir()
-        sources.append(Source(tmp_path / f"d={number}" / "file", cache_dir))
-        sources[-1].write(number)
-    host = make_host(str(tmp_path), cache_dir)
-    wanted: list[tuple[BlocksAndLocations, Sequence[Range]]] = [
-        (source.locate(host), [(0, 10), (50_000, number)]) for number, source in enumerate(sources, 1)
-    ]
-    wanted.insert(2, (wanted[0][0], []))
-    answers = [[bytes(data) for data in parts] for parts in host.blocks.read(wanted)]
-    right = [source.right((0, 10), (50_000, number)) for number, source in enumerate(sources, 1)]
-    assert answers == [*right[:2], [], *right[2:]]
-    assert sorted(subject[0] for _, subject in host.store.calls) == sorted(s.version(host).url for s in sources)  # type: ignore[index]
-
-
 # --- the budget --------------------------------------------------------------------------------------
 
 
 def test_more_than_the_cache_holds(tmp_path: Path, cache_dir: Path) -> None:
-    """Blocks too large to keep, and more of them than the budget, are read right every time; the directory keeps within it."""
+    """Blocks too large to keep, and more of them than the budget, are read right every time; small ones stay."""
     source = Source(tmp_path / "file", cache_dir, size=5 * MIB, max_bytes=MIB)
     small = [(n * 1000, 1000) for n in range(10)]
     source.read(*small)
-    for _ in range(2):
-        assert source.read((0, 2 * MIB)) == source.right((0, 2 * MIB))
-        assert source.gets() == [(0, 2 * MIB)]
-    assert source.read(*small) == source.right(*small)
-    assert source.gets() == []
-    assert counts(source.host, "blockRefusedCount", "blockEvictedCount", "cacheFailureCount") == (2, 0, 0)
-    blocks = [(n * 64 * 1024, 64 * 1024) for n in range(80)]
-    assert source.host.disk is not None
-    for _ in range(2):
-        assert source.read(*blocks) == source.right(*blocks)
-        assert 0.5 * MIB < source.host.disk.used_bytes() <= MIB
-    evicted, failures = counts(source.host, "blockEvictedCount", "cacheFailureCount")
-    assert (evicted > 80, failures) == (True, 0)
+    for blocks in ([(0, 2 * MIB)], small, [(n * 64 * 1024, 64 * 1024) for n in range(80)]):
+        for _ in range(2):
+            source.host.store.calls.clear()
+            assert source.read(*blocks) == source.right(*blocks)
+            assert bool(source.gets()) is (blocks is not small)
+    evicted, refused, failures = counts(source.host, "blockEvictedCount", "blockRefusedCount", "cacheFailureCount")
+    assert (evicted > 80, refused, failures) == (True, 2, 0)
 
 
 # --- versions ----------------------------------------------------------------------------------------
@@ -261,38 +234,41 @@ def test_a_changed_file_is_no_bytes(source: Source) -> None:
     assert source.read((0, 10), (50_000, 10)) == source.right((0, 10), (50_000, 10))
 
 
-class LateKeeper(CacheMetricGroup):
-    """Counters of a directory whose next put of blocks waits, with the bytes read and checked, until told to go on."""
+class Pause:
+    """Where a thread stops the first time that it comes by, until told to go on, and to fail."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
         self.reached, self.go_on = threading.Event(), threading.Event()
 
-    def inc(self, name: str, amount: int = 1) -> None:
-        if name == "blockRefusedCount" and not self.reached.is_set():
+    def here(self) -> None:
+        if not self.reached.is_set():
             self.reached.set()
             assert self.go_on.wait(60)
-        super().inc(name, amount)
+            if self._error is not None:
+                raise self._error
 
 
-def test_a_late_loader_does_not_bring_back_the_old(source: Source) -> None:
+def test_a_late_loader_does_not_bring_back_the_old(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader of v1 paused, v2 published and read meanwhile, v1 stored at last: v2 is served, v1 only to who asks for it."""
-    slow = source.another()
-    late = LateKeeper()
-    assert slow.disk is not None
-    keeper = BlockCache(
-        slow.ufs, HostContext(slow.disk.counting(late), slow.metrics, slow.clock.host(), random.Random()), 60
-    )
+    slow, pause = source.another(), Pause()
+    inc = slow.metrics.inc
+
+    def late(name: str, amount: int = 1) -> None:
+        if name == "blockRefusedCount":  # the bytes are read and checked, and about to be put
+            pause.here()
+        inc(name, amount)
+
+    monkeypatch.setattr(slow.metrics, "inc", late)
     old, before = source.version(slow), source.right((0, 1000))
-    location = keeper.get_blocks_and_locations(old.url, old)
-    loader, loaded = in_background(lambda: [bytes(data) for data in keeper.read([(location, [(0, 1000)])])[0]])
-    assert late.reached.wait(60)
-    source.write(2)
-    after = source.right((0, 1000))
-    assert source.read((0, 1000)) == after != before
-    late.go_on.set()
-    loader.join(60)
-    assert loaded == before
+    with ThreadPoolExecutor() as pool:
+        loader = pool.submit(source.read, (0, 1000), host=slow, version=old)
+        assert pause.reached.wait(60)
+        source.write(2)
+        after = source.right((0, 1000))
+        assert source.read((0, 1000)) == after != before
+        pause.go_on.set()
+        assert loader.result(60) == before
     host = source.another()
     assert source.read((0, 1000), host=host) == after
     assert source.gets(host) == []
@@ -303,91 +279,36 @@ def test_a_late_loader_does_not_bring_back_the_old(source: Source) -> None:
 # --- several loaders ---------------------------------------------------------------------------------
 
 
-class Pause:
-    """Stops a host's first data request until told to go on, and to fail."""
+@pytest.mark.parametrize(
+    "error", [None, UfsUnavailableError("503"), UfsPermissionError("no"), SourceChangedError("f")], ids=str
+)
+def test_one_loader_at_a_time(source: Source, error: Exception | None) -> None:
+    """While one process fetches blocks another waits for them, then takes them from disk, or fetches them if the first failed.
 
-    def __init__(self, host: Host, error: Exception | None = None) -> None:
-        self._error = error
-        self.reached, self.go_on = threading.Event(), threading.Event()
-        host.store.before = self._before
-
-    def _before(self, kind: str, subject: object) -> None:
-        if kind == "get" and not self.reached.is_set():
-            self.reached.set()
-            assert self.go_on.wait(60)
-            if self._error is not None:
-                raise self._error
-
-
-def in_background(call: Callable[[], list[bytes]]) -> tuple[threading.Thread, list[Any]]:
-    """A started thread, and a list that gets its answers or error."""
-    answers: list[Any] = []
-
-    def run() -> None:
-        try:
-            answers.extend(call())
-        except Exception as error:
-            answers.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, answers
-
-
-def test_one_loader_at_a_time(source: Source) -> None:
-    """While one process fetches blocks another waits for them, then takes them from disk; other blocks do not wait."""
+    Other blocks do not wait.
+    """
     source.write(1, MIB)
     first, second, third = source.another(), source.another(wait_s=60), source.another()
     version = source.version()
     a, b, c, d = source.apart(4, version)
-    pause = Pause(first)
-    loader, loaded = in_background(lambda: source.read(a, b, host=first, version=version))
-    assert pause.reached.wait(60)
-    waiter, waited = in_background(lambda: source.read(b, a, c, host=second, version=version))
-    assert source.read(d, host=third, version=version) == source.right(d)
-    pause.go_on.set()
-    loader.join(60)
-    waiter.join(60)
-    assert loaded == source.right(a, b)
-    assert waited == source.right(b, a, c)
-    assert (source.gets(first), source.gets(second)) == ([a, b], [c])
-    assert hits_and_misses(second) == (2, 1)
+    pause = Pause(error)
+    first.store.before = lambda kind, subject: pause.here()
+    with ThreadPoolExecutor() as pool:
+        loader = pool.submit(source.read, a, b, host=first, version=version)
+        assert pause.reached.wait(60)
+        waiter = pool.submit(source.read, b, a, c, host=second, version=version)
+        assert source.read(d, host=third, version=version) == source.right(d)
+        pause.go_on.set()
+        assert loader.exception(60) is error
+        assert waiter.result(60) == source.right(b, a, c)
+    if error is None:
+        assert loader.result() == source.right(a, b)
+        assert (source.gets(first), source.gets(second)) == ([a, b], [c])
+        assert hits_and_misses(second) == (2, 1)
+    else:
+        assert source.gets(second)[-1] == c
+        assert len(source.gets(second)) > 1
     assert counts(third, "blockWaitCount") == (0,)
-
-
-def test_a_failed_loader_is_replaced(source: Source) -> None:
-    """If the loader others wait for fails, the next one fetches, and only the first sees the error."""
-    first, second = source.another(), source.another(wait_s=60)
-    version = source.version()
-    pause = Pause(first, UfsUnavailableError("503"))
-    loader, loaded = in_background(lambda: source.read((0, 1000), host=first, version=version))
-    assert pause.reached.wait(60)
-    waiter, waited = in_background(lambda: source.read((0, 1000), host=second, version=version))
-    pause.go_on.set()
-    loader.join(60)
-    waiter.join(60)
-    assert [type(answer) for answer in loaded] == [UfsUnavailableError]
-    assert waited == source.right((0, 1000))
-    assert source.gets(second) == [(0, 1000)]
-
-
-@pytest.mark.parametrize("error", [UfsUnavailableError("503"), UfsPermissionError("no"), SourceChangedError("f")])
-def test_a_failed_read_leaves_no_lock_and_no_block(source: Source, error: Exception) -> None:
-    """After any failure of the store the next reader of the same process and block fetches at once."""
-
-    def fail(kind: str, subject: object) -> None:
-        raise error
-
-    version = source.version()
-    source.host.store.before = fail
-    with pytest.raises(type(error)) as caught:
-        source.read((0, 10), (99_000, 10), version=version)
-    assert caught.value is error
-    assert source.locate(version=version).held == frozenset()
-    source.host.store.before = lambda kind, subject: None
-    other = source.another(wait_s=60)
-    assert source.read((0, 10), (99_000, 10), host=other) == source.right((0, 10), (99_000, 10))
-    assert counts(other, "blockWaitCount") == (0,)
 
 
 def test_a_lock_held_for_long_holds_up_one_wait(source: Source) -> None:

@@ -289,7 +289,7 @@ def test_a_long_build_is_told_every_ten_seconds(caplog: pytest.LogCaptureFixture
     for interactive in (False, None):
         caplog.clear()
         clock = Steady()
-        with caplog.at_level(logging.INFO), progress.shown("dim", clock, interactive) as told:
+        with caplog.at_level(logging.INFO), progress.show("dim", clock, interactive) as told:
             for second in range(1, 31):
                 clock.now_s = second
                 told(second * 100 // 30, 100)
@@ -305,7 +305,7 @@ def test_a_terminal_gets_a_bar(
     for after_s, expected in ((1.0, False), (0.0, True)):
         monkeypatch.setattr(progress, "_BAR_AFTER_S", after_s)
         for interactive in (False, True):
-            with caplog.at_level(logging.INFO), progress.shown("loading dim", Steady(), interactive) as told:
+            with caplog.at_level(logging.INFO), progress.show("loading dim", Steady(), interactive) as told:
                 told(50_000, 200_000)
                 told(100_000, 200_000)
             shown = capsys.readouterr().err

@@ -299,7 +299,7 @@ def test_options_that_replace_others() -> None:
     A session moves host options off their default or the conf file's value, never off an explicit one, and no others.
     """
     columns = {"path": "/t", "lookup.columns": "a"}
-    assert LookupOptions.parse(columns).overridden({"lookup.columns": "b"}) == LookupOptions.parse({**columns, "lookup.columns": "b"})  # fmt: skip
+    assert LookupOptions.parse(columns).override({"lookup.columns": "b"}) == LookupOptions.parse({**columns, "lookup.columns": "b"})  # fmt: skip
     conf = {"lookup.cache.dir": "/conf", "lookup.max-retries": "1"}
     options = LookupOptions.parse({"path": "/t", "lookup.max-retries": "2"}, None, conf)
     moved = options.on_host({"lookup.cache.dir": "/host", "lookup.max-retries": "9", "lookup.cache.max-bytes": "2m"})
@@ -307,8 +307,8 @@ def test_options_that_replace_others() -> None:
     assert options.on_host({}) == options
     unset = LookupOptions.parse({"path": "/t"})
     for replaces, given, says in (
-        (unset.overridden, {"lookup.columns": ","}, r"lookup\.columns = ','"),
-        (unset.overridden, {"lookup.column": "a"}, r"did you mean lookup\.columns"),
+        (unset.override, {"lookup.columns": ","}, r"lookup\.columns = ','"),
+        (unset.override, {"lookup.column": "a"}, r"did you mean lookup\.columns"),
         (
             unset.on_host,
             {"lookup.where": "a = 1"},

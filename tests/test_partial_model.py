@@ -122,7 +122,7 @@ class History:
         """A scan whose predicate says which keys it wants."""
         dim = self.processes[process]
         where = f"id IN ({', '.join(map(str, sorted(ids)))}) AND part = 'a' AND text IS NOT NULL"
-        narrowed = dim.options.overridden({"lookup.where": where})
+        narrowed = dim.options.override({"lookup.where": where})
         found = planner.find(dim.host.reader, narrowed)
         plan = planner.plan_read(found, narrowed, planner.table_columns(found, narrowed), self.clock.host())
         rows = [

@@ -131,94 +131,72 @@ def test_changed_files_only_are_fetched(tmp_path: Path, cache_dir: Path) -> None
     assert host.metrics.snapshot()["fileResyncedCount"] == 1
 
 
-def test_larger_scans_are_pinned_to_planning(tmp_path: Path, cache_dir: Path) -> None:
-    """Several tasks carry their slices: cached or not, they answer from the version of planning or fail."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0, rows=60_000)
-    host = make_host(str(path), cache_dir)
-    made, tasks = planned(host, path, SMALL)  # one file over several tasks
-    assert len(tasks) > 1
-    assert sum(versions(host, made, task)[1] for task in tasks) == 60_000
-    publish(path, 1, rows=60_000)
-    calls = len(host.store.calls)
-    assert {v for task in tasks for v in versions(host, made, task)[0]} == {0}
-    assert len(host.store.calls) == calls  # from this host's blocks, which are that version's
-
-
 @pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
-def test_files_replaced_between_tasks(tmp_path: Path, choice: str) -> None:
+def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path, choice: str) -> None:
     """NEWER reads a file that was replaced in place whole and new; FAIL names the way out; a removed file fails.
 
-    Of a file that several tasks split a later one fails, whatever lookup.on-version-gone says.
+    So for a one-task scan whose version another part of the query took first.
     """
-    whole, split = tmp_path / "dim", tmp_path / "dim.parquet"
+    whole, path = tmp_path / "dim", tmp_path / "dim.parquet"
     for number in range(4):
         publish(whole / f"{number}.parquet", 0, rows=24_000)
-    publish(split, 0, rows=60_000)
-    more = SMALL | {"on-version-gone": choice}
-    host, other = make_host(str(whole), None), make_host(str(split), None)
-    made, tasks = planned(host, whole, more)
+    publish(path, 0)
+    host, first, second = make_host(str(whole), None), *(make_host(str(path), cache_dir) for _ in range(2))
+    made, tasks = planned(host, whole, SMALL | {"on-version-gone": choice})
     # Shares are equal in bytes, and so are the files: each task has one whole file.
-    assert len(tasks) == 4
-    assert all(task.pieces and all(piece.whole for piece in task.pieces) for task in tasks)
+    assert [[piece.whole for piece in task.pieces or ()] for task in tasks] == [[True]] * 4
+    shared, (alone,) = planned(first, path, {"on-version-gone": choice})
+    execution = Execution("app", "1")
+    first.resolver.resolve(shared.table, shared.options, execution)
     publish(whole / "3.parquet", 9, rows=24_000)
+    publish(path, 1)
     if choice == "NEWER":
         assert versions(host, made, tasks[3]) == ({9}, 24_000)
+        for one in (second, first):  # the record moved on
+            assert versions(one, shared, alone, execution) == ({1}, ROWS)
     else:
-        with pytest.raises(VersionGoneError):
-            versions(host, made, tasks[3])
+        for one, plan, task in ((host, made, tasks[3]), (second, shared, alone)):
+            with pytest.raises(VersionGoneError):
+                versions(one, plan, task, execution)
     (whole / "2.parquet").unlink()
     with pytest.raises(VersionGoneError):
         versions(host, made, tasks[2])
-    made, tasks = planned(other, split, more)
-    assert versions(other, made, tasks[0])[0] == {0}
-    publish(split, 1, rows=60_000)
-    with pytest.raises(VersionGoneError, match="new file names"):
-        versions(other, made, tasks[1])
-    assert other.metrics.snapshot()["versionGoneCount"] >= 1
 
 
-@pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
-def test_an_execution_that_shared_its_version_follows_the_option(tmp_path: Path, cache_dir: Path, choice: str) -> None:
-    """A one-task scan whose version another part of the query took first: NEWER starts over, FAIL fails."""
-    path = tmp_path / "dim.parquet"
-    publish(path, 0)
-    first, second = make_host(str(path), cache_dir), make_host(str(path), cache_dir)
-    made, (task,) = planned(first, path, {"on-version-gone": choice})
-    execution = Execution("app", "1")
-    first.resolver.resolve(made.table, made.options, execution)
-    publish(path, 1)
-    if choice == "FAIL":
-        with pytest.raises(VersionGoneError):
-            versions(second, made, task, execution)
-        return
-    for host in (second, first):  # the record moved on
-        assert versions(host, made, task, execution) == ({1}, ROWS)
+@pytest.mark.parametrize(
+    ("more", "cached", "expected"),
+    [
+        ({}, True, {1}),
+        ({"version-at": "PLAN"}, True, {0}),
+        (SMALL | {"version-at": "READ"}, True, {1}),
+        (SMALL, True, {0}),
+        *((SMALL | {"on-version-gone": choice}, False, set()) for choice in ("NEWER", "FAIL")),
+    ],
+    ids=str,
+)
+def test_who_resolves(tmp_path: Path, cache_dir: Path, more: dict[str, str], cached: bool, expected: set[int]) -> None:
+    """AUTO: a one-task scan follows its table, tasks of one that is split carry their slices; PLAN freezes, READ lets follow.
 
-
-def test_version_at_chooses_who_resolves(tmp_path: Path, cache_dir: Path) -> None:
-    """AUTO: a one-task scan follows its table; PLAN freezes it too; READ lets a larger scan follow."""
+    What is frozen is read from this host's blocks, without a call; without those a file that is split fails.
+    """
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
-    host = make_host(str(path), cache_dir)
-    auto, plan_at, read_at = (
-        planned(host, path),
-        planned(host, path, {"version-at": "PLAN"}),
-        planned(host, path, SMALL | {"version-at": "READ"}),
-    )
-    for made, tasks in (auto, plan_at, read_at):  # the version of planning is on this host's disk now
-        assert {v for task in tasks for v in versions(host, made, task)[0]} == {0}
+    host = make_host(str(path), cache_dir if cached else None)
+    made, tasks = planned(host, path, more)
+    assert (len(tasks) > 1) is ("scan.split-size" in more)
+    for task in tasks if cached else tasks[:1]:
+        assert versions(host, made, task)[0] == {0}
     publish(path, 1, rows=60_000)
-
-    def all_versions(read: tuple[ReadPlan, list[ReadTask]], execution: str) -> tuple[set[int], int]:
-        answers = [versions(host, read[0], task, Execution("app", execution)) for task in read[1]]
-        return set().union(*(seen for seen, _ in answers)), sum(rows for _, rows in answers)
-
-    assert all_versions(auto, "1") == ({1}, 60_000)
-    assert all_versions(plan_at, "2") == ({0}, 60_000)
-    calls = len(host.store.calls)
-    assert all_versions(read_at, "3") == ({1}, 60_000)
-    assert sum(kind == "head" for kind, _ in host.store.calls[calls:]) == 1  # once per execution and host
+    host.store.calls.clear()
+    if not expected:
+        with pytest.raises(VersionGoneError, match="new file names"):
+            versions(host, made, tasks[1])
+        assert host.metrics.snapshot()["versionGoneCount"] >= 1
+        return
+    answers = [versions(host, made, task, Execution("app", "1")) for task in tasks]
+    assert (set().union(*(seen for seen, _ in answers)), sum(rows for _, rows in answers)) == (expected, 60_000)
+    assert host.store.kinds().count("head") == (expected == {1})  # once per execution and host
+    assert expected == {1} or not host.store.calls
 
 
 def test_an_older_plans_age_is_told_once(tmp_path: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -110,15 +110,14 @@ def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: b
             assert piece.whole
         elif piece.file.size > max(1.51 * mean, 1):  # a byte cannot be cut
             assert not piece.whole
+    empty = (FileVersion("s3://b/x", 0, "v"),)  # read, and found damaged, by one task
+    assert [share_of(empty, number, count, splittable) for number in range(count)] == [
+        slices_of(empty),
+        *[()] * (count - 1),
+    ]
+    assert slices_of(empty) == (Slice(empty[0], 0, 0),)
     if splittable and min(sizes) >= 1000:
         assert max(sum(piece.end - piece.start for piece in share) for share in shares) <= 2.5 * mean + count
-
-
-def test_an_empty_file_is_opened_by_the_first_task() -> None:
-    """A file that became empty is read, and found damaged, by one task."""
-    files = (FileVersion("s3://b/x", 0, "v"),)
-    assert share_of(files, 0, 3, True) == slices_of(files) == (Slice(files[0], 0, 0),)
-    assert share_of(files, 1, 3, True) == share_of(files, 2, 3, True) == ()
 
 
 FORMS = ("parquet", "arrow", "csv", "json", "orc")
@@ -162,25 +161,20 @@ def test_several_tasks_lose_and_double_no_row(tmp_path: Path, form: str, count: 
 
 
 def test_many_small_files_become_few_batches_in_order(tmp_path: Path) -> None:
-    """150 files of 1000 rows come as batches of nearly 64k rows, never more, in order of the files."""
+    """150 files of 1000 rows come as batches of nearly 64k rows, never more; so does what a predicate leaves of them."""
     for number in range(150):
-        put(tmp_path / f"{number:03}.parquet", id=pa.array(range(number * 1000, number * 1000 + 1000)))
+        ids = range(number * 1000, number * 1000 + 1000)
+        put(tmp_path / f"{number:03}.parquet", id=pa.array(ids), m=pa.array([i % 50 for i in ids]))
     host = make_host(str(tmp_path), None)
-    batches = batches_of(host, planned(host, tmp_path)[0])
-    assert [batch.num_rows for batch in batches] == [65_000, 65_000, 20_000]
-    assert pa.concat_arrays([batch.column("id") for batch in batches]).to_pylist() == list(range(150_000))
-
-
-def test_a_sparse_filter_still_gives_few_batches(tmp_path: Path) -> None:
-    """What a predicate leaves of many batches is put together again, and counted as rows read."""
-    path = put(tmp_path / "a.parquet", group=5000, id=pa.array(range(100_000)), m=pa.array([i % 50 for i in range(100_000)]))  # fmt: skip
-    host = make_host(str(path), None)
-    made, _ = planned(host, path, {"where": "m = 7"})
-    before = host.metrics.snapshot()
-    batches = batches_of(host, made)
-    assert [batch.num_rows for batch in batches] == [2000]
-    assert batches[0].column("id").to_pylist() == list(range(7, 100_000, 50))
-    assert moved(host, before)["rowsReadCount"] == 2000
+    for more, sizes, found in (
+        (NONE, [65_000, 65_000, 20_000], range(150_000)),
+        ({"where": "m = 7"}, [3000], range(7, 150_000, 50)),
+    ):
+        before = host.metrics.snapshot()
+        batches = batches_of(host, planned(host, tmp_path, more)[0])
+        assert [batch.num_rows for batch in batches] == sizes
+        assert pa.concat_arrays([batch.column("id") for batch in batches]).to_pylist() == list(found)
+        assert moved(host, before)["rowsReadCount"] == sum(sizes)
 
 
 def test_every_batch_has_exactly_the_projections_schema(tmp_path: Path) -> None:
@@ -205,54 +199,41 @@ def test_every_batch_has_exactly_the_projections_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "opened", "dts"),
+    ("where", "opened", "groups", "ids"),
     [
-        ("dt = 2", "2", [2]),
-        ("dt > 1 AND n >= 0", "23", [2, 3]),
-        ("dt IS NULL", "_", [None]),
-        ("dt <> 2", "123", [1, 3]),  # bounds do not exclude a value within them
-        ("dt = 1 OR n >= 30", "123_", [1, 3, None]),
-        ("dt = 1 AND dt = 2", "", []),
-        ("n >= 0", "123_", [1, 2, 3, None]),
+        # By the value of the directory: no byte is asked for.
+        ("dt = 2", "2", 4, [*range(20, 40)]),
+        ("dt > 1 AND id >= 0", "23", 8, [*range(20, 60)]),
+        ("dt IS NULL", "_", 4, [*range(60, 80)]),
+        ("dt <> 2", "123", 12, [*range(20), *range(40, 60)]),  # bounds do not exclude a value within them
+        ("dt = 1 OR id >= 65", "123_", 7, [*range(20), *range(65, 80)]),
+        ("dt = 1 AND dt = 2", "", 0, []),
+        # By statistics.
+        ("id = 35", "123_", 1, [35]),
+        ("id < 5 OR id > 75", "123_", 2, [*range(5), *range(76, 80)]),
+        ("id = 1000", "123_", 0, []),
+        ("id >= 0", "123_", 16, [*range(80)]),
+        ("few IS NOT NULL", "123_", 1, [*range(20, 25)]),
+        ("few IS NULL AND id < 25", "123_", 4, [*range(20)]),
+        ("text LIKE 't4%'", "123_", 2, [*range(40, 50)]),
     ],
 )
-def test_files_are_pruned_by_partition_value(tmp_path: Path, where: str, opened: str, dts: list[int | None]) -> None:
-    """Files whose partition cannot match are not asked for one byte, and counted."""
-    for dt, n in ((1, 10), (2, 20), (3, 30), (None, 40)):
-        put(tmp_path / f"dt={'__HIVE_DEFAULT_PARTITION__' if dt is None else dt}" / "a.parquet", n=[n])
+def test_what_cannot_match_is_pruned(tmp_path: Path, where: str, opened: str, groups: int, ids: list[int]) -> None:
+    """Files whose partition, and row groups whose bounds or null counts exclude a match, are not read, and are counted."""
+    for number, dt in enumerate(["1", "2", "3", "__HIVE_DEFAULT_PARTITION__"]):
+        own = range(number * 20, number * 20 + 20)
+        few = pa.array([i if 20 <= i < 25 else None for i in own], pa.int32())
+        put(tmp_path / f"dt={dt}" / "a.parquet", 5, id=pa.array(own), few=few, text=pa.array([f"t{i:02}" for i in own]))
     host = make_host(str(tmp_path), None)
     made, _ = planned(host, tmp_path, {"where": where})
     before = host.metrics.snapshot()
     host.store.calls.clear()
-    assert [row["dt"] for row in rows_of(host, made)] == dts
+    assert [row["id"] for row in rows_of(host, made)] == ids
     gets = {subject[0].split("dt=")[1][0] for kind, subject in host.store.calls if kind == "get"}  # type: ignore[index]
     assert gets == set(opened)
-    assert moved(host, before).get("filesPrunedCount", 0) == 4 - len(opened)
-
-
-@pytest.mark.parametrize(
-    ("where", "groups", "ids"),
-    [
-        ("id = 35", 1, [35]),
-        ("id < 10 OR id > 95", 2, [*range(10), *range(96, 100)]),
-        ("id = 1000", 0, []),
-        ("few IS NOT NULL", 1, list(range(20, 30))),
-        ("few IS NULL AND id < 25", 2, list(range(20))),
-        ("text LIKE 't4%'", 1, list(range(40, 50))),
-        ("id >= 0", 10, list(range(100))),
-    ],
-)
-def test_row_groups_are_pruned_by_statistics(tmp_path: Path, where: str, groups: int, ids: list[int]) -> None:
-    """Row groups whose bounds or null counts exclude a match are not decoded; both kinds are counted."""
-    few = pa.array([i if 20 <= i < 30 else None for i in range(100)], pa.int32())
-    text = pa.array([f"t{i:02}" for i in range(100)])
-    path = put(tmp_path / "a.parquet", 10, id=pa.array(range(100)), few=few, text=text)
-    host = make_host(str(path), None)
-    made, _ = planned(host, path, {"where": where})
-    before = host.metrics.snapshot()
-    assert [row["id"] for row in rows_of(host, made)] == ids
     counts = moved(host, before)
-    assert counts.get("rowGroupsPrunedCount", 0) == 10 - groups
+    assert counts.get("filesPrunedCount", 0) == 4 - len(opened)
+    assert counts.get("rowGroupsPrunedCount", 0) == 4 * len(opened) - groups
     assert counts.get("rowGroupsReadCount", 0) == groups
 
 
@@ -459,90 +440,67 @@ def test_a_read_of_many_row_groups_is_one_phase(tmp_path: Path) -> None:
 # --- columns --------------------------------------------------------------------------------------
 
 
-class Changing:
-    """A table that is planned once and read after changes."""
-
-    def __init__(self, path: Path, more: Mapping[str, str] = NONE) -> None:
-        self.host = make_host(str(path), None)
-        self.plan, _ = planned(self.host, path, more)
-
-    def read(self) -> list[dict[str, Any]]:
-        return rows_of(self.host, self.plan)
-
-
-def test_a_lost_column_is_an_error_only_if_it_is_needed(tmp_path: Path) -> None:
-    """A planned column that is in no file any more is named, whether it is returned or only tested; others may go."""
-    path = tmp_path / "a.parquet"
-    put(path, id=[1], name=["a"], rest=[1.5])
-    returned, tested = Changing(path, {"columns": "name,id"}), Changing(path, {"columns": "id", "where": "name = 'a'"})
-    without = Changing(path, {"columns": "id"})
-    put(path, id=[1], name=["a"])
-    assert returned.read() == [{"name": "a", "id": 1}]
-    put(path, id=[1])
-    for scan in (returned, tested):
-        with pytest.raises(SchemaError, match=r"'name' is in no file .*plan again"):
-            scan.read()
-    assert without.read() == [{"id": 1}]
-
-
-def test_a_changed_type_names_the_column_both_types_and_the_file(tmp_path: Path) -> None:
-    """A type that does not widen to the planned one is an error, not a cast."""
-    put(tmp_path / "a.parquet", id=pa.array([1], pa.int32()), name=["a"])
-    put(tmp_path / "b.parquet", id=pa.array([2], pa.int32()), name=["b"])
-    scan, other = Changing(tmp_path), Changing(tmp_path, {"columns": "name"})
-    put(tmp_path / "b.parquet", id=pa.array([2], pa.int64()), name=["b"])
-    with pytest.raises(SchemaError, match=r"'id' was planned as int32 but is int64 in file://.*/b\.parquet"):
-        scan.read()
-    assert other.read() == [{"name": "a"}, {"name": "b"}]
-    put(tmp_path / "b.parquet", id=pa.array([2], pa.int8()), name=["b"])
-    assert scan.read() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
-
-
-def test_a_vanished_partition_column_is_named(tmp_path: Path) -> None:
-    """Files outside the planned directories, or below values of another type, are errors that name the column."""
-    put(tmp_path / "dt=1" / "k=9223372036854775808" / "a.parquet", id=[1])
-    scan = Changing(tmp_path)
-    assert scan.read() == [{"id": 1, "dt": 1, "k": 2**63}]
-    new = put(tmp_path / "b.parquet", id=[2])
-    with pytest.raises(SchemaError, match=r"/b\.parquet lies in no dt=… directory.*plan again"):
-        scan.read()
-    new.unlink()
-    for dt, k, told in (
-        ("x", "1", "'dt' was planned as int32, which 'x' of .* is not"),
-        ("1_0", "1", "'dt' was planned as int32, which '1_0' of .* is not"),
-        ("2147483648", "1", "'dt' was planned as int32, which '2147483648' of .* is not"),
-        ("1", "92233720368547758080", "'k' was planned as decimal128"),
-    ):
-        new = put(tmp_path / f"dt={dt}" / f"k={k}" / "c.parquet", id=[3])
-        with pytest.raises(SchemaError, match=f"{told}.*: plan again"):
-            scan.read()
-        new.unlink()
-    put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "k=5" / "d.parquet", id=[4])
-    assert scan.read() == [{"id": 1, "dt": 1, "k": 2**63}, {"id": 4, "dt": None, "k": 5}]
+Files = Mapping[str, Mapping[str, Any] | None]
+INT8, INT32, INT64 = (pa.array([2], kind) for kind in (pa.int8(), pa.int32(), pa.int64()))
+NAMED: Files = {"a": {"id": [1], "name": ["a"], "rest": [1.5]}}
+TYPED: Files = {"a": {"id": INT32, "name": ["a"]}, "b": {"id": INT32, "name": ["b"]}}
+OLD: Files = {"dt=1/a": {"id": [1], "old": ["o"]}, "dt=2/a": {"id": [2], "old": ["o"]}}
+LACKING: Files = {**OLD, "dt=2/a": {"id": [2]}}
+LARGE: Files = {"dt=1/k=9223372036854775808/a": {"id": [1]}}
+IN_LARGE = {"id": 1, "dt": 1, "k": 2**63}
+BOTH: Files = {f"dt={n}/a": {"id": [n], "dt": ["wrong"]} for n in (5, 6)}
+SPELLED = {"columns": "NAME,dt,iD", "where": "ID = 2 AND DT = 5"}
+LOST, NO_DT = "'name' is in no file .*plan again", "'dt' was planned as int32, which '{}' of .* is not.*: plan again"
+CHANGES: list[tuple[Files, Mapping[str, str], Files, Sequence[dict[str, Any]] | str]] = [
+    # A planned column that is in no file any more is an error if it is returned or tested.
+    (NAMED, {"columns": "name,id"}, {"a": {"id": [1], "name": ["a"]}}, [{"name": "a", "id": 1}]),
+    (NAMED, {"columns": "name,id"}, {"a": {"id": [1]}}, LOST),
+    (NAMED, {"columns": "id", "where": "name = 'a'"}, {"a": {"id": [1]}}, LOST),
+    (NAMED, {"columns": "id"}, {"a": {"id": [1]}}, [{"id": 1}]),
+    # What is selected or pruned leaves the table's columns as they are: one that its files lack is null, not lost.
+    *((LACKING, more, {}, [{"id": 2, "old": None, "dt": 2}]) for more in ({"partition": "max_pt()"}, {"partition": "dt=2"}, {"where": "dt = 2"})),
+    # A task that opens only some files asks what the version has before it reads a missing column as null.
+    (OLD, {"where": "dt = 2"}, {"dt=2/a": {"id": [2]}}, [{"id": 2, "old": None, "dt": 2}]),
+    (OLD, {"where": "dt = 2"}, {"dt=2/a": {"id": [2]}, "dt=1/a": {"id": [1]}}, "'old' is in no file"),
+    # A type that does not widen to the planned one is an error, not a cast.
+    (TYPED, {}, {"b": {"id": INT64, "name": ["b"]}}, r"'id' was planned as int32 but is int64 in file://.*/b\.parquet: the table changed.*load\(\)"),
+    (TYPED, {"columns": "name"}, {"b": {"id": INT64, "name": ["b"]}}, [{"name": "a"}, {"name": "b"}]),
+    (TYPED, {}, {"b": {"id": INT8, "name": ["b"]}}, [{"id": 2, "name": "a"}, {"id": 2, "name": "b"}]),
+    # Files outside the planned directories, or below values of another type.
+    (LARGE, {}, {}, [IN_LARGE]),
+    (LARGE, {}, {"b": {"id": [2]}}, r"/b\.parquet lies in no dt=… directory.*plan again"),
+    *((LARGE, {}, {f"dt={dt}/k=1/c": {"id": [3]}}, NO_DT.format(dt)) for dt in ("x", "1_0", "2147483648")),
+    (LARGE, {}, {"dt=1/k=92233720368547758080/c": {"id": [3]}}, "'k' was planned as decimal128.*: plan again"),
+    (LARGE, {}, {"dt=__HIVE_DEFAULT_PARTITION__/k=5/d": {"id": [4]}}, [IN_LARGE, {"id": 4, "dt": None, "k": 5}]),
+    # Columns that files or directories gain wait for the next plan.
+    ({"a": {"id": [1]}}, {}, {"b": {"new": ["n"], "id": [2]}}, [{"id": 1}, {"id": 2}]),
+    ({"a": {"id": [1]}}, {}, {"a": None, "dt=1/a": {"id": [3]}}, [{"id": 3}]),
+    # Options may spell columns otherwise than the files, and later files otherwise than the plan.
+    ({"Dt=5/a": {"Id": [1, 2], "Name": ["a", "b"]}}, SPELLED, {}, [{"Name": "b", "Dt": 5, "Id": 2}]),
+    ({"Dt=5/a": {"Id": [1, 2], "Name": ["a", "b"]}}, SPELLED, {"Dt=5/a": {"iD": [2, 3], "nAME": ["c", "d"]}}, [{"Name": "c", "Dt": 5, "Id": 2}]),
+    # A column of files and directories is the directories'.
+    *((BOTH, {"where": where}, {}, [{"id": 6, "dt": 6}]) for where in ("dt = 6 OR id = 7", "dt > 5 AND id > 0")),
+    (BOTH, {"columns": "dt"}, {"dt=5/a": {"id": [5], "DT": ["wrong"]}}, [{"dt": 5}, {"dt": 6}]),
+]  # fmt: skip
 
 
-def test_a_new_column_waits_for_the_next_plan(tmp_path: Path) -> None:
-    """Columns that files or directories gain are ignored by a plan made before."""
-    put(tmp_path / "a.parquet", id=[1])
-    scan = Changing(tmp_path)
-    put(tmp_path / "b.parquet", new=["n"], id=[2])
-    assert scan.read() == [{"id": 1}, {"id": 2}]
-    assert read(tmp_path) == [{"id": 1, "new": None}, {"id": 2, "new": "n"}]
-    (tmp_path / "a.parquet").unlink()
-    (tmp_path / "b.parquet").unlink()
-    put(tmp_path / "dt=1" / "a.parquet", id=[3])
-    assert scan.read() == [{"id": 3}]
-    assert read(tmp_path) == [{"id": 3, "dt": 1}]
-
-
-def test_names_are_found_in_any_letter_case(tmp_path: Path) -> None:
-    """Options may spell columns otherwise than the files, and later files otherwise than the plan."""
-    path = put(tmp_path / "Dt=5" / "a.parquet", Id=[1, 2], Name=["a", "b"])
-    more = {"columns": "NAME,dt,iD", "where": "ID = 2 AND DT = 5"}
-    assert read(tmp_path, more) == [{"Name": "b", "Dt": 5, "Id": 2}]
-    scan = Changing(tmp_path, more)
-    put(path, iD=[2, 3], nAME=["c", "d"])
-    assert scan.read() == [{"Name": "c", "Dt": 5, "Id": 2}]
+@pytest.mark.parametrize(("before", "more", "after", "expected"), CHANGES, ids=str)
+def test_a_table_that_is_planned_once_and_read_after_changes(
+    tmp_path: Path, before: Files, more: Mapping[str, str], after: Files, expected: list[dict[str, Any]] | str
+) -> None:
+    """The columns are those of the plan; what cannot be read so any more is an error that names the column and the file."""
+    for number, files in enumerate((before, after)):
+        for name, columns in files.items():
+            path = tmp_path / f"{name}.parquet"
+            path.unlink() if columns is None else put(path, **columns)
+        if not number:
+            host = make_host(str(tmp_path), None)
+            made, (task,) = planned(host, tmp_path, more)
+    if isinstance(expected, str):
+        with pytest.raises(SchemaError, match=expected):
+            rows_of(host, made, task)
+    else:
+        assert rows_of(host, made, task) == expected
 
 
 def test_a_wider_planned_type_is_cast_without_loss(tmp_path: Path) -> None:
@@ -559,34 +517,3 @@ def test_a_wider_planned_type_is_cast_without_loss(tmp_path: Path) -> None:
     for narrow in (pa.schema([("id", pa.int16())]), pa.schema([("id", pa.string())]), pa.schema([("dt", pa.string())])):
         with pytest.raises(SchemaError, match=f"'{narrow.names[0]}' was planned as"):
             planned(host, tmp_path, NONE, narrow)
-
-
-@pytest.mark.parametrize("spelling", ["dt", "DT"])
-def test_a_column_of_files_and_directories_is_the_directorys(tmp_path: Path, spelling: str) -> None:
-    """Values, type and spelling come from the directory, in rows and in predicates."""
-    put(tmp_path / "dt=5" / "a.parquet", **{"id": [1], spelling: ["wrong"]})
-    put(tmp_path / "dt=6" / "a.parquet", **{"id": [2], spelling: ["wrong"]})
-    assert read(tmp_path) == [{"id": 1, "dt": 5}, {"id": 2, "dt": 6}]
-    assert read(tmp_path, {"where": "dt = 6 OR id = 7"}) == [{"id": 2, "dt": 6}]
-    assert read(tmp_path, {"columns": "dt", "where": "dt >= 5 AND id > 0"}) == [{"dt": 5}, {"dt": 6}]
-
-
-@pytest.mark.parametrize("more", [{"partition": "max_pt()"}, {"partition": "dt=2"}, {"where": "dt = 2"}], ids=str)
-def test_a_column_only_in_other_partitions_is_null(tmp_path: Path, more: dict[str, str]) -> None:
-    """What is selected or pruned leaves the table's columns as they are: one that its files lack is null, not lost."""
-    put(tmp_path / "dt=1" / "a.parquet", id=[1], old=["o"])
-    put(tmp_path / "dt=2" / "a.parquet", id=[2])
-    assert read(tmp_path, more) == [{"id": 2, "old": None, "dt": 2}]
-
-
-def test_a_column_lost_everywhere_is_noticed_from_a_part(tmp_path: Path) -> None:
-    """A task that opens only some files asks what the version has before it reads a missing column as null."""
-    for dt in (1, 2):
-        put(tmp_path / f"dt={dt}" / "a.parquet", id=[dt], old=["o"])
-    host = make_host(str(tmp_path), None)
-    plan, (task,) = planned(host, tmp_path, {"where": "dt = 2"})
-    put(tmp_path / "dt=2" / "a.parquet", id=[2])
-    assert rows_of(host, plan, task) == [{"id": 2, "old": None, "dt": 2}]
-    put(tmp_path / "dt=1" / "a.parquet", id=[1])
-    with pytest.raises(SchemaError, match="'old' is in no file"):
-        rows_of(host, plan, task)

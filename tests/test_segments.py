@@ -9,7 +9,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import random
 import resource
 import shutil
 import stat
@@ -26,10 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.io.disk import OpenSegment, SegmentWriter
-from tests.fuzzing import memory_at_most
+from tests.fuzzing import fuzzed, memory_at_most
 from tests.processes.test_fill import in_fresh_process, must_end
 from tests.test_disk import Opened, data_of, flipped, handles_below
-from tests.test_keys import examples
 
 TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"
@@ -82,30 +80,13 @@ def content(opened: Opened, name: str = "s", table: str = "t") -> dict[str, byte
     return None if found is None else {key: bytes(region) for key, region in found.regions.items()}
 
 
-def touched(path: Path) -> None:
-    """Give a file a time of change that it never had."""
-    status = path.stat()
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 12_345))
-
-
-def kept_time(path: Path, change: Callable[[Path], object]) -> None:
-    """Change a file so that its time of change does not tell."""
-    status = path.stat()
-    change(path)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def edited(edit: Callable[[bytes], bytes]) -> Callable[[Path], None]:
-    """Change a file's bytes in place, as a failing disk does."""
-
-    def change(path: Path) -> None:
-        blob = edit(path.read_bytes())
-        with open(path, "r+b") as file:
-            file.write(blob)
-            file.truncate(len(blob))
-        touched(path)
-
-    return change
+def edited(path: Path, edit: Callable[[bytes], bytes] = bytes, told: bool = True) -> None:
+    """Change a file's bytes in place, as a failing disk does; its time of change tells it, or not."""
+    status, blob = path.stat(), edit(path.read_bytes())
+    with open(path, "r+b") as file:
+        file.write(blob)
+        file.truncate(len(blob))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 12_345 * told))
 
 
 def layout(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
@@ -131,16 +112,15 @@ def test_a_segment_is_what_was_published(opened: Opened) -> None:
     """
     path = published(opened)
     end, regions = layout(path)
-    assert list(regions) == list(REGIONS)
-    at = len(MAGIC)
-    for name, (offset, size) in regions.items():
-        assert offset % 64 == 0
-        assert 0 <= offset - at < 64
-        assert size == len(REGIONS[name])
-        at = offset + size
-    assert at == end
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [(name, size) for name, (_, size) in regions.items()] == [
+        (name, len(data)) for name, data in REGIONS.items()
+    ]
+    ends = [len(MAGIC), *(offset + size for offset, size in regions.values())]
+    gaps = [start - before for (start, _), before in zip(regions.values(), ends, strict=False)]
+    assert ends[-1] == end
+    assert all(offset % 64 == 0 for offset, _ in regions.values())
+    assert all(0 <= gap < 64 for gap in gaps)
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (path, path.parent)] == [0o600, 0o700]
     for disk in (opened.disk, Opened(opened.root.parent).disk):
         found = disk.open_segment("t", "s")
         assert found is not None
@@ -156,7 +136,7 @@ def test_a_segment_is_what_was_published(opened: Opened) -> None:
     assert opened.disk.used_bytes() == 0  # segments are no blocks
 
 
-@examples(24)
+@fuzzed(24)
 @given(data=st.data())
 def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Regions may be written in any pieces, in turns, and more of them added at the end."""
@@ -176,23 +156,8 @@ def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory,
         for name, blob in added.items():
             writer.add(name, blob)
     assert content(opened) == {**regions, **added}
-    touched(path_of(opened))
+    edited(path_of(opened))  # what is read through
     assert content(opened) == {**regions, **added}
-    assert opened.disk.check().damaged == ()
-
-
-def test_any_buffer_is_written(opened: Opened) -> None:
-    """Numbers of any width and shape, bits and Arrow buffers are written as the bytes that they are."""
-    parts: list[Any] = [
-        np.arange(5, dtype=np.uint64), np.arange(6, dtype=np.int32).reshape(3, 2), np.zeros(0, np.float64), b"xyz", bytearray(b"q"),
-        memoryview(b"abc"), pa.array([1, 2]).buffers()[1], np.zeros((0, 2)), pa.py_buffer(b""),
-    ]  # fmt: skip
-    blobs = [memoryview(part).tobytes() for part in parts]
-    with writing(opened, {"r": sum(map(len, blobs))}) as writer:
-        for number, part in enumerate(parts):
-            writer.append("r", part)
-            writer.add(f"a{number}", part)
-    assert content(opened) == {"r": b"".join(blobs), **{f"a{number}": blob for number, blob in enumerate(blobs)}}
 
 
 def test_regions_have_the_size_that_was_said(opened: Opened) -> None:
@@ -271,12 +236,11 @@ def test_segments_are_listed_and_removed(opened: Opened) -> None:
         published(opened, name, table)
     assert (opened.disk.segments("t"), opened.disk.segments("u")) == (["a", "b"], ["c"])
     assert record_of(opened, "a").exists()
-    assert opened.disk.remove_segment("t", "a")
+    for table, name in (("t", "a"), ("t", "a"), ("nothing", "a")):
+        assert opened.disk.remove_segment(table, name)
     assert not record_of(opened, "a").exists()
     assert opened.disk.segments("t") == ["b"]
     assert opened.disk.open_segment("t", "a") is None
-    for table, name in (("t", "a"), ("nothing", "a")):
-        assert opened.disk.remove_segment(table, name)
     assert opened.count("snapshotDamagedCount") == 0
 
 
@@ -321,7 +285,7 @@ def test_a_mapping_outlives_its_file(opened: Opened) -> None:
     path = published(opened)
     found = opened.disk.open_segment("t", "s")
     assert found is not None
-    edited(in_footer)(path)
+    edited(path, in_footer)
     assert opened.disk.open_segment("t", "s") is None
     assert not path.exists()
     assert {key: bytes(region) for key, region in found.regions.items()} == REGIONS
@@ -359,22 +323,21 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_segment_is_absent(opened: Opened, damage: str) -> None:
+def test_a_damaged_segment_is_absent(opened: Opened) -> None:
     """A segment whose file was changed in any way is counted, removed and absent; others are not touched, and its place is free."""
-    path = published(opened)
     published(opened, "sound")
-    edited(DAMAGE[damage])(path)
-    assert opened.disk.open_segment("t", "s") is None
-    assert opened.count("snapshotDamagedCount") == 1
+    for number, (damage, edit) in enumerate(DAMAGE.items(), 1):
+        path = published(opened)
+        edited(path, edit)
+        for _ in range(2):
+            assert opened.disk.open_segment("t", "s") is None, damage
+            assert opened.count("snapshotDamagedCount") == number
+        assert not path.exists()
+        assert not record_of(opened).exists()
+        assert content(opened, "sound") == REGIONS
+        published(opened)
+        assert content(opened) == REGIONS
     assert opened.count("cacheFailureCount") == 0
-    assert not path.exists()
-    assert not record_of(opened).exists()
-    assert opened.disk.open_segment("t", "s") is None
-    assert opened.count("snapshotDamagedCount") == 1
-    assert content(opened, "sound") == REGIONS
-    published(opened)
-    assert content(opened) == REGIONS
 
 
 def test_any_flipped_bit_is_noticed_or_harmless(opened: Opened) -> None:
@@ -409,11 +372,11 @@ def reads_regions(opened: Opened) -> bool:
     """Whether opening reads the regions through: only then is a change noticed that leaves the file's time as it was."""
     path = path_of(opened)
     blob = path.read_bytes()
-    kept_time(path, edited(in_region))
+    edited(path, in_region, told=False)
     found = content(opened)
     assert found is None or found["two"] == flipped(REGIONS["two"], 8 * 76)
     if found is not None:
-        kept_time(path, edited(lambda _: blob))
+        edited(path, lambda _: blob, told=False)
     return found is None
 
 
@@ -421,11 +384,11 @@ def test_regions_are_verified_once(opened: Opened) -> None:
     """A segment that did not change since it was written, or since it was read through, is not read through again."""
     path = published(opened)
     assert not reads_regions(opened)
-    touched(path)
+    edited(path)
     assert content(opened) == REGIONS  # read through, and recorded
     assert not reads_regions(opened)
     assert content(opened) == REGIONS
-    kept_time(path, edited(in_footer))  # which is read at every opening
+    edited(path, in_footer, told=False)  # which is read at every opening
     assert content(opened) is None
     assert opened.count("snapshotDamagedCount") == 1
 
@@ -436,36 +399,35 @@ LOST: dict[str, Callable[[Opened], object]] = {
     "of another shape": lambda opened: opened.disk.replace_record("segment", "t-s", {"size": 1}),
     "of another file": lambda opened: opened.disk.replace_record("segment", "t-s", [1, 2, 3]),
     "all gone": lambda opened: shutil.rmtree(opened.root / "records"),
-    "of another time": lambda opened: touched(path_of(opened)),
+    "of another time": lambda opened: edited(path_of(opened)),
     "of another inode": lambda opened: os.replace(
         shutil.copy2(path_of(opened), opened.root / "tmp" / "copy"), path_of(opened)
     ),
 }
 
 
-@pytest.mark.parametrize("lost", LOST)
-def test_without_its_record_a_segment_is_read_through(opened: Opened, lost: str) -> None:
-    """A segment that has no record, or not of this very file, is verified by reading, found sound and recorded; or found damaged."""
-    published(opened)
-    LOST[lost](opened)
-    assert content(opened) == REGIONS
-    assert opened.count("snapshotDamagedCount") == 0
-    assert not reads_regions(opened)
-    LOST[lost](opened)
-    assert reads_regions(opened)
-    assert opened.count("snapshotDamagedCount") == 1
-    assert not path_of(opened).exists()
+def test_without_its_record_a_segment_is_read_through(opened: Opened) -> None:
+    """A segment that has no record, or not of this very file, is verified by reading, found sound and recorded; or found damaged.
 
-
-def test_a_sound_segment_opens_where_nothing_can_be_recorded(opened: Opened) -> None:
-    """That its soundness cannot be recorded keeps nobody from a segment: it is read through each time."""
+    That its soundness cannot be recorded keeps nobody from it: it is read through each time.
+    """
+    for number, lost in enumerate(LOST.values()):
+        published(opened)
+        lost(opened)
+        assert content(opened) == REGIONS
+        assert opened.count("snapshotDamagedCount") == number
+        assert not reads_regions(opened)
+        lost(opened)
+        assert reads_regions(opened)
+        assert opened.count("snapshotDamagedCount") == number + 1
+        assert not path_of(opened).exists()
     published(opened)
     record_of(opened).unlink()
     shutil.rmtree(opened.root / "tmp")
     for _ in range(2):
         assert content(opened) == REGIONS
     assert not record_of(opened).exists()
-    assert opened.count("snapshotDamagedCount") == 0
+    assert opened.count("snapshotDamagedCount") == len(LOST)
 
 
 # --- a disk that does not take it ----------------------------------------------------------------------------
@@ -510,7 +472,7 @@ def test_check_reads_every_region(opened: Opened) -> None:
     """`check` finds damaged segments whatever their records say, changes nothing, and with `repair` removes them."""
     sound = published(opened, "sound", "u")
     for n, damage in enumerate(DAMAGE.values()):
-        kept_time(published(opened, f"s{n:02}"), edited(damage))
+        edited(published(opened, f"s{n:02}"), damage, told=False)
     (opened.root / "snapshots" / "t" / "foreign").write_bytes(b"planted")
     bad = (*(f"snapshots/t/{name}" for name in ["foreign", *(f"s{n:02}" for n in range(len(DAMAGE)))]),)
     for repair in (False, True):
@@ -617,47 +579,6 @@ def share_and_pin(root: Path) -> None:
 def test_processes_share_and_pin(cache_dir: Path) -> None:
     """Processes map the same pages; whoever opened or inherited a segment pins it for all until it ends or is killed."""
     in_fresh_process(share_and_pin, cache_dir)
-
-
-NAMES = [f"{place}-{n}" for place in range(3) for n in range(0, 1000, 20)]
-
-
-def churn(root: Path, place: int) -> None:
-    """Publishes a third of the segments, opens and removes any of them."""
-    opened, rng = Opened(root), random.Random(place)
-    for n in range(1000):
-        if n % 20 == 0:
-            published(opened, f"{place}-{n}", regions={"r": data_of(n, 5000)})
-        name = rng.choice(NAMES)
-        if rng.random() < 0.2:
-            opened.disk.remove_segment("t", name)
-            continue
-        found = opened.disk.open_segment("t", name)
-        if found is not None:
-            assert bytes(found.regions["r"]) == data_of(int(name.split("-")[1]), 5000)
-            if path_of(opened, name).exists():  # else it was removed while this process waited to map it
-                assert not opened.disk.remove_segment("t", name)
-                assert path_of(opened, name).exists()
-    assert opened.count("snapshotDamagedCount") == opened.count("cacheFailureCount") == 0
-
-
-def come_and_go(root: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=churn, args=(root, place)) for place in range(3)]
-    for child in children:
-        child.start()
-    must_end(children)
-    opened = Opened(root)
-    report = opened.disk.check()
-    assert (report.damaged, os.listdir(opened.root / "tmp")) == ((), [])
-    for name in opened.disk.segments("t"):
-        assert opened.disk.remove_segment("t", name)
-    assert opened.disk.segments("t") == []
-
-
-def test_segments_come_and_go(cache_dir: Path) -> None:
-    """While processes publish, open and remove, every segment is whole or absent, and what is open is never removed."""
-    in_fresh_process(come_and_go, cache_dir)
 
 
 def little_address_space(root: Path) -> None:

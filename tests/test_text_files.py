@@ -296,27 +296,12 @@ def test_a_managed_table_has_its_own_schema(dim: Path, options: dict[str, str]) 
         table_of(dim, options).scan()
 
 
-Content = str | pa.Array
-DECLARED_VALUES: list[tuple[Content, str, Any]] = [
-    # Whole numbers are of each type that has them, whatever the file's format.
-    *((form, "DECIMAL(10, 2)", D("5.00")) for form in ("v\n5\n", '{"v": 5}', pa.array([5]))),
-    *((form, "DOUBLE", 5.0) for form in ("v\n5\n", '{"v": 5}', pa.array([5]))),
-    *((form, "TINYINT", 5) for form in ("v\n5\n", '{"v": 5}', pa.array([5]))),
-    *((form, "BOOLEAN", True) for form in ("v\n1\n", '{"v": 1}')),
-    *((form, "STRING", "5") for form in ("v\n5\n", '{"v": 5}')),
-    ('{"v": {"Inner": 5}}', "STRUCT<inner: INT>", {"inner": 5}),  # compared as columns are
-]
-
-
-@pytest.mark.parametrize(("content", "declared", "value"), DECLARED_VALUES, ids=str)
-def test_a_value_as_it_is_declared(dim: Path, content: Content, declared: str, value: Any) -> None:
-    """Values are of the declared type where it has them; names are compared in any letter case."""
-    put(dim, name_of(content), content)
-    assert read(dim, schema=f"V {declared}")["V"].to_pylist() == [value]
+Content = str | bytes | pa.Array
 
 
 def name_of(content: Content) -> str:
-    return f"a.{'parquet' if not isinstance(content, str) else 'json' if content.startswith('{') else 'csv'}"
+    json_ = isinstance(content, str) and content.startswith("{")
+    return f"a.{'parquet' if isinstance(content, pa.Array) else 'json' if json_ else 'csv'}"
 
 
 def texts(text: str) -> tuple[str, str]:
@@ -363,32 +348,38 @@ def test_a_value_that_is_none_of_the_declared_type(dim: Path, content: Content, 
 # --- dialects of CSV -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "content", "expected"),
-    [
-        ({"csv__header": "false"}, "1,a\n2,b\n", [{"_c0": 1, "_c1": "a"}, {"_c0": 2, "_c1": "b"}]),
-        ({"csv__header": "false", "schema": "n INT, s STRING"}, "1,a\n", [{"n": 1, "s": "a"}]),
-        ({"csv__sep": ";"}, "a;b\n1,5;x\n", [{"a": "1,5", "b": "x"}]),
-        ({"csv__sep": "\\t"}, "a\tb\n1\tx\n", [{"a": 1, "b": "x"}]),
-        ({"csv__quote": "'"}, "a,b\n'x,\"y',''''\n", [{"a": 'x,"y', "b": "'"}]),
-        ({"csv__quote": ""}, 'a,b\n"x,y"\n', [{"a": '"x', "b": 'y"'}]),
-        ({"csv__null_value": "NA"}, 'a,b\nNA,"NA"\n,""\n', [{"a": None, "b": None}, {"a": None, "b": ""}]),
-        ({"csv__infer_schema": "false"}, "a,b\n1,\n", [{"a": "1", "b": None}]),
-        ({"csv__encoding": "ISO-8859-1"}, "a\nß\n".encode("latin-1"), [{"a": "ß"}]),
-        ({"csv__encoding": "UTF-16"}, "a,b\nß,1\n".encode("utf-16"), [{"a": "ß", "b": 1}]),
-        ({}, "\ufeffa\n1\n", [{"a": 1}]),
-        *(({}, header, []) for header in ("id,name", "id,name\n", "id,name\r\n")),
-        ({}, 'a,b\n1,\n,""\n3,NA\n4,null\n', [{"a": 1, "b": None}, {"a": None, "b": ""}, {"a": 3, "b": "NA"}, {"a": 4, "b": "null"}]),
-        ({}, 'a,b\r\n1,x\r\n2,"y, ""z""\nw"', [{"a": 1, "b": "x"}, {"a": 2, "b": 'y, "z"\nw'}]),
-        ({}, "a,,c\n1,2,3\n", [{"a": 1, "_c1": 2, "c": 3}]),
-        ({}, 'a,b\n"x ""y""",\\\n', [{"a": 'x "y"', "b": "\\"}]),
-        ({"csv__escape": '"'}, 'a\n"x\\""y"\n', [{"a": 'x\\"y'}]),
-        ({"csv__escape": "\\"}, 'a,b\n"x\\"y","c,\\\\"\nd\\\\e,"\\n"\n', [{"a": 'x"y', "b": "c,\\"}, {"a": "d\\\\e", "b": "\\n"}]),
-    ],
-)  # fmt: skip
-def test_dialects(dim: Path, options: dict[str, str], content: str | bytes, expected: list[dict[str, Any]]) -> None:
-    """Each option of `lookup.csv`, by example."""
-    put(dim, "a.csv", content)
+WHOLE: list[Content] = ["v\n5\n", '{"v": 5}', pa.array([5])]
+ROWS: list[tuple[dict[str, str], Content, Any]] = [
+    ({"csv__header": "false"}, "1,a\n2,b\n", [{"_c0": 1, "_c1": "a"}, {"_c0": 2, "_c1": "b"}]),
+    ({"csv__header": "false", "schema": "n INT, s STRING"}, "1,a\n", [{"n": 1, "s": "a"}]),
+    ({"csv__sep": ";"}, "a;b\n1,5;x\n", [{"a": "1,5", "b": "x"}]),
+    ({"csv__sep": "\\t"}, "a\tb\n1\tx\n", [{"a": 1, "b": "x"}]),
+    ({"csv__quote": "'"}, "a,b\n'x,\"y',''''\n", [{"a": 'x,"y', "b": "'"}]),
+    ({"csv__quote": ""}, 'a,b\n"x,y"\n', [{"a": '"x', "b": 'y"'}]),
+    ({"csv__null_value": "NA"}, 'a,b\nNA,"NA"\n,""\n', [{"a": None, "b": None}, {"a": None, "b": ""}]),
+    ({"csv__infer_schema": "false"}, "a,b\n1,\n", [{"a": "1", "b": None}]),
+    ({"csv__encoding": "ISO-8859-1"}, "a\nß\n".encode("latin-1"), [{"a": "ß"}]),
+    ({"csv__encoding": "UTF-16"}, "a,b\nß,1\n".encode("utf-16"), [{"a": "ß", "b": 1}]),
+    ({}, "\ufeffa\n1\n", [{"a": 1}]),
+    *(({}, header, []) for header in ("id,name", "id,name\n", "id,name\r\n")),
+    ({}, 'a,b\n1,\n,""\n3,NA\n4,null\n', [{"a": 1, "b": None}, {"a": None, "b": ""}, {"a": 3, "b": "NA"}, {"a": 4, "b": "null"}]),
+    ({}, 'a,b\r\n1,x\r\n2,"y, ""z""\nw"', [{"a": 1, "b": "x"}, {"a": 2, "b": 'y, "z"\nw'}]),
+    ({}, "a,,c\n1,2,3\n", [{"a": 1, "_c1": 2, "c": 3}]),
+    ({}, 'a,b\n"x ""y""",\\\n', [{"a": 'x "y"', "b": "\\"}]),
+    ({"csv__escape": '"'}, 'a\n"x\\""y"\n', [{"a": 'x\\"y'}]),
+    ({"csv__escape": "\\"}, 'a,b\n"x\\"y","c,\\\\"\nd\\\\e,"\\n"\n', [{"a": 'x"y', "b": "c,\\"}, {"a": "d\\\\e", "b": "\\n"}]),
+    # Whole numbers are of each type that has them, whatever the file's format; names are compared in any letter case.
+    *(({"schema": f"V {kind}"}, form, [{"V": v}]) for form in WHOLE for kind, v in (("DECIMAL(10, 2)", D("5.00")), ("DOUBLE", 5.0), ("TINYINT", 5))),
+    *(({"schema": "v STRING"}, form, [{"v": "5"}]) for form in WHOLE[:2]),
+    *(({"schema": "v BOOLEAN"}, form, [{"v": True}]) for form in ("v\n1\n", '{"v": 1}')),
+    ({"schema": "v STRUCT<inner: INT>"}, '{"v": {"Inner": 5}}', [{"v": {"inner": 5}}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "content", "expected"), ROWS, ids=str)
+def test_dialects_and_declared_types(dim: Path, options: dict[str, str], content: Content, expected: list[Any]) -> None:
+    """Each option of `lookup.csv`, and values as `lookup.schema` declares them, by example."""
+    put(dim, name_of(content), content)
     found = read(dim, **options)
     assert found.to_pylist() == expected
     assert expected or found.schema == pa.schema([("id", pa.string()), ("name", pa.string())])

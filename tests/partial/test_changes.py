@@ -25,7 +25,7 @@ from pyarrow import csv
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.partial import carry_over
 from pyspark_lookup.cache.partial.carry_over import Changes
-from pyspark_lookup.columnar.predicate import Among, ColumnStats, joined_stats
+from pyspark_lookup.columnar.predicate import Among, ColumnStats, join_stats
 from pyspark_lookup.columnar.types import cast_column, spark_type
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.stores import FileVersion
@@ -168,7 +168,7 @@ def test_a_disk_that_takes_no_record(cache_dir: Path) -> None:
 def test_joined_bounds_that_are_nan(nan: ColumnStats) -> None:
     """Some writers' bounds are NaN, or without a count of nulls: nothing is known then, nor of those joined with them."""
     for parts in ([nan, stats(1.0, 2.0)], [stats(1.0, 2.0), nan]):
-        assert joined_stats(parts) == ColumnStats(None, None, None, 20)
+        assert join_stats(parts) == ColumnStats(None, None, None, 20)
 
 
 @examples(40)
