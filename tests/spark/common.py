@@ -6,15 +6,16 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import functions as sf
 
-from pyspark_lookup import LookupTable
+from pyspark_lookup import LookupTable, lookup_join
 from tests.fakes import wait_until_settled
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ MODES: dict[str, dict[str, Any]] = {
     "full": FULL,
     "partial": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "100000"},
     "none": {"lookup.cache": "NONE"},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    **{name: {"strategy": "cache", "options": mode} for name, mode in MODES.items()},
+    "broadcast": {"strategy": "broadcast"},
 }
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
@@ -104,6 +109,14 @@ def stream_of(spark: SparkSession, directory: Path) -> DataFrame:
     return reader.parquet(str(directory))
 
 
+def read_in_all_ways(stream: DataFrame, table: Path, column: str) -> DataFrame:
+    """A stream with the values that the table has in a column, by lookups of each way and by a scan."""
+    for way, given in WAYS.items():
+        stream = lookup_join(stream, str(table), "id", columns=[column], prefix=f"{way}_", **given)
+    scanned = load(stream.sparkSession, table).selectExpr("id", f"{column} AS scan_{column}")
+    return stream.join(sf.broadcast(scanned), "id", "left")
+
+
 @contextlib.contextmanager
 def running(stream: DataFrame, name: str, mode: str = "append") -> Iterator[StreamingQuery]:
     """A query whose rows are in the table of that name."""
@@ -114,15 +127,16 @@ def running(stream: DataFrame, name: str, mode: str = "append") -> Iterator[Stre
         query.stop()
 
 
+def each_batch(stream: DataFrame, checkpoint: Path, act: Callable[[DataFrame, int], None]) -> None:
+    """Carry out what there is to do: `act` on each micro-batch."""
+    writer = stream.writeStream.foreachBatch(act).option("checkpointLocation", str(checkpoint))
+    assert writer.trigger(availableNow=True).start().awaitTermination(240)
+
+
 def batches_of(stream: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]]]:
-    """Carry out what there is to do: the rows of each micro-batch that has some."""
+    """The rows of each micro-batch that has some."""
     found: list[list[tuple[Any, ...]]] = []
-
-    def keep(batch: DataFrame, number: int) -> None:
-        found.append(sorted(map(tuple, batch.collect()), key=repr))
-
-    writer = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
-    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    each_batch(stream, checkpoint, lambda batch, _: found.append(sorted(map(tuple, batch.collect()), key=repr)))
     return [batch for batch in found if batch]
 
 

@@ -1,30 +1,33 @@
-"""The same rows as Spark's own reader, for generated tables and generated predicates."""
+"""The same rows as Spark's own readers, for generated tables and generated predicates, and for text files."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import decimal
+import functools
+import json
 import math
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import duckdb
 import hypothesis
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.spark.types import struct_type
 from tests.fuzzing import MORE
-from tests.spark.common import Calls, conf, load
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tests.spark.common import FULL, Calls, conf, load
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -233,18 +236,13 @@ class Table:
     known: dict[str, list[Any]]
 
 
-def column_values(column: Column, rows: int, rng: random.Random) -> tuple[list[Any], list[Any]]:
-    """(values of the rows with nulls among them, the distinct ones they are taken from)."""
-    pool = drawn(column.values, 14, f"values of {column.name} {rng.random()}")
-    nulls = rng.choice([0.0, 0.1, 0.1, 0.6])
-    picked = [None if rng.random() < nulls else rng.choice(pool) for _ in range(rows)]
-    return picked, pool
-
-
 def arrow_table(columns: Sequence[Column], rng: random.Random) -> tuple[pa.Table, dict[str, list[Any]]]:
+    """(rows with nulls among them, the distinct values of each column that they are taken from)."""
     arrays, known = {"row_id": pa.array(range(ROWS))}, {}
     for column in columns:
-        values, known[column.name] = column_values(column, ROWS, rng)
+        known[column.name] = pool = drawn(column.values, 14, f"values of {column.name} {rng.random()}")
+        nulls = rng.choice([0.0, 0.1, 0.1, 0.6])
+        values = [None if rng.random() < nulls else rng.choice(pool) for _ in range(ROWS)]
         arrays[column.name] = pa.array(values, column.type)
     table = pa.table(arrays)
     ordered = rng.choice([c.name for c in columns if c.compared and not pa.types.is_dictionary(c.type)])
@@ -254,7 +252,7 @@ def arrow_table(columns: Sequence[Column], rng: random.Random) -> tuple[pa.Table
     return shuffled.set_column(0, "row_id", pa.array(range(ROWS))), known
 
 
-def written_by_arrow(path: Path, rng: random.Random) -> Table:
+def written_by_arrow(path: Path, rng: random.Random, spark: SparkSession) -> Table:
     """Several files of small row groups, in each of the encodings pyarrow offers."""
     columns = [*PRIMITIVES, *NESTED, *FOREIGN]
     table, known = arrow_table(columns, rng)
@@ -274,7 +272,7 @@ def written_by_arrow(path: Path, rng: random.Random) -> Table:
     return Table(path, columns, known)
 
 
-def written_in_partitions(path: Path, rng: random.Random) -> Table:
+def written_in_partitions(path: Path, rng: random.Random, spark: SparkSession) -> Table:
     """Hive directories of an integer, a date and a text column, with nulls and characters that are escaped."""
     columns = PRIMITIVES[:12]
     table, known = arrow_table(columns, rng)
@@ -358,59 +356,33 @@ def predicates(table: Table) -> st.SearchStrategy[str]:
 
 
 def hits_of_frames(frames: Sequence[DataFrame]) -> list[set[int]]:
-    """The row ids of each frame, all in one Spark job."""
-    for number, frame in enumerate(frames):
+    """The row ids of each frame, some dozens in one Spark job."""
+    if not frames:
+        return []
+    some = frames[:45]
+    for number, frame in enumerate(some):
         frame.createOrReplaceTempView(f"q{number}")
-    found: list[set[int]] = [set() for _ in frames]
-    parts = (f"SELECT {number} AS q, row_id FROM q{number}" for number in range(len(frames)))
-    answers = frames[0].sparkSession.sql(" UNION ALL ".join(parts)).toArrow()
-    for q, row_id in zip(answers.column("q").to_pylist(), answers.column("row_id").to_pylist(), strict=True):
-        assert row_id not in found[q], "a row twice"
-        found[q].add(row_id)
+    parts = (f"SELECT {number} AS q, row_id FROM q{number}" for number in range(len(some)))
+    answers = some[0].sparkSession.sql(" UNION ALL ".join(parts)).toArrow().to_pydict()
+    pairs = list(zip(answers["q"], answers["row_id"], strict=True))
+    assert len(pairs) == len(set(pairs)), "a row twice"
+    found = [{row_id for q, row_id in pairs if q == number} for number in range(len(some))]
+    return found + hits_of_frames(frames[45:])
+
+
+def rows_by_id(table: pa.Table) -> dict[int, str]:
+    """Rows as text, in which NaN equals itself, and -0.0 does not equal 0.0."""
+    found = {row["row_id"]: repr(row) for row in table.to_pylist()}
+    assert len(found) == table.num_rows == ROWS
     return found
 
 
-def plain(value: Any) -> Any:
-    """A value under which NaN equals itself, and -0.0 does not equal 0.0."""
-    if isinstance(value, float):
-        return "NaN" if math.isnan(value) else (math.copysign(1.0, value), value)
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
-    return value
-
-
-def rows_by_id(table: pa.Table) -> dict[int, Any]:
-    found = {row["row_id"]: plain(row) for row in table.to_pylist()}
-    assert len(found) == table.num_rows
-    return found
-
-
-def differences(ours: pa.Table, theirs: pa.Table) -> list[tuple[int, str, Any, Any]]:
-    """Where two tables differ: (row id, column, ours, theirs)."""
-    found, expected = rows_by_id(ours), rows_by_id(theirs)
-    assert found.keys() == expected.keys()
-    return [
-        (row_id, name, found[row_id][name], value)
-        for row_id, row in expected.items()
-        for name, value in row.items()
-        if found[row_id][name] != value
-    ]
-
-
-ARROW = ("arrow-1", "arrow-2", "arrow-3") if MORE > 1 else ("arrow-1",)
-TIMESTAMPS = {"spark-int96": "INT96", "spark-micros": "TIMESTAMP_MICROS"}
-TABLES = [*ARROW, "partitions", *TIMESTAMPS]
-
-
-def made(name: str, path: Path, spark: SparkSession) -> Table:
-    rng = random.Random(f"{SEED} {name}")
-    if name in ARROW:
-        return written_by_arrow(path, rng)
-    if name == "partitions":
-        return written_in_partitions(path, rng)
-    return written_by_spark(path, rng, spark, TIMESTAMPS[name])
+WRITERS: dict[str, Callable[[Path, random.Random, SparkSession], Table]] = {
+    **dict.fromkeys(["arrow-1", "arrow-2", "arrow-3"][: 3 if MORE > 1 else 1], written_by_arrow),
+    "partitions": written_in_partitions,
+    "spark-int96": functools.partial(written_by_spark, timestamps="INT96"),
+    "spark-micros": functools.partial(written_by_spark, timestamps="TIMESTAMP_MICROS"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -419,92 +391,163 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     root = tmp_path_factory.mktemp("same_rows")
     # With it, Spark's reader drops rows of -0.0 where a row group's dictionary says they are not 0.0.
     with conf(spark, "spark.sql.parquet.filterPushdown", "false"):
-        yield {name: made(name, root / name, spark) for name in TABLES}
+        yield {name: write(root / name, random.Random(f"{SEED} {name}"), spark) for name, write in WRITERS.items()}
 
 
 def generated(name: str, table: Table) -> list[str]:
     return list(dict.fromkeys(drawn(predicates(table), PREDICATES, f"predicates of {name}")))
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: SparkSession) -> None:
-    """Every value of every row is Spark's, through Spark and without it, and so are the column types."""
-    table = tables[name]
-    theirs, ours = spark.read.parquet(str(table.path)), load(spark, table.path)
-    assert ours.dtypes == theirs.dtypes
-    expected = theirs.toArrow()
-    assert expected.num_rows == ROWS
-    assert not differences(ours.toArrow(), expected)
-    assert not differences(LookupTable(str(table.path)).scan(), expected)
-    assert not differences(LookupTable(str(table.path), {"lookup.cache": "FULL"}).scan(), expected)
+@pytest.mark.parametrize("name", WRITERS)
+def test_whole_tables_are_equal(name: str, tables: dict[str, Table], spark: SparkSession, tmp_path: Path) -> None:
+    """Every value of every row is Spark's, through Spark and without it, and so are the column types; also of a copy that we have written."""
+    path, copy = str(tables[name].path), str(tmp_path / "copy")
+    theirs = spark.read.parquet(path)
+    theirs.write.format("lookupcache").mode("append").save(copy)
+    whole = theirs.toArrow()
+    found = [LookupTable(path, options).scan().cast(whole.schema) for options in ({}, FULL)]
+    for ours in (load(spark, path), load(spark, copy)):
+        assert ours.dtypes == theirs.dtypes
+        found.append(ours.toArrow())
+    for rows in found:
+        assert rows_by_id(rows) == rows_by_id(whole), f"seed {SEED}"
 
 
 def test_predicates_answer_as_spark_does(tables: dict[str, Table], spark: SparkSession) -> None:
-    """Generated predicates select the rows that Spark's reader gives, and some of them prune."""
+    """Generated predicates select the rows that Spark's reader gives: of the files, some of which they prune, and of the snapshots of
+    full caches over each column that they name."""
     compared = pruned = probed = 0
     for name, table in tables.items():
         texts = generated(name, table)
         theirs = spark.read.parquet(str(table.path))
-        expected: list[set[int]] = []
-        for start in range(0, len(texts), 45):
-            expected += hits_of_frames([theirs.where(text) for text in texts[start : start + 45]])
-        with LookupTable(str(table.path)) as ours:
-            for text, rows in zip(texts, expected, strict=True):
-                found = ours.scan(columns=["row_id"], predicate=text).column("row_id").to_pylist()
-                assert len(found) == len(set(found)), f"seed {SEED}, table {name}: a row twice for {text}"
-                assert set(found) == rows, f"seed {SEED}, table {name}: {text}"
-            metrics = ours.metrics()
-            pruned += metrics["rowGroupsPrunedCount"]
-            if name == "partitions":
-                assert metrics["filesPrunedCount"] > 0
-            probed += from_snapshots(name, table, dict(zip(texts, expected, strict=True)))
+        expected = dict(zip(texts, hits_of_frames([theirs.where(text) for text in texts]), strict=True))
+        keys = [column.sql for column in table.columns if column.compared]
+        for key in ["", *keys]:
+            with LookupTable(str(table.path), {"lookup.keys": key, **FULL} if key else {}) as ours:
+                for text in [text for text in texts if key in text]:
+                    found = ours.scan(columns=["row_id"], predicate=text).column("row_id").to_pylist()
+                    assert sorted(found) == sorted(expected[text]), f"seed {SEED}, table {name}, key {key}: {text}"
+                    probed += bool(key)
+                metrics = ours.metrics()
+            assert metrics["snapshotReadThroughCount"] == 0
+            pruned += 0 if key else metrics["rowGroupsPrunedCount"]
+        assert name != "partitions" or metrics["filesPrunedCount"] > 0
         compared += len(texts)
     assert min(compared, pruned, probed) >= len(tables) * PREDICATES * 5 // 6
 
 
-def from_snapshots(name: str, table: Table, expected: Mapping[str, set[int]]) -> int:
-    """Ask the full caches over each column as key for the predicates that name it; how many that were."""
-    asked = 0
-    for column in table.columns:
-        if not column.compared:
-            continue
-        options = {"lookup.keys": f"`{column.name}`", "lookup.cache": "FULL"}
-        with LookupTable(str(table.path), options) as full:
-            for text in [text for text in expected if column.sql in text]:
-                found = full.scan(columns=["row_id"], predicate=text).column("row_id").to_pylist()
-                assert sorted(found) == sorted(expected[text]), f"seed {SEED}, table {name}, key {column.name}: {text}"
-                asked += 1
-            assert full.metrics()["snapshotReadThroughCount"] == 0
-    return asked
-
-
-@pytest.mark.parametrize("way", ["where", "filter", "both", "pushed"])
-def test_predicates_answer_alike_in_spark(way: str, tables: dict[str, Table], spark: SparkSession) -> None:
-    """`lookup.where`, a Spark filter above a read, both at once, and what Spark pushes for `lookup.filter-pushdown` select the rows
-    that Spark's reader gives; what is pushed prunes row groups."""
-    compared = pruned = 0
-    with conf(spark, "spark.sql.python.filterPushdown.enabled", str(way == "pushed").lower()):
+@pytest.mark.parametrize("pushed", [False, True])
+def test_predicates_answer_alike_in_spark(pushed: bool, tables: dict[str, Table], spark: SparkSession) -> None:
+    """`lookup.where`, and what Spark pushes for `lookup.filter-pushdown`, select the rows that Spark's reader gives, and prune row groups."""
+    pruned = 0
+    with conf(spark, "spark.sql.python.filterPushdown.enabled", str(pushed).lower()):
         for name, table in tables.items():
-            whole, theirs = load(spark, table.path), spark.read.parquet(str(table.path))
-            texts = generated(name, table)[-THROUGH_SPARK:]
-            pairs = [
-                (one, other if way == "both" else "true") for one, other in zip(texts, reversed(texts), strict=True)
-            ]
-            if way == "pushed":
-                parts = drawn(leaves(table), 2 * THROUGH_SPARK, f"pushed to {name}")
-                pairs = list(zip(parts[::2], parts[1::2], strict=False))
+            theirs, calls = spark.read.parquet(str(table.path)), Calls(table.path)
+            if pushed:
                 # Each read is loaded for itself: until Spark 5.0 the scans of one relation share what was pushed to any.
-                pushing = {"lookup.filter-pushdown": "true"}
-                ours = [load(spark, table.path, pushing).where(one).where(other) for one, other in pairs]
-            elif way == "filter":
-                ours = [whole.where(one) for one, _ in pairs]
+                two = st.builds("{0} AND {1}".format, leaves(table), leaves(table))
+                texts = drawn(two, THROUGH_SPARK, f"pushed to {name}")
+                ours = [load(spark, table.path, {"lookup.filter-pushdown": "true"}).where(text) for text in texts]
             else:
-                ours = [load(spark, table.path, {"lookup.where": one}).where(other) for one, other in pairs]
-            expected = [theirs.where(one).where(other) for one, other in pairs]
-            calls = Calls(table.path)
-            for pair, found, rows in zip(pairs, hits_of_frames(ours), hits_of_frames(expected), strict=True):
-                assert found == rows, f"seed {SEED}, table {name}, {way}: {pair}"
+                texts = generated(name, table)[-THROUGH_SPARK:]
+                ours = [load(spark, table.path, {"lookup.where": text}) for text in texts]
+            expected = hits_of_frames([theirs.where(text) for text in texts])
+            for text, found, rows in zip(texts, hits_of_frames(ours), expected, strict=True):
+                assert found == rows, f"seed {SEED}, table {name}: {text}"
             pruned += calls.since()["rowGroupsPrunedCount"]
-            compared += len(pairs)
-    assert compared >= len(tables) * THROUGH_SPARK * 2 // 3
-    assert way != "pushed" or pruned >= len(tables) * THROUGH_SPARK * 2 // 3
+    assert pruned >= len(tables)
+
+
+# --- CSV and JSON: whoever wrote them -------------------------------------------------------------
+
+CELLS = ["plain", "", None, 'a "quoted" word', "comma, semicolon; tab\t", "two\nlines", "back\\slash", "end\\", 'both \\" of them', "ü 漢 🙂", " spaces ", "NA", "null", "'", "1e3"]  # fmt: skip
+CELL_TYPES = "id INT, text STRING, n DECIMAL(12, 3), d DOUBLE, day DATE, at TIMESTAMP, ok BOOLEAN"
+
+
+def rows_of_text(seed: int, count: int = 60) -> list[dict[str, Any]]:
+    """Values as texts, or null."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(count):
+        day = f"20{rng.randrange(10, 30)}-0{rng.randrange(1, 10)}-1{rng.randrange(10)}"
+        values = {
+            "n": f"{rng.randrange(-(10**6), 10**6)}.{rng.randrange(1000):03}",
+            "d": rng.choice([repr(rng.uniform(-1e6, 1e6)), str(rng.randrange(100))]),
+            "day": day,
+            "at": f"{day}T10:11:12.{rng.randrange(10**6):06}{rng.choice(['Z', '+02:00', '-11:30'])}",
+            "ok": rng.choice(["true", "false"]),
+        }
+        nulls = {name: None for name in values if rng.random() < 0.3}
+        found.append({"id": 100 * seed + number, "text": rng.choice(CELLS), **values, **nulls})
+    return found
+
+
+def csv_of(found: list[dict[str, Any]], sep: str) -> str:
+    """All is quoted but what is not there."""
+    lines = [list(found[0]), *(list(row.values()) for row in found)]
+    quoted = [["" if value is None else '"' + str(value).replace('"', '""') + '"' for value in line] for line in lines]
+    return "".join(f"{sep.join(line)}\n" for line in quoted)
+
+
+def collected(df: DataFrame) -> tuple[str, list[Any]]:
+    """The schema and the rows."""
+    return df.schema.simpleString(), sorted(df.collect(), key=lambda row: int(row.id))
+
+
+@pytest.mark.parametrize("sep", [",", ";", "\t"])
+def test_csv_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path, sep: str) -> None:
+    """Generated files, several of a table: all texts without inference, or parsed to a schema. (Spark takes no empty text.)"""
+    for seed in range(3):
+        found = [row for row in rows_of_text(seed) if row["text"] != ""]
+        (tmp_path / f"{seed}.csv").write_text(csv_of(found, sep))
+    ours = spark.read.format("lookupcache").options(**{"lookup.csv.sep": sep, "lookup.csv.infer-schema": "false"})
+    theirs = spark.read.options(sep=sep, header=True, multiLine=True, escape='"', nullValue="")
+    assert collected(ours.load(str(tmp_path))) == collected(theirs.csv(str(tmp_path)))
+    assert collected(ours.schema(CELL_TYPES).load(str(tmp_path))) == collected(
+        theirs.schema(CELL_TYPES).csv(str(tmp_path))
+    )
+
+
+def test_json_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
+    """The same with JSON lines, nested ones too."""
+    schema = f"{CELL_TYPES}, nested STRUCT<tags: ARRAY<STRING>, counts: MAP<STRING, BIGINT>>"
+    for seed in range(3):
+        lines = []
+        for number, row in enumerate(rows_of_text(seed)):
+            numbers = {name: json.loads(row[name]) for name in ("d", "ok") if row[name] is not None}
+            nested = [None, {"tags": ["a", None]}, {"counts": {"x": number}}, {"tags": [], "more": 1}][number % 4]
+            exact = "" if row["n"] is None else f', "n": {row["n"]}'
+            plain = json.dumps({**row, **numbers, "nested": nested, "n": None})[:-1]
+            lines.append(plain.replace(', "n": null', exact) + "}")
+        (tmp_path / f"{seed}.json").write_text("\n".join(lines))
+    ours, theirs = (spark.read.format(form).schema(schema).load(str(tmp_path)) for form in ("lookupcache", "json"))
+    assert collected(ours) == collected(theirs)
+
+
+def test_what_spark_has_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's own files come back as they were, which its reader does not: it takes empty text for null."""
+    rows = [(number, text and text.strip()) for number, text in enumerate(CELLS)]  # it trims what it writes
+    spark.createDataFrame(rows, "id int, text string").coalesce(1).write.csv(str(tmp_path / "csv"), header=True)
+    assert load(spark, tmp_path / "csv", {"lookup.csv.escape": "\\"}).orderBy("id").collect() == rows
+
+
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_what_others_have_written(spark: SparkSession, tmp_path: Path, form: str) -> None:
+    """Texts, types and nulls come back as pandas, polars and DuckDB have written them."""
+    texts = [text for text in CELLS if text != ""]
+    numbers = range(len(texts))
+    held = {"id": list(numbers), "text": texts, "n": [1.5 + n for n in numbers], "zip": [f"0{n}" for n in numbers]}
+    pandas, polars = pd.DataFrame(held), pl.DataFrame(held)
+    csv = form == "csv"
+    writers: dict[str, Callable[[str], object]] = {
+        "pandas": lambda path: pandas.to_csv(path, index=False) if csv else pandas.to_json(path, orient="records"),
+        "polars": polars.write_csv if csv else polars.write_ndjson,
+        "duckdb": lambda path: duckdb.sql(
+            f"COPY (SELECT * FROM polars) TO '{path}' ({'HEADER' if csv else 'FORMAT json'})"
+        ),
+    }
+    for name, write in writers.items():
+        (tmp_path / name).mkdir()
+        write(str(tmp_path / name / f"a.{form}"))
+        schema = "struct<id:bigint,text:string,n:double,zip:string>"
+        assert collected(load(spark, tmp_path / name)) == (schema, list(zip(*held.values(), strict=True))), name

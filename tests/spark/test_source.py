@@ -1,21 +1,25 @@
-"""The Spark format: what each shape of query sees, and what it costs at the store."""
+"""The Spark format: what each shape of query sees, what it costs at the store, and what of it a snapshot or a partial cache answers."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
 
-from pyspark_lookup import LookupTable, configure
+from pyspark_lookup import LookupTable, configure, lookup_join, warm
+from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.metrics import COUNTERS
 from pyspark_lookup.spark.session import RECOMMENDED
-from tests.spark.common import Calls, catalog_options, conf, load, put, saved
+from tests.spark.common import MODES, Calls, catalog_options, conf, load, put, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +39,7 @@ def versions(df: DataFrame) -> set[int]:
 
 def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Planning costs 1 call, an execution 1 head and no get while the file is unchanged; plans, views and catalog tables that are
-    executed again see what has replaced it."""
+    executed again see what has replaced it. CACHE mode within its interval: no call, and the version that was learned last."""
     path = put(tmp_path / "dim.parquet", 1)
     calls = Calls(path)
     df = load(spark, path)
@@ -48,6 +52,10 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
     assert calls.calls() == (1, 0, 0)
     spark.sql(f"SELECT * FROM {name}").collect()
     assert calls.calls() == (2, 0, 0)  # planned once, executed once
+    assert spark.read.option("lookup.where", "id < 2").table(name).count() == 2
+    # A schema that was taken from it reads the path that is named.
+    schema, other = spark.table(name).schema, put(tmp_path / "other.parquet", 7)
+    assert versions(spark.read.format("lookupcache").schema(schema).load(str(other))) == {7}
     df.createOrReplaceTempView("view_of_df")
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW view_of_sql {catalog_options(path)}")
     for version in (2, 3):
@@ -58,6 +66,11 @@ def test_plans_of_a_file(spark: SparkSession, tmp_path: Path, name: str) -> None
         assert (heads, lists, gets > 0) == (1, 0, True)
         for table in ("view_of_df", "view_of_sql", name):
             assert versions(spark.sql(f"SELECT version FROM {table}")) == {version}
+    cached = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
+    put(path, 4)
+    calls.calls()
+    assert versions(load(spark, path, cached)) == {3}
+    assert calls.calls() == (0, 0, 0)
 
 
 def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
@@ -82,19 +95,6 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
     metrics = {row.name: row.value for row in views["metrics"].collect()}
     assert metrics["ufsListCount"] >= 4
     assert metrics["rowsReadCount"] == 300
-
-
-def test_cache_mode_within_its_interval_makes_no_call(spark: SparkSession, tmp_path: Path) -> None:
-    """CACHE mode: 0 calls of any kind, planning included, and the version of when it was learned."""
-    path = put(tmp_path / "dim.parquet", 1)
-    options = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
-    load(spark, path, options).collect()
-    calls = Calls(path)
-    put(path, 2)
-    df = load(spark, path, options)
-    assert versions(df) == versions(df) == {1}
-    assert calls.calls() == (0, 0, 0)
-    assert versions(load(spark, path)) == {2}
 
 
 @pytest.fixture
@@ -177,8 +177,6 @@ def test_shapes_that_leak_pushed_filters_are_right(
     path = put(tmp_path / "dim.parquet", 1, group=2)
     with conf(spark, "spark.sql.python.filterPushdown.enabled", enabled):
         df = load(spark, path)
-        assert df.filter("id = 1").count() == 1
-        assert df.count() == 10
         assert df.filter("id = 1").union(df).count() == 11
         assert sorted(r.id for r in df.filter("id = 1").union(df.filter("id = 2")).collect()) == [1, 2]
         df.createOrReplaceTempView("leaky")
@@ -195,46 +193,52 @@ def test_shapes_that_leak_pushed_filters_are_right(
     assert calls.since()["rowGroupsPrunedCount"] == 3
 
 
+@pytest.mark.slow
+def test_cold_point_read(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
+    """`lookup.where = 'id = …'` of a large remote file: at most 1 HEAD + 3 GET and 1 MB (and planning's one LIST); then, or for an absent
+    key of the same row group and without Spark: 1 HEAD, 0 GET."""
+    count = 1_000_000
+    rng, ids = np.random.default_rng(3), np.arange(count) * 3
+    payload = pa.FixedSizeBinaryArray.from_buffers(pa.binary(72), count, [None, pa.py_buffer(rng.bytes(72 * count))])
+    rows = {"id": ids, "name": np.char.add("customer ", ids.astype(str)), "score": rng.integers(0, 1000, count)}
+    path = saved(tmp_path / "dim.parquet", {**rows, "payload": payload}, group=count // 16)
+    s3.client.create_bucket(Bucket="large")
+    s3.client.upload_file(str(path), "large", "dim.parquet")
+    s3.log.clear()
+    storage = {"lookup.storage.endpoint_url": s3.endpoint}
+    where = {"lookup.columns": "id,name,score", "lookup.where": "id = 1500000"}
+    df = load(spark, "s3://large/dim.parquet", {**storage, **where})
+    assert s3.count()["list"] == 1
+    assert [row.name for row in df.collect()] == ["customer 1500000"]
+    counts = s3.count()
+    assert (counts["head"], counts["list"]) == (1, 1)
+    assert (counts["get"] <= 3, counts["bytes"] <= 1_000_000) == (True, True)
+    with LookupTable("s3://large/dim.parquet", storage) as table:
+        table.describe()
+        for ask, found in (
+            (lambda: len(df.collect()), 1),
+            (lambda: table.scan(["name"], "id = 1500000").num_rows, 1),
+            (lambda: table.scan(None, "id = 1500001").num_rows, 0),
+        ):
+            s3.log.clear()
+            assert ask() == found
+            assert s3.count() == {"head": 1, "list": 0, "get": 0, "bytes": 0}
+
+
 # --- catalog, options and schemas -----------------------------------------------------------------
-
-
-def test_catalog_table_life(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """CREATE … OPTIONS, SELECT, spark.table, read-time options, and DROP that leaves the files alone."""
-    directory = tmp_path / "with space" / "dim"
-    for day in (1, 2):
-        put(directory / f"day={day}" / "part.parquet", day)
-    options = catalog_options(directory, {"lookup.keys": "id", "lookup.where": "id < 5"})
-    spark.sql(f"CREATE TABLE {name} {options}")
-    assert spark.table(name).columns == ["id", "version", "day"]
-    assert spark.sql(f"SELECT * FROM {name}").count() == 10
-    assert spark.read.option("lookup.where", "id < 2").table(name).count() == 4
-    assert spark.sql(f"SELECT * FROM {name} WITH (`lookup.partition` = 'max_pt()')").count() == 5
-    put(directory / "day=3" / "part.parquet", 3)
-    assert spark.sql(f"SELECT DISTINCT day FROM {name}").count() == 3
-    assert LookupTable.for_name(spark, name).scan(["day"]).num_rows == 15
-    # A schema that was taken from it reads the path that is named.
-    other = put(tmp_path / "other.parquet", 7)
-    assert versions(spark.read.format("lookupcache").schema(spark.table(name).schema).load(str(other))) == {7}
-    spark.sql(f"DROP TABLE {name}")
-    assert sorted(p.name for p in directory.iterdir()) == ["day=1", "day=2", "day=3"]
 
 
 MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"lookup.cahe": "NONE"}, "did you mean lookup.cache"),
-    ({"lookup.cache": "FUL"}, "did you mean FULL"),
-    ({"lookup.cache": "PARTIAL", "lookup.keys": "id"}, "without any bound would grow for ever"),
-    ({"lookup.cache": "FULL", "lookup.metadata.source": "CACHE"}, "Missing 'lookup.full-cache.periodic-reload"),
-    ({"lookup.full-cache.retain": "1 h"}, "should be 'FULL'"),
-    ({"lookup.cache": "FULL", "lookup.full-cache.reload-strategy": "no.such:trigger"}, "No module named 'no'"),
-    ({"lookup.cache": "FULL", "lookup.keys": "nope"}, "the table has no column 'nope'"),
-    ({"lookup.settle": "5 sekunden"}, "expected a duration"),
-    ({"lookup.metadata.source": "CACHE"}, "needs lookup.metadata.sync-interval"),
     ({"header": "true"}, "unknown option header"),
+    ({"lookup.cache": "PARTIAL", "lookup.keys": "id"}, "without any bound would grow for ever"),
+    ({"lookup.cache": "FULL", "lookup.keys": "nope"}, "option lookup.keys: the table has no column 'nope'"),
+    ({"lookup.full-cache.reload-strategy": "no.such:trigger", "lookup.cache": "FULL"}, "No module named 'no'"),
     ({"lookup.storage.secret": "hunter2"}, "looks like a credential"),
     ({"lookup.columns": "id,nam"}, "the table has no column 'nam'"),
-    ({"lookup.keys": "nam"}, "option lookup.keys: the table has no column 'nam'"),
     ({"lookup.where": "upper(id) = 'A'"}, "is not supported; supported are"),
     ({"lookup.partition": "day=1"}, "no k=v directories"),
+    ({"lookup.create-if-not-exists": "true", "lookup.schema": "id INT"}, "is for CREATE TABLE"),
 ]
 
 
@@ -284,13 +288,11 @@ def test_confs_of_a_session(spark: SparkSession, tmp_path: Path) -> None:
     with conf(spark, "spark.lookupcache.where", "id = 1"), pytest.raises(Exception, match="can be set for a session"):
         load(spark, path).collect()
     before = {key: spark.conf.get(key) for key in RECOMMENDED}
-    try:
-        assert configure(spark) is spark
-        assert {key: spark.conf.get(key) for key in RECOMMENDED} == dict(RECOMMENDED)
-        assert load(spark, path).count() == 10
-    finally:
-        for key, value in before.items():
-            spark.conf.set(key, value)
+    assert configure(spark) is spark
+    assert {key: spark.conf.get(key) for key in RECOMMENDED} == dict(RECOMMENDED)
+    assert load(spark, path).count() == 10
+    for key, value in before.items():
+        spark.conf.set(key, value)
 
 
 def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> None:
@@ -308,3 +310,134 @@ def test_types_that_only_spark_knows(spark: SparkSession, tmp_path: Path) -> Non
         spark.sql(f"SELECT 1 AS id, array({value}) AS v").write.parquet(str(tmp_path / kind))
         with pytest.raises(AnalysisException, match=f"column 'v' is of Spark's type {kind}"):
             load(spark, tmp_path / kind)
+
+
+# --- what a cache answers -------------------------------------------------------------------------
+
+HOST = socket.gethostname()
+KEYED = {"lookup.keys": "id", "lookup.cache": "FULL"}
+PARTIAL = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
+
+
+def test_a_snapshot_answers(spark: SparkSession, tmp_path: Path) -> None:
+    """FULL: an unchanged table costs one HEAD and no data, a key predicate a probe; the same DataFrame sees a replaced file."""
+    path = put(tmp_path / "dim.parquet", 1, range(5000))
+    df = load(spark, path, KEYED)
+    assert sorted(map(tuple, df.collect())) == [(n, 1) for n in range(5000)]
+    calls = Calls(path)
+    assert df.count() == 5000
+    counted = set(COUNTERS) - {"versionServedCount"}  # once more where another worker takes it
+    moved = {name: value for name, value in calls.since().items() if value and name in counted}
+    size = path.stat().st_size
+    assert moved == {"ufsHeadCount": 1, "resolutionCount": 1, "rowsReadCount": 5000, "resolvedBytes": size}
+    rows = load(spark, path, {**KEYED, "lookup.where": "id IN (3, 4999, 77777)"}).collect()
+    assert sorted(row.id for row in rows) == [3, 4999]
+    delta = calls.since()
+    assert (delta["ufsGetCount"], delta["rowsReadCount"], delta["rowGroupsReadCount"]) == (0, 2, 0)
+    put(path, 2)
+    assert {row.version for row in df.collect()} == {2}
+    delta = calls.since()
+    assert (delta["loadCount"], delta["snapshotReadThroughCount"]) == (1, 0)
+
+
+def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    """A scan of several tasks gives each row once, from the snapshot, as Spark's own reader does from the files."""
+    path, rng = tmp_path / "dim", np.random.default_rng(3)
+    for number, count in enumerate((90_000, 400_000, 30_000)):
+        ids = rng.integers(0, 2**40, count)
+        rows = {"id": ids, "v": ids * 7, "g": pa.array([f"g{n % 5}" for n in range(count)])}
+        saved(path / f"{number}.parquet", rows, group=50_000)
+    df = load(spark, path, {**KEYED, "lookup.scan.split-size": "1 MiB"})
+    assert df.rdd.getNumPartitions() > 3
+    question = ("count(*)", "sum(id)", "sum(v)", "min(g)", "max(g)", "count(DISTINCT id)")
+    ours = df.selectExpr(*question).collect()
+    assert ours == spark.read.parquet(str(path)).selectExpr(*question).collect()
+    assert df.union(df).selectExpr("sum(id)").collect()[0][0] == 2 * ours[0]["sum(id)"]
+    found = LookupTable(str(path)).metrics()
+    assert found["resolvedBytes"] == 3 * sum(file.stat().st_size for file in path.iterdir())  # the union reads it twice
+    assert (found["snapshotReadThroughCount"], found["loadCount"]) == (0, 1)
+
+
+def test_a_catalog_table_serves_what_was_loaded(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """CACHE mode from SQL: queries see the snapshot, without a store call, until a reload brings the next."""
+    path = put(tmp_path / "dim.parquet", 1)
+    cache = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path, {**KEYED, **cache})}")
+    assert spark.sql(f"SELECT DISTINCT version FROM {name}").collect() == [(1,)]
+    put(path, 2)
+    calls = Calls(path)
+    assert spark.sql(f"SELECT DISTINCT version FROM {name} a JOIN {name} b USING (id, version)").collect() == [(1,)]
+    assert calls.calls() == (0, 0, 0)
+    with LookupTable.for_name(spark, name) as table:
+        table.reload()
+        assert table.get(3) == [{"id": 3, "version": 2}]
+    assert spark.sql(f"SELECT DISTINCT version FROM {name}").collect() == [(2,)]
+
+
+def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """PARTIAL: keys named in lookup.where, here of a catalog table, or in a pushed filter, are loaded once, absent ones too; then they cost
+    a HEAD, in other workers, in other DataFrames and without Spark as well."""
+    path = put(tmp_path / "dim.parquet", 1, range(5000))
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path, {**PARTIAL, 'lookup.where': 'id IN (3, 4999, 77777)'})}")
+    df = spark.table(name)
+    assert sorted(row.id for row in df.collect()) == [3, 4999]
+    calls = Calls(path)
+    assert sorted(row.id for row in df.collect()) == [3, 4999]
+    df.limit(1).collect()  # ends its worker
+    again = load(spark, path, {**PARTIAL, "lookup.where": "id IN (4999, 3) AND version = 1"})
+    assert again.select("version").collect() == [(1,), (1,)]
+    delta = calls.since()
+    assert (delta["ufsGetCount"], delta["rowGroupsReadCount"], delta["missCount"]) == (0, 0, 0)
+    assert delta["hitCount"] == 3 + 3 + 2
+    with LookupTable(str(path), PARTIAL) as table:
+        assert table.get(77777) == []
+    assert calls.since()["missCount"] == 0
+    with LookupTable.for_name(spark, name) as named:
+        assert [named.get(3), named.get(9)] == [[{"id": 3, "version": 1}], []]  # lookup.where holds for lookups, too
+    calls.since()
+    with conf(spark, "spark.sql.python.filterPushdown.enabled", "true"):
+        for _ in range(2):
+            df = load(spark, path, {**PARTIAL, "lookup.filter-pushdown": "true"})
+            assert df.filter("id = 7 AND version > 0").collect() == [(7, 1)]
+    delta = calls.since()
+    assert (delta["missCount"], delta["hitCount"]) == (1, 1)
+
+
+def test_metrics_of_all_hosts(spark: SparkSession, tmp_path: Path) -> None:
+    """Each host that could be reached answers once, whichever tasks ran on it, and whenever it is asked; what a worker counts says
+    which application it works for."""
+    path = put(tmp_path / "dim.parquet", 1)
+    assert lookup_join(spark.range(20), str(path), on="id", options=MODES["partial"]).count() == 20
+    view = load(spark, path, {"lookup.view": "metrics"})
+    for _ in range(2):  # of a DataFrame that is planned once
+        rows = view.collect()
+        assert {row.host for row in rows} == {HOST}
+        assert len({row.name for row in rows}) == len(rows)
+    values = {row.name: row.value for row in rows}
+    assert values["hitCount"] + values["missCount"] == 20
+    assert values["lookupTimeCount"] > 0
+    table = LookupTable(str(path))
+    assert table.metrics()["missCount"] == values["missCount"]
+    assert view.filter("name = 'diskFreeBytes'").first().value > 0
+    workers = table.metrics_by_worker()
+    assert workers
+    assert all(name.startswith(HOST) for name in workers)
+
+
+def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
+    """Every cache directory that was reached has the current version then, and says so; what fails is told, too."""
+    path = put(tmp_path / "dim" / "a.parquet", 1, range(1000)).parent
+    (host,) = warm(spark, path, tasks=4, options={"lookup.keys": "id"})
+    table = LookupTable(str(path), {"lookup.keys": "id", "lookup.cache": "FULL"})
+    assert (host.host, host.version, host.rows, host.error) == (HOST, table.version, 1000, None)
+    before = table.metrics()["ufsGetCount"]
+    assert table.get(7) == [{"id": 7, "version": 1}]
+    assert table.metrics()["ufsGetCount"] == before
+    (path / "noise.parquet").write_bytes(b"noise")
+    (failed,) = warm(spark, table, tasks=2)
+    assert failed.version is None
+    assert "noise.parquet" in str(failed.error)
+    with pytest.raises(OptionError, match="unknown option lookup"):
+        warm(spark, path, options={"lookup.keyz": "id"})
+    with pytest.raises(ValueError, match="tasks = 0"):
+        warm(spark, path, tasks=0)

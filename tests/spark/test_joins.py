@@ -1,0 +1,283 @@
+"""Joins: to other systems, and to what fails (`lookup.on-error`), which way is taken, and that it says so, and as of a time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import functions as sf
+
+from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
+from pyspark_lookup.spark import join
+from tests.fuzzing import by_day
+from tests.spark.common import MODES, batches_of, events, load, put, running, saved, stream_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+CACHED = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h", "lookup.max-retries": "0"}
+NULL = {"lookup.on-error": "NULL"}
+
+
+def options_of(home: Path, kind: str = "cities", **others: str) -> dict[str, Any]:
+    own = {"lookup.provider": f"tests.spark.service:{kind}", "lookup.provider.home": str(home)}
+    return {**own, **CACHED, **others}
+
+
+def asked(home: Path) -> list[list[int]]:
+    """The keys of each call."""
+    return [json.loads(line) for line in (home / "asked").read_text().splitlines()]
+
+
+def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = "left") -> DataFrame:
+    facts = spark.sql(f"SELECT explode(array({ids})) AS id").coalesce(1)
+    return lookup_join(facts, None, "id", how, options=options)
+
+
+@pytest.mark.parametrize("kind", ["cities", "async_cities"])
+def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
+    """A join to a provider asks it for the different keys of a batch, once while they are cached; so does a SQL function."""
+    options = options_of(tmp_path, kind)
+    if kind == "async_cities":
+        options |= {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
+    joined = enriched(spark, "1, 2, 3, NULL, 1", options)
+    assert joined.collect() == [(1, "Oslo"), (2, "Bergen"), (3, None), (None, None), (1, "Oslo")]
+    assert enriched(spark, "3, 2, 1", options, "inner").collect() == [(2, "Bergen"), (1, "Oslo")]
+    register_lookup(spark, name, None, "id", options=options)
+    assert spark.sql(f"SELECT {name}(2).city").collect() == [("Bergen",)]
+    assert asked(tmp_path) == [[1, 2, 3]]
+    assert "a provider's table" in explain_lookup(joined)
+    with pytest.raises(Exception, match="it gives rows by key only"):
+        lookup_join(spark.range(3), None, "id", strategy="broadcast", options=options).collect()
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_a_failure_as_a_column(spark: SparkSession, tmp_path: Path, name: str, how: str) -> None:
+    """`lookup.on-error=NULL`: rows pass with the reason; cached keys are still answered, null keys have no error, and the inner join
+    keeps what it does not know. Nothing is remembered of a failure. A SQL function has the reason as well. By default the query fails,
+    after n + 1 attempts, with an error that names the provider."""
+    options, down = options_of(tmp_path, **NULL), tmp_path / "down"
+    assert enriched(spark, "1, 7", options).select("lookup_error").distinct().collect() == [(None,)]
+    down.touch()
+    rows = [tuple(row) for row in enriched(spark, "1, 2, NULL, 7, 8", options, how).collect()]
+    known = [(id_, city, bool(error)) for id_, city, error in rows]
+    kept = [(None, None, False), (7, None, False)] if how == "left" else []
+    assert sorted(known, key=str) == sorted([(1, "Oslo", False), (2, None, True), *kept, (8, None, True)], key=str)
+    register_lookup(spark, name, None, "id", options=options)
+    called = spark.sql(
+        f"SELECT f.* FROM (SELECT {name}(2) AS f) UNION ALL SELECT city, lookup_error FROM {name}_rows(2)"
+    )
+    said = [error for _, _, error in rows if error] + [row.lookup_error for row in called.collect() if not row.city]
+    assert len(said) == 4
+    assert all("LookupFunctionError" in error and "the service is down" in error for error in said)
+    before = len(asked(tmp_path))
+    says = r"LookupFunctionError.*tests\.spark\.service:cities.*the service is down"
+    with pytest.raises(PythonException, match=says):
+        enriched(spark, "2", options_of(tmp_path, **{"lookup.max-retries": "1"})).collect()
+    assert (len(asked(tmp_path)) - before) % 2 == 0
+    down.unlink()
+    assert enriched(spark, "2", options).collect()[0].city == "Bergen"
+
+
+def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream goes on while the table is gone, with the reason in its rows, and is well again when the table is."""
+    path = put(tmp_path / "dim.parquet", 1)
+    (tmp_path / "events").mkdir()
+    options = {"lookup.cache": "FULL", "lookup.max-retries": "0", **NULL}
+    joined = lookup_join(stream_of(spark, tmp_path / "events"), str(path), "id", options=options)
+    with running(joined, "unresolved") as query:
+        for version in (1, 2, 3):
+            path.unlink() if version == 2 else put(path, version)
+            events(tmp_path / "events", version, range(3))
+            query.processAllAvailable()
+    rows = spark.table("unresolved").orderBy("batch").collect()
+    assert [row.version for row in rows] == [1, 1, 1, None, None, None, 3, 3, 3]
+    assert ["UfsNotFoundError" in str(row.lookup_error) for row in rows] == [row.version is None for row in rows]
+
+
+# --- strategies ----------------------------------------------------------------------------------
+
+CACHE_MODE = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
+SAID: list[tuple[dict[str, Any], str, list[str]]] = [
+    ({}, "auto", ["broadcast (a batch, and 10 rows", "NONE, by default"]),
+    ({}, "cache", ["cache (asked for)", "lookup.cache = FULL"]),
+    ({}, "broadcast", ["broadcast (asked for)"]),
+    (MODES["none"], "cache", ["cache (asked for)", "lookup.cache = NONE;"]),
+    (MODES["partial"], "auto", ["cache (lookup.cache = PARTIAL"]),
+    ({"lookup.on-error": "NULL"}, "auto", ["cache (lookup.on-error = NULL)", "lookup.cache = FULL"]),
+    (CACHE_MODE, "cache", ["cache (asked for)", "NONE, by default; lookup.metadata.source = CACHE"]),
+]
+
+
+def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch over a small table is a broadcast unless something speaks against it; the explanation says what."""
+    path = put(tmp_path / "dim.parquet", 1)
+    for options, strategy, says in SAID:
+        joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
+        text = explain_lookup(joined.filter("version = 1").select("id"))
+        assert [part for part in [*says, f"table: {path}", "on: id = id (left)"] if part not in text] == []
+        assert joined.count() == 3
+    assert explain_lookup(spark.range(3)) == "no lookup join in this DataFrame"
+
+
+def test_what_auto_goes_by(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows, whether keys repeat (which a snapshot knows), bytes, and whether it is a stream; the log says why as well."""
+    monkeypatch.setattr(join, "_BROADCAST_ROWS", 9)
+    monkeypatch.setattr(join, "_BROADCAST_REPEATED_ROWS", 15)
+
+    def explained(path: Path, **options: str) -> str:
+        return explain_lookup(lookup_join(spark.range(3), str(path), "id", options=options))
+
+    unique = put(tmp_path / "unique.parquet", 1)
+    repeated = saved(tmp_path / "repeated.parquet", {"id": [1, 1, *range(10)], "v": range(12)})
+    with caplog.at_level(logging.INFO, "pyspark_lookup.join"):
+        assert "cache (10 rows are more than 9)" in explained(unique)
+    assert "cache (10 rows are more than 9)" in caplog.text
+    assert "cache (12 rows are more than 9)" in explained(repeated)
+    LookupTable(str(repeated), {"lookup.keys": "id", "lookup.cache": "FULL"}).warm()
+    assert "broadcast (a batch, and 12 repeated rows are no more than 15)" in explained(repeated)
+    monkeypatch.setattr(join, "_BROADCAST_ROWS", 100)
+    events(tmp_path / "events", 1)
+    stream = stream_of(spark, tmp_path / "events")
+    assert "cache (a stream" in explain_lookup(lookup_join(stream, str(unique), "id"))
+    large = saved(tmp_path / "large.parquet", {"id": range(300_000), "v": range(300_000)}, group=300_000)
+    text = explained(large, **{"lookup.scan.split-size": "1 MiB"})
+    assert "are more than lookup.scan.split-size" in text
+    assert "lookup.cache = NONE, by default" in text
+    lines = tmp_path / "lines.csv"
+    lines.write_text("id,v\n1,2\n")
+    assert "not known before they are read" in explained(lines)
+
+
+# --- as of a time --------------------------------------------------------------------------------
+
+VALIDITY = {"lookup.valid-from": "valid_from", "lookup.valid-to": "valid_to"}
+TIMES = {
+    "instant": (pa.timestamp("us", "UTC"), 86_400_000_000),
+    "local": (pa.timestamp("us"), 86_400_000_000),
+    "date": (pa.date32(), 1),
+    "number": (pa.int64(), 1),
+}
+
+
+def history(seed: int, kind: str, overlaps: bool) -> pa.Table:
+    """Rows of 60 keys with gaps, nulls on both ends, and overlaps if wanted; a key's rows begin at different times."""
+    draw = random.Random(seed)
+    form, unit = TIMES[kind]
+    found: list[tuple[int, int | None, int | None, str]] = []
+    for key in range(60):
+        at = draw.randrange(5)
+        count = draw.randrange(6)
+        for number in range(count):
+            length = draw.randrange(1, 6)
+            start = None if number == 0 and draw.random() < 0.3 else at
+            end = None if number == count - 1 and draw.random() < 0.4 else at + length
+            found.append((key, start, end, f"{key}-{number}"))
+            at += draw.randrange(1, length + 1) if overlaps else length + draw.randrange(3)
+    draw.shuffle(found)
+
+    def column(place: int) -> pa.Array:
+        values = [None if row[place] is None else row[place] * unit for row in found]  # type: ignore[operator]
+        return pa.array(values, pa.int32() if kind == "date" else pa.int64()).cast(form)
+
+    names = {"id": [row[0] for row in found], "valid_from": column(1), "valid_to": column(2)}
+    return pa.table({**names, "name": [row[3] for row in found]})
+
+
+def moments(spark: SparkSession, seed: int, kind: str) -> DataFrame:
+    draw = random.Random(seed)
+    form, unit = TIMES[kind]
+    times = [None if draw.random() < 0.1 else draw.randrange(30) * unit for _ in range(2000)]
+    at = pa.array(times, pa.int32() if kind == "date" else pa.int64()).cast(form)
+    ids = [None if draw.random() < 0.05 else draw.randrange(70) for _ in times]
+    found = spark.createDataFrame(pa.table({"event": range(len(times)), "id": pa.array(ids, pa.int64()), "at": at}))
+    return found.withColumn("at", found["at"].cast("timestamp_ntz")) if kind == "local" else found
+
+
+def by_range(found: DataFrame, table: DataFrame, how: str) -> DataFrame:
+    """Spark's own answer: of the rows that are valid the one that begins last."""
+    right = table.withColumnRenamed("id", "key")
+    begun = right.valid_from.isNull() | (right.valid_from <= found["at"])
+    ended = right.valid_to.isNull() | (found["at"] < right.valid_to)
+    rows = found.join(right, (found.id == right.key) & found["at"].isNotNull() & begun & ended, how)
+    return rows.groupBy("event", found.id, "at").agg(sf.max_by("name", sf.struct("valid_from")).alias("name"))
+
+
+@pytest.mark.parametrize(("kind", "mode"), by_day(itertools.product(TIMES, MODES), 4))
+def test_as_of_is_a_join_on_ranges(spark: SparkSession, tmp_path: Path, kind: str, mode: str) -> None:
+    """Generated histories with gaps and nulls: what Spark's join on ranges gives. Where two rows are valid at once: an error that
+    names the key, or the one that is valid since later."""
+    found, options = moments(spark, 2, kind), {**MODES[mode], **VALIDITY}
+    for overlaps in (False, True):
+        path = str(tmp_path / str(overlaps))
+        table = LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")})
+        table.write(history(1, kind, overlaps))
+        if overlaps:
+            with pytest.raises(Exception, match=r"several rows \(up to \d\) of one key are valid.*id = \d+ at "):
+                lookup_join(found, path, "id", as_of="at", options=options).collect()
+            options["lookup.overlap"] = "NEWEST"
+        for how in ("left", "inner"):
+            joined = lookup_join(found, path, "id", how=how, columns=["name"], as_of="at", options=options)
+            answers = (rows.select("event", "name") for rows in (joined, by_range(found, load(spark, path), how)))
+            mine, theirs = (sorted(map(tuple, rows.collect())) for rows in answers)
+            assert mine == theirs
+
+
+def test_as_of_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream sees rows that were closed and opened by a transaction between two micro-batches. Without valid_to a row is valid
+    until the next one of its key."""
+    path = str(tmp_path / "t")
+    table = LookupTable(path, {"lookup.keys": "id,valid_from", "lookup.cache.dir": str(tmp_path / "c")})
+
+    def row(since: int, until: int | None, city: str) -> pa.Table:
+        times = {"valid_from": pa.array([since]), "valid_to": pa.array([until], pa.int64())}
+        return pa.table({"id": [1], **times, "city": [city]})
+
+    table.write(row(0, None, "Rome"))
+    (tmp_path / "in").mkdir()
+    stream = spark.readStream.schema("id long, at long").parquet(str(tmp_path / "in"))
+    joined = lookup_join(stream, path, "id", columns=["city"], as_of="at", options=VALIDITY)
+    facts = spark.createDataFrame([(1, -1), (1, 9), (1, 10)], "id long, at long").coalesce(1)  # one file is seen whole
+    for later in ("Rome", "Oslo"):
+        facts.write.mode("append").parquet(str(tmp_path / "in"))
+        (found,) = batches_of(joined, tmp_path / "checkpoint")
+        assert sorted(found, key=lambda row: row[1]) == [(1, -1, None), (1, 9, "Rome"), (1, 10, later)]
+        with table.transaction() as t:  # type 2: close the row that is valid, and open the next
+            t.upsert(row(0, 10, "Rome"))
+            t.upsert(row(10, None, "Oslo"))
+    since = {"lookup.valid-from": "valid_from"}
+    until_next = lookup_join(facts, path, "id", columns=["city"], as_of="at", options=since)
+    assert [row.city for row in until_next.orderBy("at").collect()] == [None, "Rome", "Oslo"]
+    assert "as of: at, by valid_from" in explain_lookup(until_next)
+
+
+def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
+    """Without the columns' names, by a column that is not there, of another type, or broadcast: errors when it is called."""
+    path = str(tmp_path / "t")
+    LookupTable(path, {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "c")}).write(history(1, "date", False))
+    found = moments(spark, 2, "date").withColumn("text", sf.lit("x")).withColumn("instant", sf.current_timestamp())
+    for as_of, more, words in (
+        ("at", {}, "argument as_of needs the table's columns"),
+        ("then", VALIDITY, "no column 'then'"),
+        ("text", VALIDITY, "'text' is string, the table's 'valid_from' is date"),
+        ("instant", VALIDITY, "'instant' is timestamp"),
+        ("at", {"lookup.valid-from": "since"}, "no column 'since'"),
+        ("at", {**VALIDITY, "lookup.valid-to": "name"}, "both must be of one type"),
+        ("at", {**VALIDITY, "lookup.overlap": "LAST"}, "lookup.overlap = 'LAST'"),
+    ):
+        with pytest.raises(Exception, match=words):
+            lookup_join(found, path, "id", as_of=as_of, options=more)
+    with pytest.raises(Exception, match="strategy='cache'"):
+        lookup_join(found, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
+    with pytest.raises(Exception, match=r"lookup.valid-from.*no column 'since'"):
+        load(spark, path, {"lookup.valid-from": "since"})

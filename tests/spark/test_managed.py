@@ -1,0 +1,429 @@
+"""Managed tables written by Spark: rows land once or not at all, whatever becomes of a task, a job or a stream (by name: `test_sql`);
+and followed: what each micro-batch of changes has, and where it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import functions as sf
+
+from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from tests.spark.common import MODES, NO_OPTIONS, batches_of, catalog_options, each_batch, events, load, put, stream_of
+from tests.versions import needs_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
+
+    from tests.s3server import S3Server
+
+pytestmark = pytest.mark.spark
+
+
+def write(rows: DataFrame, path: object, options: Mapping[str, str] = NO_OPTIONS, mode: str = "append") -> None:
+    rows.write.format("lookupcache").mode(mode).options(**{"lookup.keys": "id", **options}).save(str(path))
+
+
+def log_of(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind in a table's log."""
+    found = [json.loads(file.read_text()) for file in sorted((path / "_lookup" / "log").glob("*.json"))]
+    return [event for event in found if event["kind"] == kind]
+
+
+def assert_no_others(path: Path) -> None:
+    """The files that are there are those that the log names."""
+    named = [file for event in log_of(path, "write") for file, _, _ in event["files"]]
+    assert sorted(file.relative_to(path).as_posix() for file in path.glob("*/**/*.parquet")) == sorted(named)
+
+
+def test_every_mode(spark: SparkSession, tmp_path: Path) -> None:
+    """Appends add up, an upsert takes the place of the rows with its keys, an overwrite that of all; scans and joins in each cache
+    mode see them, and a delete and a compaction beside them, and every version stays readable by its position."""
+    path, upsert, expected = tmp_path / "t", {"lookup.write.mode": "upsert"}, dict[int, int]()
+
+    def check() -> None:
+        assert {row.id: row.v for row in load(spark, path).collect()} == expected
+        for options in MODES.values():
+            joined = lookup_join(spark.range(160), str(path), "id", strategy="cache", options=options).collect()
+            assert sorted(map(tuple, joined)) == [(key, expected.get(key)) for key in range(160)]
+
+    steps: list[tuple[range, Mapping[str, str], str]] = [
+        (range(100), NO_OPTIONS, "append"),
+        (range(50, 150), upsert, "append"),
+        (range(150, 153), NO_OPTIONS, "append"),
+        (range(7), NO_OPTIONS, "overwrite"),
+    ]
+    for v, (ids, options, mode) in enumerate(steps):
+        write(spark.range(ids.start, ids.stop).withColumn("v", sf.lit(v)), path, options, mode)
+        expected = {**(expected if mode == "append" else {}), **dict.fromkeys(ids, v)}
+        check()
+    with pytest.raises(Exception, match=r"id = [01] and the new rows have it more than once"):
+        write(spark.range(2).union(spark.range(2)).withColumn("v", sf.lit(2)), path, upsert)
+    with pytest.raises(Exception, match="is for Spark's append mode"):
+        write(spark.range(2), path, upsert, "overwrite")
+    versions = load(spark, path, {"lookup.view": "versions"}).orderBy("version").collect()
+    assert [row.operation for row in versions] == ["create", "append", "upsert", "append", "overwrite"]
+    counts = [load(spark, path, {"lookup.version": str(row.version)}).count() for row in versions]
+    assert counts == [0, 100, 150, 153, 7]
+    files = load(spark, path, {"lookup.view": "files"}).collect()
+    assert sum(row.rows for row in files) == 7
+    assert len({row.write_id for row in files}) == 1
+    with LookupTable(str(path)) as table:
+        table.delete(pa.table({"id": [expected.popitem()[0]]}))
+        check()
+        table.compact()
+        check()
+
+
+def test_own_writes_are_read_in_cache_mode(spark: SparkSession, s3: S3Server) -> None:
+    """A scan, a join and a SQL function planned after a write of this driver, on S3, see it, though the store is not asked again."""
+    s3.client.create_bucket(Bucket="written")
+    storage = {"lookup.storage.endpoint_url": s3.endpoint}
+    path, cache = "s3a://written/t", {**storage, "lookup.metadata.source": "CACHE"}
+    write(spark.range(3).withColumn("v", sf.lit("old")), path, storage)
+    ends = {name: {"lookup.metadata.sync-interval": "-1"} for name in ("none", "partial")}
+    ends["full"] = {"lookup.full-cache.periodic-reload.interval": "1 h"}
+    modes = {name: {**mode, **cache, **ends[name]} for name, mode in MODES.items()}
+
+    def joined(options: dict[str, str]) -> list[Any]:
+        return [row.v for row in lookup_join(spark.range(5), path, "id", options=options).orderBy("id").collect()]
+
+    for options in modes.values():
+        assert joined(options) == ["old"] * 3 + [None] * 2
+    write(spark.range(3, 5).withColumn("v", sf.lit("new")), path, storage)
+    for name, options in modes.items():
+        assert joined(options) == ["old"] * 3 + ["new"] * 2
+        assert load(spark, path, {**options, "lookup.keys": "id"}).count() == 5
+        register_lookup(spark, f"own_{name}", path, "id", options=options)
+        assert spark.sql(f"SELECT own_{name}(4).v").collect() == [("new",)]
+
+
+def failing(spark: SparkSession, partitions: int, attempts: int) -> DataFrame:
+    """1,000 rows; the task of one partition dies in its first attempts, after it has put files."""
+
+    def fails(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == partitions // 2 and context.attemptNumber() < attempts:
+            raise RuntimeError("injected: this attempt dies")
+
+    return spark.range(0, 1000, 1, partitions).mapInArrow(fails, "id long")
+
+
+def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
+    """A task whose first attempt dies after it has put files leaves its rows once, and no file beside them. A job that fails is aborted
+    by an event, its files are removed, and no row of it is ever read."""
+    path = tmp_path / "t"
+    write(failing(spark, 3, attempts=1), path)
+    assert load(spark, path).count() == 1000
+    assert_no_others(path)
+    for aborted, partitions in enumerate((1, 3), 1):
+        with pytest.raises(Exception, match="this attempt dies"):
+            write(failing(spark, partitions, attempts=99), path)
+        assert len(log_of(path, "abort")) == aborted
+        if partitions == 1:  # of several tasks Spark lets some run on after the abort: what they put then is for vacuum
+            assert_no_others(path)
+    assert load(spark, path).count() == 1000
+
+
+def test_columns_are_added_when_asked_for(spark: SparkSession, tmp_path: Path) -> None:
+    """A column that the table does not have is refused, or added with null in older rows; another type never fits."""
+    path = tmp_path / "t"
+    write(spark.range(2), path)
+    wider = spark.range(2, 4).withColumn("note", sf.lit("x"))
+    with pytest.raises(Exception, match=r"no column 'note'.*lookup.write.merge-schema"):
+        write(wider, path)
+    write(wider, path, {"lookup.write.merge-schema": "true"})
+    write(spark.range(4, 5), path)
+    assert [row.note for row in load(spark, path).orderBy("id").collect()] == [None, None, "x", "x", None]
+    with pytest.raises(Exception, match="'note' is STRING in the table and INT in the rows"):
+        write(spark.range(1).withColumn("note", sf.lit(1)), path)
+
+
+def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """A write refuses what only a read can follow, files of somebody else, which stay as they were, and a store without exclusive
+    create; a plain table is no stream."""
+    for options, words in (
+        ({"lookup.where": "id = 1"}, "lookup.where is for reads"),
+        ({"lookup.version": "1"}, "lookup.version or lookup.valid-write-ids is for reads"),
+        ({"lookup.format": "csv"}, "lookup.format has no meaning"),
+        ({"lookup.wriet.timeout": "1 h"}, "did you mean lookup.write.timeout"),
+    ):
+        with pytest.raises(Exception, match=words):
+            write(spark.range(1), tmp_path / "t", options)
+    with pytest.raises(Exception, match=r"no exclusive create"):
+        write(spark.range(1), "memory://bucket/t")
+    path = put(tmp_path / "dim" / "a.parquet", 1)
+    before = path.read_bytes()
+    for place in (path, path.parent):
+        with pytest.raises(Exception, match=r"holds files that format.'lookupcache'. did not write"):
+            write(load(spark, path), place)
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
+    with pytest.raises(Exception, match="which table is written cannot be told"):
+        spark.sql(f"INSERT INTO {name} VALUES (1, 2)")
+    with pytest.raises(Exception, match="is no managed table"):
+        spark.readStream.format("lookupcache").load(str(path)).writeStream.format("noop").start().processAllAvailable()
+    assert ([*path.parent.iterdir()], path.read_bytes()) == ([path], before)
+
+
+# --- streams -------------------------------------------------------------------------------------------
+
+
+def feed(home: Path, *numbers: int) -> None:
+    """Files of ten ids each."""
+    for number in numbers:
+        events(home / "in", number, range(number * 10, number * 10 + 10))
+
+
+def run(writer: DataStreamWriter, home: Path, path: Path | None = None) -> None:
+    """Write all that is there."""
+    writer = writer.option("checkpointLocation", str(home / "checkpoint")).trigger(availableNow=True)
+    assert writer.start(None if path is None else str(path)).awaitTermination(120)
+
+
+def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A batch whose commit Spark has forgotten, as after a crash between the two, is run again and not added again. Batches are told
+    apart by their query: one with a new checkpoint begins at 0 and is committed all the same."""
+    path, other = tmp_path / "t", tmp_path / "other"
+
+    def append(home: Path) -> list[int]:
+        run(
+            stream_of(spark, home / "in").select("id").writeStream.format("lookupcache").option("lookup.keys", "id"),
+            home,
+            path,
+        )
+        return sorted(row.id for row in load(spark, path).collect())
+
+    feed(tmp_path, 0, 1, 2)
+    assert append(tmp_path) == list(range(30))
+    for name in ("2", ".2.crc"):
+        (tmp_path / "checkpoint" / "commits" / name).unlink(missing_ok=True)
+    feed(tmp_path, 3)
+    assert append(tmp_path) == list(range(40))
+    feed(other, 5)
+    assert append(other) == [*range(40), *range(50, 60)]
+    assert [event["batch"][1] for event in log_of(path, "commit")] == [0, 1, 2, 3, 0]
+    assert_no_others(path)
+
+
+def test_update_mode_upserts_once(spark: SparkSession, tmp_path: Path) -> None:
+    """A function that writes what an aggregation updates, and fails after its commit: the batch runs again and is not written again."""
+    path, fails = tmp_path / "t", [1, 2]
+
+    def upsert(batch: DataFrame, number: int) -> None:
+        own = {"mode": "upsert", "missing-columns": "KEEP", "batch": f"counts:{number}"}
+        write(batch, path, {f"lookup.write.{key}": value for key, value in own.items()})
+        if number in fails:
+            fails.remove(number)
+            raise RuntimeError("after the commit")
+
+    there = pa.table({"id": [0, 1], "count": [0, 0], "note": ["zero", "one"]})
+    LookupTable(str(path), {"lookup.keys": "id"}).write(there)
+    feed(tmp_path, *range(4))
+    counts = stream_of(spark, tmp_path / "in").select("id").groupBy((sf.col("id") % 3).alias("id")).count()
+    writer = counts.writeStream.outputMode("update").foreachBatch(upsert)
+    for _ in range(2):
+        with pytest.raises(Exception, match="after the commit"):
+            run(writer, tmp_path)
+    run(writer, tmp_path)
+    expected = {key: sum(1 for n in range(40) if n % 3 == key) for key in range(3)}
+    found = {row.id: (row["count"], row.note) for row in load(spark, path).collect()}
+    assert found == {0: (expected[0], "zero"), 1: (expected[1], "one"), 2: (expected[2], None)}
+    batches = [event["batch"] for event in log_of(path, "commit") if event.get("batch")]
+    assert batches == [["counts", number] for number in range(4)]
+
+
+def test_modes_and_places(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """outputMode('complete') leaves the last result. toTable hands on nothing that says where the table is: refused with what works."""
+    feed(tmp_path, 0, 1)
+    counts = stream_of(spark, tmp_path / "in").groupBy((sf.col("id") % 2).alias("parity")).count()
+    writer = counts.writeStream.format("lookupcache").outputMode("complete")
+    run(writer, tmp_path, tmp_path / "t")
+    assert load(spark, tmp_path / "t").orderBy("parity").collect() == [(0, 10), (1, 10)]
+    spark.sql(f"CREATE TABLE {name} {catalog_options(tmp_path / 't')}")
+    with pytest.raises(Exception, match=r"start\(path\)"):
+        writer.option("checkpointLocation", str(tmp_path / "c")).toTable(name).processAllAvailable()
+
+
+# --- the stream of changes ------------------------------------------------------------------------
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+CHANGES = {"lookup.view": "changes"}
+Batches = list[list[tuple[Any, ...]]]
+
+
+def rows(*ids: int, name: str = "a") -> pa.Table:
+    return pa.table({"id": ids, "name": [name] * len(ids)}, SCHEMA)
+
+
+class Desk:
+    """A managed table and the streams that read it."""
+
+    def __init__(self, spark: SparkSession, home: Path, path: str, storage: Mapping[str, str] = NO_OPTIONS) -> None:
+        self.spark, self.home, self.path, self._storage = spark, home, path, storage
+        own = {"lookup.keys": "id", "lookup.cache.dir": str(home / "cache"), "lookup.write.compact-after": "0"}
+        self.table = LookupTable(path, {**storage, **own})
+        self.table.write(rows())
+
+    def stream(self, options: Mapping[str, str] = NO_OPTIONS) -> DataFrame:
+        return self.spark.readStream.format("lookupcache").options(**self._storage, **options).load(self.path)
+
+    def run(self, options: Mapping[str, str] = NO_OPTIONS, checkpoint: str = "c") -> Batches:
+        """The micro-batches of what there is."""
+        return batches_of(self.stream(options), self.home / checkpoint)
+
+
+@pytest.fixture
+def desk(spark: SparkSession, tmp_path: Path) -> Iterator[Desk]:
+    found = Desk(spark, tmp_path, str(tmp_path / "t"))
+    yield found
+    found.table.close()
+
+
+def test_rows_that_are_added(desk: Desk) -> None:
+    """A stream begins with the rows there are and goes on with what is appended, each once, also over a restart and a compaction. What is
+    committed after a run has begun is for the next one."""
+    desk.table.write(rows(1, 2))
+    batches: Batches = []
+
+    def late(batch: DataFrame, number: int) -> None:
+        batches.append(sorted(map(tuple, batch.collect())))
+        desk.table.write(rows(3))
+
+    each_batch(desk.stream(), desk.home / "c", late)
+    assert batches == [[(1, "a"), (2, "a")]]
+    desk.table.compact()
+    desk.table.write(rows(4))
+    assert desk.run() == [[(3, "a"), (4, "a")]]
+    assert desk.run() == []
+    position = desk.table.upsert(rows(1, name="b"))
+    with pytest.raises(Exception, match=rf"position {position} \(upsert\) takes rows away.*lookup.view = changes"):
+        desk.run()
+
+
+def test_a_running_stream_keeps_up(desk: Desk) -> None:
+    """Commits of all kinds come to a running stream in the next micro-batch, with what they did and their position."""
+    desk.table.write(rows(1, 2))
+    batches: Batches = []
+
+    def keep(batch: DataFrame, number: int) -> None:
+        batches.append(sorted(map(tuple, batch.collect())))
+
+    writer = desk.stream(CHANGES).writeStream.foreachBatch(keep)
+    query = writer.option("checkpointLocation", str(desk.home / "c")).start()
+    query.processAllAvailable()
+    positions = []
+    for step in (
+        lambda: desk.table.write(rows(3)),
+        lambda: desk.table.upsert(rows(2, 4, name="b")),
+        lambda: desk.table.delete(pa.table({"id": [1]})),
+        lambda: desk.table.write(rows(9), "overwrite"),
+    ):
+        positions.append(step())
+        query.processAllAvailable()
+    one, two, three, four = positions
+    assert [row[:3] for row in batches[0]] == [(1, "a", "insert"), (2, "a", "insert")]
+    assert batches[1:] == [
+        [(3, "a", "insert", one)],
+        [(2, "a", "update_preimage", two), (2, "b", "update_postimage", two), (4, "b", "insert", two)],
+        [(1, "a", "delete", three)],
+        [(2, "b", "delete", four), (3, "a", "delete", four), (4, "b", "delete", four), (9, "a", "insert", four)],
+    ]
+    progress = query.lastProgress
+    query.stop()
+    assert progress is not None
+    assert f'"position": {four}' in str(progress.sources[0].endOffset).replace("'", '"')
+
+
+@needs_spark(4, 2, "limits of a micro-batch")
+def test_limits(desk: Desk) -> None:
+    """A micro-batch takes whole commits within its limit, and one at least."""
+    for number in range(4):
+        desk.table.write(rows(number, 100 + number))
+    for limit, value, sizes in [
+        ("rows", "4", [4, 4]),
+        ("rows", "5", [4, 4]),
+        ("rows", "1", [2, 2, 2, 2]),
+        ("files", "3", [6, 2]),
+        ("bytes", "1", [2, 2, 2, 2]),
+        ("bytes", "1 GiB", [8]),
+    ]:
+        options = {"lookup.stream.start": "1", f"lookup.stream.max-{limit}-per-trigger": value}
+        found = desk.run(options, f"{limit} {value}")
+        assert [len(batch) for batch in found] == sizes
+        assert sorted(row for batch in found for row in batch) == [(n, "a") for n in [0, 1, 2, 3, 100, 101, 102, 103]]
+
+
+def test_where_it_begins(desk: Desk) -> None:
+    """With the rows there are, with what comes, or after a log position that the log has; not with another table of the same name."""
+    first = desk.table.write(rows(1))
+    desk.table.write(rows(2))
+    assert desk.run({"lookup.stream.start": "LATEST"}, "latest") == []
+    assert desk.run({"lookup.stream.start": str(first)}, "position") == [[(2, "a")]]
+    assert desk.run({"lookup.stream.start": "snapshot"}, "snapshot") == [[(1, "a"), (2, "a")]]
+    desk.table.write(rows(3))
+    for checkpoint in ("latest", "position", "snapshot"):
+        assert desk.run({"lookup.stream.start": "LATEST"}, checkpoint) == [[(3, "a")]]
+    with pytest.raises(Exception, match=r"lookup.stream.start = '99': the log of the table ends at"):
+        desk.run({"lookup.stream.start": "99"}, "beyond")
+    shutil.rmtree(desk.path)
+    LookupTable(desk.path, {"lookup.keys": "id", "lookup.cache.dir": str(desk.home / "other")}).write(rows(5))
+    with pytest.raises(Exception, match="dropped and created anew since this stream began"):
+        desk.run(checkpoint="latest")
+
+
+def test_columns_and_predicates(spark: SparkSession, s3: S3Server, tmp_path: Path) -> None:
+    """lookup.columns and lookup.where are those of its rows; the columns of changes are beside them. On S3, too."""
+    s3.client.create_bucket(Bucket="streamed")
+    desk = Desk(spark, tmp_path, "s3://streamed/t", {"lookup.storage.endpoint_url": s3.endpoint})
+    desk.table.write(rows(1, 2, 3))
+    desk.table.upsert(rows(1, 3, name="b"))
+    some = {"lookup.columns": "name", "lookup.where": "id >= 2", "lookup.stream.start": "1"}
+    (found,) = desk.run({**CHANGES, **some})
+    kinds = [row[:2] for row in found]
+    assert kinds == [("a", "insert"), ("a", "insert"), ("a", "update_preimage"), ("b", "update_postimage")]
+
+
+def test_streams_that_are_refused(desk: Desk, spark: SparkSession) -> None:
+    """Options that a stream cannot have, two limits, and changes in a batch read: errors that say what works."""
+    desk.table.write(rows(1))
+    for options, words in (
+        ({"lookup.version": "3"}, "use lookup.stream.start"),
+        ({"lookup.view": "files"}, "use data or changes"),
+        ({"lookup.stream.max-rows-per-trigger": "1", "lookup.stream.max-files-per-trigger": "1"}, "give one"),
+        ({"lookup.stream.start": "0"}, "SNAPSHOT, LATEST or a log position"),
+        ({"lookup.stream.begin": "1"}, "unknown option lookup.stream.begin"),
+    ):
+        with pytest.raises(Exception, match=words):
+            desk.run(options, "refused")
+    with pytest.raises(Exception, match=r"changes are read by spark.readStream"):
+        load(spark, desk.path, CHANGES).collect()
+
+
+def test_into_another_managed_table(desk: Desk) -> None:
+    """Upserts that a stream carries from one managed table into another make it equal, each commit once."""
+    copy = str(desk.home / "copy")
+    for number in range(3):
+        desk.table.upsert(rows(number, number + 1, name=str(number)))
+        stream = desk.stream(CHANGES).filter("_change_type IN ('insert', 'update_postimage')")
+        writer = stream.drop("_change_type", "_log_position").writeStream.format("lookupcache")
+        options = {"lookup.keys": "id", "lookup.write.mode": "upsert", "checkpointLocation": str(desk.home / "copied")}
+        assert writer.options(**options).trigger(availableNow=True).start(copy).awaitTermination(120)
+    held = LookupTable(copy, {"lookup.cache.dir": str(desk.home / "cache")})
+    assert held.scan().sort_by("id") == desk.table.scan().sort_by("id")
+
+
+def test_an_aggregation_over_a_table_without_rows(desk: Desk) -> None:
+    """Spark asks for a micro-batch from the beginning to the beginning: it has no rows, and is no error."""
+    writer = desk.stream().groupBy("id").count().writeStream.outputMode("update").format("noop")
+    writer = writer.option("checkpointLocation", str(desk.home / "counts")).trigger(availableNow=True)
+    query = writer.start()
+    assert query.awaitTermination(120)
+    assert sum(progress.numInputRows for progress in query.recentProgress) == 0

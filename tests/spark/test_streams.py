@@ -1,0 +1,359 @@
+"""Streams that read tables in every way, and write them, while the tables change: each micro-batch is of one version, the newest at its start."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from py4j import finalizer
+from pyspark.sql import SparkSession as ClassicSession
+from pyspark.sql import functions as sf
+
+from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from tests.fuzzing import by_day
+from tests.spark.common import (
+    WAYS,
+    batches_of,
+    conf,
+    each_batch,
+    events,
+    load,
+    put,
+    read_in_all_ways,
+    running,
+    stream_of,
+)
+from tests.test_toy_source import people
+from tests.toy_source import commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = pytest.mark.spark
+
+COUNT, BATCHES, RESTARTS = 200, 12, 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path) -> None:
+    """Micro-batches in all ways at once, changes while they run, three restarts: one version in each batch, none older
+    than the one before, no row lost or doubled; the query's progress and the views say which version it was."""
+    changes, table = BATCHES * 2 // 5, tmp_path / "dim.parquet"
+
+    def publish(version: int) -> None:
+        put(table, version, range(0, COUNT, 2))
+
+    publish(1)
+    for number in range(BATCHES):
+        events(tmp_path / "events", number, range(COUNT))
+    joined = read_in_all_ways(stream_of(spark, tmp_path / "events"), table, "version")
+    newer = itertools.count(2)
+
+    def write(batch: DataFrame, number: int) -> None:
+        if number * changes // BATCHES != (number + 1) * changes // BATCHES:
+            writer.submit(lambda: publish(next(newer)))  # the table is replaced while this batch runs
+        batch.write.mode("overwrite").parquet(str(tmp_path / "out" / f"{number:03}"))
+
+    told: dict[int, set[str]] = {}
+    with concurrent.futures.ThreadPoolExecutor(1) as writer:
+        for stop_at in [*(BATCHES * n // (RESTARTS + 1) for n in range(1, RESTARTS + 1)), None]:
+            made = joined.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+            query = made.start()
+            run_until(query, stop_at)
+            for progress in query.recentProgress:
+                for row in progress["observedMetrics"].values():
+                    told.setdefault(progress["batchId"], set()).add(row["version"])
+                    assert row["table"] == str(table)
+    versions, seen = list[int](), list[int]()
+    ways = [f"{way}_version" for way in (*WAYS, "scan")]
+    for written in sorted((tmp_path / "out").iterdir()):  # after a restart a batch may take two files
+        rows = ds.dataset(written).to_table().to_pylist()
+        seen += [row["event"] for row in rows]
+        assert {row[way] for row in rows if row["id"] % 2 for way in ways} == {None}
+        (version,) = {row[way] for row in rows if row["id"] % 2 == 0 for way in ways}
+        versions.append(version)
+    assert len(versions) >= BATCHES - RESTARTS
+    assert sorted(seen) == sorted(number * 100_000 + key for number in range(BATCHES) for key in range(COUNT))
+    assert versions == sorted(versions)
+    assert len(set(versions)) > changes // 2
+    assert all(len(digests) == 1 for digests in told.values())
+    pairs = {(versions[number], digest) for number, digests in told.items() for digest in digests}
+    assert len(pairs) == len({version for version, _ in pairs}) == len({digest for _, digest in pairs})
+    (last,) = told[max(told)]
+    metrics = {row.name: row for row in load(spark, table, {"lookup.view": "metrics"}).collect()}
+    assert metrics["tokenVersion"].detail == last
+    known = {row.digest: row for row in load(spark, table, {"lookup.view": "versions"}).collect()}
+    assert known[last].token_at is not None
+
+
+def run_until(query: StreamingQuery, batch: int | None) -> None:
+    """Wait until a batch has ended, or all; then stop the query in the midst of what it does."""
+    try:
+        if batch is None:
+            query.processAllAvailable()
+            return
+        while query.isActive and (query.lastProgress is None or query.lastProgress["batchId"] < batch):
+            query.awaitTermination(0.05)
+    finally:
+        query.stop()
+
+
+def test_aggregates_with_a_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    """Update mode: a windowed count by a looked-up column, with a watermark and state; the version is not part of the state."""
+    path = put(tmp_path / "dim.parquet", 7, range(5))
+    for number in range(3):
+        events(tmp_path / "events", number, range(10))
+    timed = stream_of(spark, tmp_path / "events").selectExpr("id", "timestamp_seconds((batch + 1000) * 3600) AS at")
+    joined = lookup_join(timed.withWatermark("at", "10 hours"), str(path), "id")
+    with running(joined.groupBy("at", "version").count(), "counted", "update") as query:
+        query.processAllAvailable()
+    rows = spark.table("counted").groupBy("at", "version").agg({"count": "max"}).collect()
+    assert sorted((tuple(row)[1:] for row in rows), key=repr) == [(7, 5)] * 3 + [(None, 5)] * 3
+
+
+def test_a_kind_of_table_that_only_tests_know(spark: SparkSession, tmp_path: Path) -> None:
+    """(Workers know it from `tests.preloaded`.) Its columns, its rows without deleted ones, the version that is asked for; and joined to a
+    stream in each mode at once, the version that is current at a micro-batch's start."""
+    table = tmp_path / "dim"
+    commit(table, {("a.parquet", "eu"): people(0, 100, 0), ("b.parquet", "us"): people(100, 100, 0)}, {})
+    (tmp_path / "events").mkdir()
+    joined = read_in_all_ways(stream_of(spark, tmp_path / "events"), table, "region")
+    regions = joined.select("batch", *(f"{way}_region" for way in (*WAYS, "scan")))
+    for number, there in ((1, {"eu": 100, "us": 100}), (2, {"eu": 100, "us": 98, None: 2})):
+        events(tmp_path / "events", number)
+        (found,) = batches_of(regions, tmp_path / "checkpoint")
+        assert collections.Counter(found) == {(number, *[region] * 5): count for region, count in there.items()}
+        if number == 1:
+            commit(table, {("c.parquet", "eu"): people(200, 1, 1)}, {"b.parquet": [5, 6]})
+    assert load(spark, table).columns == ["id", "name", "region"]
+    assert load(spark, table).where("id BETWEEN 104 AND 107").count() == 2
+    commit(table, {}, {"a.parquet": [2]})
+    assert load(spark, table, {"lookup.version": "1"}).where("region = 'eu'").count() == 101
+
+
+# --- jobs of Spark that write beside a stream ----------------------------------------------------
+
+ALGORITHM = "mapreduce.fileoutputcommitter.algorithm.version"
+JOBS: dict[str, tuple[str, dict[str, str]]] = {
+    "append, 1": ("append", {ALGORITHM: "1"}),
+    "append, 2": ("append", {ALGORITHM: "2"}),
+    "overwrite, 1": ("overwrite", {ALGORITHM: "1"}),
+    "overwrite, 2": ("overwrite", {ALGORITHM: "2"}),
+    "dynamic overwrite": ("overwrite", {"partitionOverwriteMode": "dynamic"}),
+}
+Epochs = dict[int, list[int]]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Return once something holds that another process does."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it does not come to hold"
+        threading.Event().wait(0.02)
+
+
+@contextlib.contextmanager
+def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
+    """A job that writes rows of epoch 2 in three tasks: meanwhile two of them have written and one has not; then it commits."""
+    mode, options = JOBS[kind]
+    waits, goes = home / "waits", home / "goes"
+
+    def held(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext  # noqa: PLC0415 - in the worker
+
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 0:
+            waits.touch()
+            while not goes.exists():
+                threading.Event().wait(0.02)
+        yield from batches
+
+    some = spark.range(0, 40, 1, 3).where("id % 2 = 0 OR " + str("dynamic" not in kind))
+    rows = some.mapInArrow(held, "id long").selectExpr("id", "2 AS epoch", "id % 2 AS p")
+    writer = rows.write.mode(mode).options(**options).partitionBy("p")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        done = pool.submit(writer.parquet, str(home / "dim"))
+        try:
+            until(lambda: waits.exists() or done.done())
+            until(lambda: len([path for path in home.rglob("dim/**/part-*") if "-00000-" not in path.name]) >= 4)
+            yield
+        finally:
+            goes.touch()
+        done.result(timeout=60)
+
+
+def after(kind: str) -> Epochs:
+    """What is there when the job has ended."""
+    if kind == "dynamic overwrite":
+        return {key: [2 - key % 2] for key in range(40)}
+    return {key: [1, 2] if kind.startswith("append") else [2] for key in range(40)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("kind", by_day(JOBS, 3))
+def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """No stream dies, no answer has half a commit; the first micro-batch after the commit sees it, as do late hosts."""
+    home = tmp_path
+    rows = spark.range(0, 40, 1, 2).selectExpr("id", "1 AS epoch", "id % 2 AS p")
+    rows.write.partitionBy("p").parquet(str(home / "dim"))
+    (home / "events").mkdir()
+    joined = read_in_all_ways(stream_of(spark, home / "events"), home / "dim", "epoch")
+    numbers = itertools.count()
+
+    def seen() -> Epochs:
+        """The epochs of each key in the next micro-batch, which are the same in every way of reading."""
+        events(home / "events", number := next(numbers), range(40))
+        query.processAllAvailable()
+        rows = [row for row in spark.table("busy").collect() if row.batch == number]
+        ways = [f"{way}_epoch" for way in (*WAYS, "scan")]
+        found = [{key: sorted({row[way] for row in rows if row.id == key}) for key in range(40)} for way in ways]
+        assert all(one == found[0] for one in found)
+        return found[0]
+
+    before = {key: [1] for key in range(40)}
+    late = LookupTable(str(home / "dim"), {"lookup.cache.dir": str(home / "late")})
+    with running(joined, "busy") as query, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert seen() == before
+        with writing(spark, home, kind):
+            assert seen() == seen() == before
+            scan = pool.submit(late.scan)  # it knows nothing, and waits
+            assert seen() == before
+        assert seen() == after(kind)
+        found = scan.result(timeout=60).to_pylist()
+    assert {key: sorted(row["epoch"] for row in found if row["id"] == key) for key in range(40)} == after(kind)
+    assert LookupTable(str(home / "dim")).metrics()["busyServedCount"] > 0
+
+
+# --- inside a foreachBatch function --------------------------------------------------------------
+
+
+class Dim:
+    """A plain or a managed table, written and read by a session."""
+
+    def __init__(self, kind: str, home: Path, spark: SparkSession, name: str) -> None:
+        self.path, self._kind = str(home / kind), kind
+        if kind == "managed":
+            LookupTable(self.path, {"lookup.keys": "id"}).write(pa.table({"id": [1]}))
+        else:
+            spark.range(1, 2).write.parquet(self.path)
+        self.function = name
+
+    def append(self, spark: SparkSession, number: int) -> None:
+        """One more row."""
+        form = "lookupcache" if self._kind == "managed" else "parquet"
+        spark.range(number, number + 1).write.format(form).mode("append").save(self.path)
+
+    def joined(self, spark: SparkSession) -> DataFrame:
+        """A join of some keys that is made now."""
+        asked = spark.createDataFrame([(key,) for key in (1, 2, 3)], "id long")
+        return lookup_join(asked, self.path, "id", how="inner", columns=["id"], prefix="d_", strategy="cache")
+
+    def seen(self, spark: SparkSession) -> list[list[int]]:
+        """The keys that a scan, a join and a function find which are made now."""
+        register_lookup(spark, self.function, self.path, key="id", columns=["id"])
+        called = spark.sql(f"SELECT {self.function}(id).id AS id FROM range(1, 4)").where("id IS NOT NULL")
+        return [
+            sorted(row.id for row in rows.collect()) for rows in (load(spark, self.path), self.joined(spark), called)
+        ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", by_day(["managed", "plain"], 2))
+def test_what_a_batch_writes_it_reads_back(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Scans, joins and functions that are made in the function after a write see what it has written; what was built before it keeps
+    its version."""
+    dim = Dim(kind, tmp_path, spark, f"read_back_{kind}")
+    for number in range(2):
+        events(tmp_path / "events", number, range(3))
+    seen: list[list[list[int]]] = []
+    kept: list[int] = []
+
+    def act(batch: DataFrame, number: int) -> None:
+        session = batch.sparkSession
+        seen.append(dim.seen(session))
+        built = (dim.joined(session), load(session, dim.path))
+        kept.extend(frame.select("*").count() for frame in built)
+        dim.append(session, number + 2)
+        kept.extend(frame.select("*").count() for frame in built)
+        seen.append(dim.seen(session))
+
+    each_batch(stream_of(spark, tmp_path / "events"), tmp_path / "cp", act)
+    expected = [[1], [1, 2], [1, 2], [1, 2, 3]]
+    assert seen == [[keys] * 3 for keys in expected]
+    assert kept == [1] * 4 + [2] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "side", "adaptive"),
+    by_day(itertools.product(["plain", "managed"], ["scan", "stream", "neither"], ["true", "false"]), 5),
+)
+def test_the_streams_own_lookups_keep_a_batch_to_one_version(
+    spark: SparkSession, tmp_path: Path, kind: str, side: str, adaptive: str
+) -> None:
+    """Joins, scans and functions in the stream's plan answer all actions of a micro-batch from one version, however Spark
+    carries them out."""
+    dim = Dim(kind, tmp_path, spark, f"one_version_{kind}")
+    register_lookup(spark, dim.function, dim.path, key="id", columns=["id"])
+    for number in range(2):
+        events(tmp_path / "events", number, range(1, 4))
+    stream = stream_of(spark, tmp_path / "events")
+    stream = lookup_join(stream, dim.path, "id", columns=["id"], prefix="join_", strategy="cache")
+    stream = stream.selectExpr("id", "join_id", f"{dim.function}(id).id AS called_id")
+    scanned = load(spark, dim.path).selectExpr("id AS scan_id")
+    scanned = scanned.hint("broadcast") if side == "scan" else scanned
+    stream = (stream.hint("broadcast") if side == "stream" else stream).join(scanned, sf.expr("scan_id = id"), "inner")
+    seen: list[list[tuple[int, int, int]]] = []
+
+    def act(batch: DataFrame, number: int) -> None:
+        for attempt in range(3):
+            rows = batch.select("*").collect()  # a plan of its own: Spark keeps what it has broadcast for an object
+            seen.append(sorted((row.join_id, row.called_id, row.scan_id) for row in rows))
+            if attempt == 0:
+                dim.append(batch.sparkSession, number + 2)
+
+    with conf(spark, "spark.sql.adaptive.enabled", adaptive):
+        each_batch(stream, tmp_path / "cp", act)
+    assert seen == [[(1, 1, 1)]] * 3 + [[(1, 1, 1), (2, 2, 2)]] * 3
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.nightly
+def test_a_long_stream_keeps_nothing_of_its_batches(spark: SparkSession, tmp_path: Path) -> None:
+    """After many micro-batches with a join built in each, no session, no object of the JVM and no memory is left of them."""
+    dim = Dim("plain", tmp_path, spark, "long_stream")
+    batches, warm = 60, 20
+    for number in range(batches):
+        events(tmp_path / "events", number, range(3))
+    found: list[tuple[int, int, int]] = []
+    runtime = spark._jvm.java.lang.Runtime.getRuntime()  # type: ignore[union-attr]
+
+    def act(batch: DataFrame, number: int) -> None:
+        lookup_join(batch, dim.path, "id", columns=["id"], prefix="d_", strategy="cache").collect()
+        if number in (warm, batches - 1):
+            gc.collect()
+            for _ in range(2):
+                spark._jvm.java.lang.System.gc()  # type: ignore[union-attr]
+            sessions = sum(isinstance(one, ClassicSession) for one in gc.get_objects())
+            used = runtime.totalMemory() - runtime.freeMemory()
+            found.append((sessions, len(finalizer.ThreadSafeFinalizer.finalizers), used))
+
+    each_batch(stream_of(spark, tmp_path / "events"), tmp_path / "cp", act)
+    (sessions, references, used), (later, now, last) = found
+    assert later <= sessions
+    assert now <= references + 10
+    assert last - used < 20 * 2**20
