@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as spark
-from pyspark_lookup.spark.filter_pushdown import predicate_of
 
 from pyspark_lookup.columnar.predicate import Compare
 from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.spark.planning import predicate_of
 
 UTC = datetime.timezone.utc
 NEW_YEAR = datetime.datetime(2024, 1, 1)
