@@ -484,7 +484,7 @@ CHANGES: list[tuple[Files, Mapping[str, str], Files, Sequence[dict[str, Any]] | 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("before", "more", "after", "expected"), CHANGES, ids=str)
+@pytest.mark.parametrize(("before", "more", "after", "expected"), CHANGES, ids=range(len(CHANGES)))
 def test_a_table_that_is_planned_once_and_read_after_changes(
     tmp_path: Path, before: Files, more: Mapping[str, str], after: Files, expected: list[dict[str, Any]] | str
 ) -> None:

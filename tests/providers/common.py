@@ -22,7 +22,9 @@ import pytest
 
 import pyspark_lookup.engine.runtime
 from pyspark_lookup.base.errors import PysparkLookupError
-from pyspark_lookup.cache.memory import KEY_INDEX, LookupCache
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, LookupCache
+from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import Runtime, runtime
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -399,3 +401,37 @@ class Whole:
 
     def plain(self, context: LookupContext) -> LookupProvider:
         return FullCachingLookupProvider(self.scan, SCHEMA)
+
+
+class Plain(LookupCache):
+    """A cache of somebody's own, of which nothing is known."""
+
+    def __init__(self) -> None:
+        self.inner = DefaultLookupCache(max_rows=100)
+        self.opened = self.closed = 0
+
+    def open(self, metrics: CacheMetricGroup) -> None:
+        self.opened += 1
+        self.inner.open(metrics)
+
+    def get_many(self, keys: pa.Table) -> CachedRows:
+        return self.inner.get_many(keys)
+
+    def peek_many(self, keys: pa.Table) -> CachedRows:
+        return self.inner.peek_many(keys)
+
+    def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
+        self.inner.put_many(keys, rows, ages_s)
+
+    def invalidate_many(self, keys: pa.Table) -> None:
+        self.inner.invalidate_many(keys)
+
+    def size(self) -> int:
+        return self.inner.size()
+
+    def bytes(self) -> int:
+        return self.inner.bytes()
+
+    def close(self) -> None:
+        self.closed += 1
+        self.inner.close()

@@ -25,7 +25,6 @@ from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
 from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 from tests.fuzzing import MORE
-from tests.partial.test_tables import Plain
 from tests.providers.common import (
     CACHES,
     FLIP,
@@ -41,6 +40,7 @@ from tests.providers.common import (
     ByKey,
     Desk,
     Options,
+    Plain,
     SyncFunction,
     counted,
     ids,

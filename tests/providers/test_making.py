@@ -27,7 +27,6 @@ from pyspark_lookup.providers.functions import (
     LookupFunctionProvider,
     LookupProvider,
 )
-from tests.partial.test_tables import Plain
 from tests.providers.common import (
     BOUND_S,
     CACHES,
@@ -42,6 +41,7 @@ from tests.providers.common import (
     Desk,
     Manual,
     Options,
+    Plain,
     SyncFunction,
     Whole,
     beside,
