@@ -62,7 +62,7 @@ class Host:
         with pytest.MonkeyPatch.context() as patch:
             if dies:
                 patch.setattr(Disk, "_remove", lambda self, path: False)
-            self.disk.merge_counters("t", above, NAMES, added)
+            self.disk.merge_counters("t", above, added)
 
 
 def added(parts: list[Counts]) -> tuple[dict[str, str], dict[str, int]]:
@@ -233,8 +233,8 @@ def test_a_directory_that_fails_and_another_release(host: Host) -> None:
     assert publisher.metrics.snapshot()["cacheFailureCount"] == 1
     host.counters.mkdir()
     assert publisher.host_total()["hitCount"] == 1
-    file = host.disk.new_counters("t-old", {"url": "/data/t", "host": "h", "process": 1}, ["hitCount", "goneCount"])
-    file.put(pair(5, 7))
+    about = {"url": "/data/t", "host": "h", "process": 1}
+    host.disk.new_counters("t-old", about, {"hitCount": 5, "goneCount": 7})
     total = publisher.host_total()
     assert total["hitCount"] == 6
     assert set(total) == {*COUNTERS, *GAUGES, *HOST_GAUGES}
