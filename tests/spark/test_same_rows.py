@@ -542,10 +542,9 @@ def test_what_others_have_written(spark: SparkSession, tmp_path: Path, form: str
     writers: dict[str, Callable[[str], object]] = {
         "pandas": lambda path: pandas.to_csv(path, index=False) if csv else pandas.to_json(path, orient="records"),
         "polars": polars.write_csv if csv else polars.write_ndjson,
-        "duckdb": lambda path: duckdb.sql(
-            f"COPY (SELECT * FROM polars) TO '{path}' ({'HEADER' if csv else 'FORMAT json'})"
-        ),
+        "duckdb": lambda path: duckdb.execute(f"COPY rows TO '{path}' ({'HEADER' if csv else 'FORMAT json'})"),
     }
+    duckdb.register("rows", pandas)
     for name, write in writers.items():
         (tmp_path / name).mkdir()
         write(str(tmp_path / name / f"a.{form}"))
