@@ -294,7 +294,7 @@ def test_precedence() -> None:
 
 
 def test_options_that_replace_others() -> None:
-    """`overridden` gives the same options with some replaced, and refuses what parse refuses.
+    """`override` gives the same options with some replaced, and refuses what parse refuses.
 
     A session moves host options off their default or the conf file's value, never off an explicit one, and no others.
     """

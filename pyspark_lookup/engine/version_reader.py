@@ -43,6 +43,7 @@ class VersionReader:
         return self._schemas.of(table, version)
 
     def data_schema(self, table: Table, version: TableVersion) -> pa.Schema:
+        """The columns in the files of a version."""
         return self.schema(table, version)[0]
 
     def splittable(self, table: Table) -> bool:

@@ -41,7 +41,7 @@ class HostVersions:
     ) -> None:
         self._ufs = ufs
         self._context = context
-        self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the context.disk did not take
+        self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
         self._readable: set[str] = set()  # digests whose files are on record, as this process has seen
         self._restore = restore
         self._has_commit = has_commit

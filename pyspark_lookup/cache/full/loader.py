@@ -262,8 +262,8 @@ class _Load:
     layer's files; and which are `fetched`.
 
     A layer whose columns had types that do not widen to those of now holds none of them: its values are not what the files
-    say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the rows of files that do
-    not count in the version, by URL; `marks`: the files that say so.
+    say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the deleted rows of
+    files, by URL; `marks`: the files that say so.
     """
 
     def __init__(

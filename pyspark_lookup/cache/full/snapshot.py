@@ -1,6 +1,6 @@
 """A version's rows as layers: one base segment and up to three deltas over it, with deleted rows.
 
-A row of a layer counts unless its file is no longer in the version, which `deleted` says. Each file's
+A row of a layer is live unless its file is no longer in the version, which `deleted` says. Each file's
 rows lie in one layer. The answer to a batch of keys is gathered layer by layer and then brought into
 the order of the keys, and in that into the order of the files and of the rows in them.
 """

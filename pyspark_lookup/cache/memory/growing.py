@@ -20,7 +20,7 @@ _SMALLEST = 1024
 
 
 class GrowingNumbers:
-    """Numbers of one type, appended to. `seen` are those there are: a view of memory that may be written to."""
+    """Numbers of one type, appended to. `view`: those there are, in memory that may be written to."""
 
     def __init__(self, dtype: Any, room: int = 0) -> None:
         # Room that is not used takes no memory. (Of large arrays numpy asks for huge pages only in `empty`.)

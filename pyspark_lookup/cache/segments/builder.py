@@ -327,7 +327,7 @@ class _PartitionStore:
 class _Codes:
     """The distinct texts of a column, numbered as they come; given up when there are too many.
 
-    `entries` None: given up. Codes made until then are still told apart by `decoded`.
+    `entries` None: given up. Codes made until then are still turned back by `decode`.
     """
 
     def __init__(self) -> None:

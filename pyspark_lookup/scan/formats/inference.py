@@ -1,7 +1,7 @@
 """Which types the values of text files have, and their values as such types.
 
 Nothing is lost: a column stays text if one of its values would not be written back as it was read, whether in one
-file or in several (`joined`). Integers beyond int64 are decimals, and times with an offset are instants.
+file or in several (`join_inferred`). Integers beyond int64 are decimals, and times with an offset are instants.
 """
 
 from __future__ import annotations
