@@ -121,7 +121,7 @@ def advice(
         options = _by_key(sizes, reasons)
     elif decoded_bytes <= _SMALL:
         reasons = [f"{what}: small enough for every host to keep it whole"]
-    elif memory_bytes >= 0 and decoded_bytes > memory_bytes // 2 and sizes and _choose_files(sizes).hit_rate > 0.9:
+    elif memory_bytes >= 0 and decoded_bytes > memory_bytes // 2 and sizes and _choose_size(sizes).hit_rate > 0.9:
         reasons = [f"{what}, more than half of the memory, and a part of the keys is asked for again and again"]
         options = _by_key(sizes, reasons)
     else:
@@ -133,7 +133,7 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
     """The options of a partial cache; why these is added to the reasons."""
     rows = 1_000_000
     if sizes:
-        best = _choose_files(sizes)
+        best = _choose_size(sizes)
         rows, rate = best.max_rows, best.hit_rate
         reasons.append(f"with {rows:,} rows {rate:.1%} of the trace's keys would have been answered from the cache")
         if rate < 0.5:
@@ -143,7 +143,7 @@ def _by_key(sizes: tuple[Replayed, ...], reasons: list[str]) -> dict[str, str]:
     return {"lookup.cache": CacheMode.PARTIAL.value, "lookup.partial-cache.max-rows": str(rows)}
 
 
-def _choose_files(sizes: Sequence[Replayed]) -> Replayed:
+def _choose_size(sizes: Sequence[Replayed]) -> Replayed:
     """The smallest size that is nearly as good as the largest."""
     most = max(size.hits for size in sizes)
     return next(size for size in sizes if size.hits >= _NEAR * most)

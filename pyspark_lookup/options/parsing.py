@@ -212,8 +212,8 @@ class Kind(NamedTuple):
 
 
 BOOLEAN = Kind("boolean", parse_boolean)
-COUNT = Kind("integer", whole_number(0, 10**9 - 1, "a whole number, 0 or more"))
-POSITIVE_COUNT = Kind("integer", whole_number(1, 10**9 - 1, "a whole number, 1 or more"))
+COUNT = Kind("integer", whole_number(0, 10**9 - 1, f"a whole number, 0 to {10**9 - 1}"))
+POSITIVE_COUNT = Kind("integer", whole_number(1, 10**9 - 1, f"a whole number, 1 to {10**9 - 1}"))
 LONG = Kind("integer", whole_number(0, 2**63 - 1, f"a whole number, 0 to {2**63 - 1}"))
 DURATION = Kind("duration", parse_duration_s)
 POSITIVE_DURATION = Kind("duration", parse_positive_duration_s)

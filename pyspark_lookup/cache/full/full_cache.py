@@ -144,8 +144,13 @@ class FullCache:
         state, snapshot = self._stored.find(lambda state: state.latest)
         if snapshot is None or not self._reloads or not self.schedule.is_neglected():
             return state, snapshot
-        with contextlib.suppress(Exception):  # said and counted where it happened; what there is goes on serving
+        try:
             self._load_after(state)
+        except (
+            Exception
+        ) as problem:  # a load's own is said and counted where it happened; what there is goes on serving
+            if isinstance(problem, OSError) and not isinstance(problem, UfsError):
+                self.context.metrics.inc("cacheFailureCount")
         return self._stored.find(lambda state: state.latest)
 
     def _load_after(self, state: State) -> None:

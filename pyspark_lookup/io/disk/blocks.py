@@ -263,6 +263,8 @@ class Disk(Segments, Claims, Counters):
         """
         files = freed = 0
         for kind in ("blocks", "snapshots", "claims", "records/snapshot", "records/segment"):
+            if (self._root / kind).is_symlink():
+                continue
             for directory, _, names in os.walk(self._root / kind, topdown=False):
                 for name in names:
                     path = Path(directory) / name

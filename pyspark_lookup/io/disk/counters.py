@@ -139,7 +139,7 @@ class Counters(Records):
                 for _ in range(_READS if is_own_file(os.fstat(descriptor)) else 0):
                     found = _parse(os.pread(descriptor, _LARGEST_HEAD, 0), name)
                     if found is not None:
-                        return Counts(name, *found, alive=not is_unlocked(descriptor))
+                        return Counts(name, *found, alive=_is_alive(descriptor))
         except FileNotFoundError:
             return None
         except OSError:
@@ -156,6 +156,14 @@ class Counters(Records):
     def _damaged_counters(self) -> list[Path]:
         directory = self._root / "counters"
         return [directory / name for name in self._counter_names("") if self._counts(name) is None]
+
+
+def _is_alive(descriptor: int) -> bool:
+    """Whether the process that counts in a file may be alive: of one that is, no total is made."""
+    try:
+        return not is_unlocked(descriptor)
+    except OSError:
+        return True
 
 
 def _parse(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, int]] | None:

@@ -213,10 +213,10 @@ def is_own_file(status: os.stat_result) -> bool:
 
 
 def is_unlocked(fd: int) -> bool:
-    """Whether nobody holds a lock on a file, and so whoever made it has ended."""
+    """Whether nobody holds a lock on a file, and so whoever made it has ended. OSError if that cannot be asked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
     fcntl.flock(fd, fcntl.LOCK_UN)
     return True

@@ -45,6 +45,8 @@ def _translate(operation: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Store, path: str, *args: Any) -> Any:
         try:
             return operation(self, path, *args)
+        except PysparkLookupError:
+            raise
         except Exception as error:
             raise our_error(error, path) from cause_of(error)
 
