@@ -39,8 +39,7 @@ def expected(rows: list[Any], times: list[int | None], by_end: bool, newest: boo
 
 @given(found_rows, st.lists(moments, min_size=5, max_size=5), st.booleans(), st.booleans(), st.sampled_from(["int", "instant", "zoned", "date"]))  # fmt: skip
 def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: bool, newest: bool, kind: str) -> None:
-    """Gaps, overlaps and nulls: one row for each key at most, the one a loop finds, or an error that names a key. Times that come in the
-    session's zone are the same instants."""
+    """One row for each key at most, the one a loop finds, or an error that names a key; times of the session's zone are the same instants."""
     rows = sorted(rows, key=lambda row: row[0])
     form = {"int": pa.int64(), "instant": INSTANT, "zoned": INSTANT, "date": pa.date32()}[kind]
     asked_form = pa.timestamp("us", "America/New_York") if kind == "zoned" else form
@@ -69,15 +68,9 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     assert answer.column(KEY_INDEX).to_pylist() == sorted(answer.column(KEY_INDEX).to_pylist())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"lookup.valid-to": "until"},
-        {"lookup.overlap": "NEWEST"},
-        {"lookup.valid-from": "since", "lookup.overlap": "NEWEST"},
-    ],
-)
-def test_options_without_others(options: dict[str, str]) -> None:
+def test_options_without_others() -> None:
     """valid-to needs valid-from, and overlap both."""
-    with pytest.raises(OptionError, match=r"has no meaning without lookup.valid-from and lookup.valid-to"):
-        LookupOptions.parse({"path": "/t", **options})
+    newest = {"lookup.overlap": "NEWEST"}
+    for options in ({"lookup.valid-to": "until"}, newest, {"lookup.valid-from": "since", **newest}):
+        with pytest.raises(OptionError, match=r"has no meaning without lookup.valid-from and lookup.valid-to"):
+            LookupOptions.parse({"path": "/t", **options})

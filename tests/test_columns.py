@@ -112,10 +112,7 @@ def cases(draw: st.DrawFn, of: st.SearchStrategy[pa.DataType]) -> tuple[pa.DataT
 @fuzzed(160)
 @given(case=cases(SCALARS | kinds(3)), data=st.data())
 def test_any_column(case: tuple[pa.DataType, list[pa.Array]], data: st.DataObject) -> None:
-    """A column of any type, flat or of others in each other, with nulls at every level, comes back equal, whatever its pieces.
-
-    What was read can be sliced, and its parts written again.
-    """
+    """A column of any type, with nulls at every level, comes back equal, whatever its pieces, and parts of it can be written again."""
     kind, pieces = case
     found = check(kind, pieces)
     start = data.draw(st.integers(0, len(found)))
@@ -191,10 +188,7 @@ def large(kind: pa.DataType) -> pa.DataType:
     ids=str,
 )
 def test_much_text_has_wide_offsets(monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, values: list[Any]) -> None:
-    """Text beyond what 32-bit offsets reach has 64-bit ones and is read as large text, at any depth; at the limit it is not.
-
-    Pieces that are large text already, as joined ones may be, are written like others.
-    """
+    """Text beyond 32-bit offsets has 64-bit ones and is read as large text, at any depth, also where pieces were; at the limit it is not."""
     array = pa.array(values, kind)  # eight bytes of each text
     pieces = [array.slice(0, 2), array.slice(2), pa.array([], kind)]
     if kind in LARGE:

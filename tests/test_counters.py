@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import struct
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,23 +22,22 @@ from pyspark_lookup.io.disk import CounterFile, Counts, Disk
 from pyspark_lookup.io.host_metrics import Publisher, tables_on
 from tests.fakes import FakeClock
 from tests.fuzzing import fuzzed
+from tests.test_disk import Opened
 
 NAMES = ("a", "b")
 pair = struct.Struct("=2q").pack
 
 
-class Host:
+class Host(Opened):
     """A cache directory, and publishers of processes in it."""
 
     def __init__(self, root: Path) -> None:
-        self.counters = root / "v1" / "counters"
-        self.metrics, self.now = CacheMetricGroup(), FakeClock(1_000_000.0)
-        self.clock = self.now.host()
-        self.disk = Disk(root, 10**9, self.metrics, self.clock.wall_s, random.Random(1))
+        super().__init__(root, 10**9, FakeClock(1_000_000.0))
+        self.counters, self.now = self.root / "counters", self.clock.host()
 
     def publisher(self, label: str = "t", hits: int = 0) -> Publisher:
         """That of a process, which has counted so many hits and published them."""
-        made = Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.clock)
+        made = Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.now)
         if hits:
             made.metrics.inc("hitCount", hits)
             made.publish()
@@ -111,7 +109,7 @@ def test_few_files_are_not_folded_and_old_totals_are_swept(host: Host) -> None:
     assert host.files() == ["t-1", "t-2", "u-1"]
     host.fold()
     for name in host.files():
-        os.utime(host.counters / name, (host.now.wall_s - 91 * 86400,) * 2)
+        os.utime(host.counters / name, (host.clock.wall_s - 91 * 86400,) * 2)
     host.disk.sweep()
     assert host.files() == ["u-1"]
 
@@ -149,9 +147,9 @@ def test_damaged_files(host: Host, how: str) -> None:
     else:
         data[-6 if how == "bit" else 30] ^= 0x10
         path.write_bytes({"cut": data[:-3], "empty": b"", "noise": b"\xff" * 4096}.get(how, bytes(data)))
-    before = host.metrics.snapshot()["cacheFailureCount"]
+    before = host.count("cacheFailureCount")
     assert host.sums() == {"a": 1, "b": 1}
-    assert host.metrics.snapshot()["cacheFailureCount"] > before
+    assert host.count("cacheFailureCount") > before
     assert host.disk.check().damaged == ("counters/t-2",)
     host.disk.check(repair=True)
     assert host.disk.check().damaged == ()
@@ -180,7 +178,7 @@ def test_killed_processes(host: Host) -> None:
         os.waitpid(child, 0)
     assert own.host_total()["hitCount"] == 33
     assert sum(counts.alive for counts in host.disk.counters("t")) == 1
-    assert tables_on(host.disk, host.clock)[0].processes == 1
+    assert tables_on(host.disk, host.now)[0].processes == 1
 
 
 def test_many_processes_come_and_go(host: Host) -> None:
@@ -188,7 +186,7 @@ def test_many_processes_come_and_go(host: Host) -> None:
     for number in range(200):
         host.publisher(hits=number)
     assert len(host.files()) <= 66
-    (table,) = tables_on(host.disk, host.clock)
+    (table,) = tables_on(host.disk, host.now)
     assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
     assert "ended" in host.publisher().by_worker()
 
@@ -197,16 +195,13 @@ def test_threads_that_publish_at_once(host: Host) -> None:
     """However the threads of a process take turns, what is put last is what was counted last."""
     publisher = host.publisher()
 
-    def work() -> None:
+    def work(thread: int) -> None:
         for _ in range(300):
             publisher.metrics.inc("hitCount")
             publisher.publish()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     (counts,) = host.disk.counters("t")
     assert counts.values["hitCount"] == 1200
 
@@ -244,12 +239,12 @@ def test_a_directory_that_fails_and_another_release(host: Host) -> None:
 def test_gauges_are_the_latest(host: Host) -> None:
     """Of a gauge the value counts that a process has set last; the lag is from now, and of what this host says is current only."""
     first, second = host.publisher(), host.publisher()
-    first.metrics.set_gauge("versionAsOf", int(host.now.wall_s * 1000) - 500)
+    first.metrics.set_gauge("versionAsOf", int(host.clock.wall_s * 1000) - 500)
     first.publish()
-    host.now.tick(1)
-    second.metrics.set_gauge("versionAsOf", int(host.now.wall_s * 1000))
+    host.clock.tick(1)
+    second.metrics.set_gauge("versionAsOf", int(host.clock.wall_s * 1000))
     second.publish()
-    host.now.tick(2)
+    host.clock.tick(2)
     assert first.host_total()["reloadLag"] == UNSET  # every query asks the store
     second.metrics.inc("metadataCacheCount")
     second.publish()

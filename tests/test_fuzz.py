@@ -251,10 +251,7 @@ def restated(path: Path, alter: Callable[[Any], Any]) -> None:
 @given(data=st.data(), sound=st.booleans())
 @fuzzed(12)
 def test_a_damaged_cache_costs_no_row(kind: str, name: str, data: st.DataObject, sound: bool) -> None:
-    """Whatever became of a file of a host's cache directory, the rows are the right ones, and there is no error.
-
-    Of records and segments that are sound, and say something else than they could, there may be one, of ours.
-    """
+    """Whatever became of a file of a host's cache, the rows are right; where one is sound and says what it could not, or an error of ours."""
     made = world(kind, name)
     with copied(made.cache) as cache:
         if sound:
@@ -528,22 +525,16 @@ def test_what_is_damaged_is_understood_or_refused(
     check()
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        {PATH: ["a", "a"], ROW: [1.0, 2.0]},
-        {PATH: ["a", "a"], ROW: [1, None]},
-        {PATH: ["a", None], ROW: [1, 2]},
-        {PATH: [1, 2], ROW: [1, 2]},
-        {PATH: ["a", "a"], ROW: [2, 1]},
-        {PATH: ["a", "a"], ROW: [-1, 1]},
-        {PATH: ["a", "b", "a"], ROW: [1, 2, 3]},
-        {PATH: ["a"], "other": [1]},
-        {"other": [1]},
-        {PATH: [["a"]], ROW: [1]},
-    ],
-    ids=str,
-)
+NO_DELETED_ROWS: list[dict[str, Any]] = [
+    *({PATH: ["a", "a"], ROW: rows} for rows in ([1.0, 2.0], [1, None], [2, 1], [-1, 1])),
+    *({PATH: paths, ROW: [1, 2, 3]} for paths in (["a", None, "b"], [1, 2, 3], ["a", "b", "a"])),
+    {PATH: ["a"], "other": [1]},
+    {"other": [1]},
+    {PATH: [["a"]], ROW: [1]},
+]
+
+
+@pytest.mark.parametrize("rows", NO_DELETED_ROWS, ids=str)
 def test_deleted_rows_that_cannot_be(rows: dict[str, Any]) -> None:
     """Such a file has a path and a place for each row, by path and place."""
     sink = pa.BufferOutputStream()

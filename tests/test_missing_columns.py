@@ -57,17 +57,6 @@ def test_a_missing_column_is_refused(site: Site) -> None:
     assert held(table) == [{"id": 1, "a": "x", "b": 1}, {"id": 2, "a": "z", "b": None}]
 
 
-@pytest.mark.parametrize(("options", "kept"), [(KEEP, 1), (NULL, None)])
-def test_what_is_in_a_missing_column(site: Site, options: dict[str, str], kept: int | None) -> None:
-    """KEEP: what was there, null for a new row. NULL: null. Names are compared as Spark does, in any order."""
-    table = begun(site, {"id": 1, "a": "x", "b": 1}, {"id": 2, "a": "y", "b": 2})
-    site.table(options).upsert(pa.table({"A": ["X", "Z"], "ID": [1, 3]}))
-    expected = [{"id": 1, "a": "X", "b": kept}, {"id": 2, "a": "y", "b": 2}, {"id": 3, "a": "Z", "b": None}]
-    assert held(site.table(host="b")) == expected
-    table.compact()
-    assert held(site.table(host="c")) == expected
-
-
 def test_a_key_that_two_rows_have(site: Site) -> None:
     """Whose values to keep cannot be said; nothing is written."""
     table = begun(site, {"id": 1, "a": "x", "b": 1}, {"id": 1, "a": "y", "b": 2})
@@ -145,11 +134,13 @@ def before_events(act: Callable[[int], None]) -> Iterator[None]:
     first=st.lists(FULL, max_size=4, unique_by=lambda row: row["id"]),
     own=st.lists(KEYLESS, min_size=1, max_size=4, unique_by=lambda row: row["id"]),
     others=st.dictionaries(st.integers(1, 6), OTHERS, max_size=3),
+    keeps=st.booleans(),
 )
 @example(  # before its commit, after its write id and its files: they are written anew, and rows without a key are there once
     first=[{"id": 1, "a": "x", "b": 1}],
     own=[{"id": None, "a": "n", "b": 0}, {"id": 1, "a": "m", "b": 0}],
     others={3: ("upsert", [{"id": 1, "a": "q", "b": 77}])},
+    keeps=True,
 )
 def test_nothing_that_others_commit_is_lost(
     site: Site,
@@ -157,8 +148,9 @@ def test_nothing_that_others_commit_is_lost(
     first: list[Row],
     own: list[Row],
     others: dict[int, tuple[str, list[Row]]],
+    keeps: bool,
 ) -> None:
-    """Before any of its events another writer may change, remove or move the rows: a kept value is that of the commit before its own."""
+    """Whatever another writer does before any of its events, a kept value is that of the commit before its own; null for a new row, or by NULL."""
     site.path = tmp_path_factory.mktemp("table") / "t"
     begun(site, *first)
     model = {row["id"]: row for row in first}
@@ -167,14 +159,15 @@ def test_nothing_that_others_commit_is_lost(
         if number in others:
             act(site, *others[number], model)
 
-    table = site.table({**KEEP, "lookup.write.compact-after": "0"})
+    table = site.table({**(KEEP if keeps else NULL), "lookup.write.compact-after": "0"})
     try:
         with before_events(meanwhile):
-            table.upsert(rows(*({"id": row["id"], "a": row["a"]} for row in own)))
+            table.upsert(rows(*({"a": row["a"], "id": row["id"]} for row in own)).rename_columns(["A", "ID"]))
     except WriteConflictError:  # an overwrite has replaced all rows since it began
         assert "overwrite" in {kind for kind, _ in others.values()}
     else:
-        model.update({row["id"]: {**row, "b": model.get(row["id"], {"b": None})["b"]} for row in own})
+        known = model if keeps else {}
+        model.update({row["id"]: {**row, "b": known.get(row["id"], {"b": None})["b"]} for row in own})
     expected = [model[key] for key in sorted(model, key=lambda key: (key is None, key))]
     assert held(site.table()) == held(site.table(host="late")) == expected
     site.table().compact()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -28,7 +27,7 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.scan.contract import share_of, slices_of
+from pyspark_lookup.scan.contract import share_of
 from pyspark_lookup.scan.open_file import Slice
 from tests.fakes import Host, make_host
 from tests.fuzzing import fuzzed
@@ -91,10 +90,7 @@ def versions_of(sizes: Sequence[int]) -> tuple[FileVersion, ...]:
 @fuzzed(150)
 @given(SIZES, st.integers(1, 40), st.booleans())
 def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: bool) -> None:
-    """Over all tasks each file's bytes come once, in order, in shares that are about equal; asked again the answer is the same.
-
-    A file below 1.5 shares stays whole, one above is cut, one that cannot be split never is.
-    """
+    """Each file's bytes come once, in order, in shares that are about equal: below 1.5 of them it stays whole, above it is cut, if it can be."""
     files = versions_of(sizes)
     shares = [share_of(files, number, count, splittable) for number in range(count)]
     assert shares == [share_of(list(files), number, count, splittable) for number in range(count)]
@@ -111,11 +107,8 @@ def test_shares_partition_every_byte(sizes: list[int], count: int, splittable: b
         elif piece.file.size > max(1.51 * mean, 1):  # a byte cannot be cut
             assert not piece.whole
     empty = (FileVersion("s3://b/x", 0, "v"),)  # read, and found damaged, by one task
-    assert [share_of(empty, number, count, splittable) for number in range(count)] == [
-        slices_of(empty),
-        *[()] * (count - 1),
-    ]
-    assert slices_of(empty) == (Slice(empty[0], 0, 0),)
+    shares_of_none = [share_of(empty, number, count, splittable) for number in range(count)]
+    assert shares_of_none == [(Slice(empty[0], 0, 0),), *[()] * (count - 1)]
     if splittable and min(sizes) >= 1000:
         assert max(sum(piece.end - piece.start for piece in share) for share in shares) <= 2.5 * mean + count
 
@@ -136,25 +129,6 @@ def write(path: Path, table: pa.Table, rows: int = 97) -> None:
             path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
         case ".orc":
             pa.orc.write_table(table, path)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
-@pytest.mark.parametrize("form", FORMS)
-def test_several_tasks_lose_and_double_no_row(tmp_path: Path, form: str, count: int) -> None:
-    """The tasks' rows one after another are the whole read's: row groups go where their middle lies."""
-    start = 0
-    for number, rows in enumerate((1500, 3, 400, 0, 97)):
-        ids = pa.array(range(start, start + rows), pa.int64())
-        table = pa.table({"id": ids, "text": pa.array([f"t{i}" for i in range(start, start + rows)], pa.string())})
-        if rows or form in ("parquet", "arrow"):
-            write(tmp_path / f"{number}.{form}", table)
-        start += rows
-    host = make_host(str(tmp_path), None)
-    made, _ = planned(host, tmp_path)
-    parts = [rows_of(host, made, ReadTask(number, count)) for number in range(count)]
-    assert [row for part in parts for row in part] == [{"id": i, "text": f"t{i}"} for i in range(2000)]
-    if count <= 3:  # rows lie as bytes do, so no task may have next to nothing
-        assert min(map(len, parts)) > (100 if form in ("parquet", "arrow") else -1)
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -238,51 +212,23 @@ def test_what_cannot_match_is_pruned(tmp_path: Path, where: str, opened: str, gr
 
 
 NUMBERS, TEXTS = st.integers(-3, 6), st.text("ab", max_size=2)
+OPERATORS = ["=", "<>", "<", "<=", ">", ">="]
 # Columns are of the files, `p` of the directories.
-TESTS = st.recursive(
-    st.one_of(
-        st.builds(
-            "{0} {1} {2}".format,
-            st.sampled_from("np"),
-            st.sampled_from(["=", "<>", "<", "<=", ">", ">=", "<=>"]),
-            NUMBERS,
-        ),
-        st.builds("s {0} '{1}'".format, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), TEXTS),
-        st.builds("{0} IN ({1}, {2})".format, st.sampled_from("np"), NUMBERS, NUMBERS | st.just("NULL")),
-        st.builds("s IN ('{0}', '{1}')".format, TEXTS, TEXTS),
-        st.builds("s LIKE '{0}%'".format, TEXTS),
-        st.builds("{0} IS NULL".format, st.sampled_from("nps")),
-    ),
-    lambda inner: (
-        st.builds("NOT ({0})".format, inner)
-        | st.builds("({0}) {1} ({2})".format, inner, st.sampled_from(["AND", "OR"]), inner)
-    ),
-    max_leaves=5,
+LEAVES = st.one_of(
+    st.builds("{0} {1} {2}".format, st.sampled_from("np"), st.sampled_from([*OPERATORS, "<=>"]), NUMBERS),
+    st.builds("s {0} '{1}'".format, st.sampled_from(OPERATORS), TEXTS),
+    st.builds("{0} IN ({1}, {2})".format, st.sampled_from("np"), NUMBERS, NUMBERS | st.just("NULL")),
+    st.builds("s LIKE '{0}%'".format, TEXTS),
+    st.builds("{0} IS NULL".format, st.sampled_from("nps")),
 )
-
-
-@dataclasses.dataclass
-class SmallFile:
-    """A file of a generated table: its partition, its columns beside `i`, and its rows' values."""
-
-    p: int | None
-    has_n: bool
-    has_s: bool
-    rows: list[tuple[int | None, str | None]]
-    group: int
-
-
-SMALL_FILES = st.builds(
-    SmallFile,
-    p=st.none() | st.integers(0, 3),
-    has_n=st.booleans(),
-    has_s=st.booleans(),
-    # Runs of one value make row groups that statistics tell apart.
-    rows=st.lists(st.tuples(st.none() | NUMBERS, st.none() | TEXTS), min_size=1, max_size=12).map(
-        lambda rows: sorted(rows, key=lambda row: (row[0] is None, row[0] or 0))
-    ),
-    group=st.integers(1, 5),
+TESTS = LEAVES | st.builds("{0} {1} NOT ({2})".format, LEAVES, st.sampled_from(["AND", "OR"]), LEAVES)
+# Runs of one value make row groups that statistics tell apart.
+ROWS = st.lists(st.tuples(st.none() | NUMBERS, st.none() | TEXTS), min_size=1, max_size=12).map(
+    lambda rows: sorted(rows, key=lambda row: (row[0] is None, row[0] or 0))
 )
+# A file's partition, its columns beside `i`, its rows' values of `n` and `s`, and how many of them are in a row group.
+File = tuple[int | None, str, list[tuple[int | None, str | None]], int]
+SMALL_FILES = st.tuples(st.none() | st.integers(0, 3), st.sampled_from(["", "n", "s", "ns"]), ROWS, st.integers(1, 5))
 
 
 @fuzzed(120)
@@ -293,42 +239,30 @@ SMALL_FILES = st.builds(
     st.integers(1, 4),
     st.sampled_from(["i", "i,p", "s,i,n", "p", ""]),
 )
-def test_filtered_rows_are_those_of_all(
-    form: str, files: list[SmallFile], where: str, count: int, columns: str
-) -> None:
-    """Over partitions, missing columns, nulls and pruned row groups the rows are those of all that the predicate is true of.
-
-    Batches are as planned, and none is empty. What a predicate means of one row is the subject of test_predicate and, beside
-    Spark, of test_same_rows.
-    """
-    files = [SmallFile(1, True, True, [(1, "a"), (None, None)], 1), *files]
+def test_filtered_rows_are_those_of_all(form: str, files: list[File], where: str, count: int, columns: str) -> None:
+    """Over partitions, missing columns, nulls and pruned row groups the rows are those of all that the predicate (see test_predicate) is true of."""
+    files = [(1, "ns", [(1, "a"), (None, None)], 1), *files]
     everything: list[dict[str, Any]] = []
     schema = pa.schema([("i", pa.int64()), ("n", pa.int32()), ("s", pa.string()), ("p", pa.int32())])
     with tempfile.TemporaryDirectory() as directory:
-        numbered = sorted(
-            (f"p={'__HIVE_DEFAULT_PARTITION__' if file.p is None else file.p}/{number}.{form}", number, file)
-            for number, file in enumerate(files)
-        )
-        for name, _, file in numbered:
-            first = len(everything)
-            everything += [
-                {"i": first + row, "n": n if file.has_n else None, "s": s if file.has_s else None, "p": file.p}
-                for row, (n, s) in enumerate(file.rows)
-            ]
-            held = ["i", *(["n"] if file.has_n else []), *(["s"] if file.has_s else [])]
+        partitions = ("__HIVE_DEFAULT_PARTITION__" if file[0] is None else file[0] for file in files)
+        numbered = (f"p={partition}/{number}.{form}" for number, partition in enumerate(partitions))
+        for name, (p, held, rows, group) in sorted(zip(numbered, files, strict=True)):
+            found = [{"n": n if "n" in held else None, "s": s if "s" in held else None, "p": p} for n, s in rows]
+            found = [{"i": number, **row} for number, row in enumerate(found, len(everything))]
+            everything += found
             Path(directory, name).parent.mkdir(exist_ok=True)
-            write(Path(directory, name), pa.Table.from_pylist(everything[first:], schema).select(held), file.group)
+            write(Path(directory, name), pa.Table.from_pylist(found, schema).select(["i", *held]), group)
         host = make_host(directory, None)
         made, _ = planned(host, Path(directory), {"where": where, **({"columns": columns} if columns else {})})
-        found = [batch for number in range(count) for batch in batches_of(host, made, ReadTask(number, count))]
+        parts = [batch for number in range(count) for batch in batches_of(host, made, ReadTask(number, count))]
     (batch,) = pa.Table.from_pylist(everything, schema).combine_chunks().to_batches()
     chunk = dict(zip(schema.names, batch.columns, strict=True))
     expected = batch.filter(evaluate(parse_where(where, schema), chunk, batch.num_rows))
-    assert [row for part in found for row in part.to_pylist()] == expected.select(
-        made.projection.columns.names
-    ).to_pylist()
-    assert made.projection.columns.names == (columns.split(",") if columns else schema.names)
-    assert all(part.num_rows and part.schema.equals(made.projection.columns, check_metadata=True) for part in found)
+    names = made.projection.columns.names
+    assert names == (columns.split(",") if columns else schema.names)
+    assert [row for part in parts for row in part.to_pylist()] == expected.select(names).to_pylist()
+    assert all(part.num_rows and part.schema.equals(made.projection.columns, check_metadata=True) for part in parts)
 
 
 # --- which bytes ----------------------------------------------------------------------------------
@@ -412,19 +346,6 @@ def test_only_what_is_needed_is_fetched(
     assert covered(gets) == covered([*tested, *others])
 
 
-def test_a_second_read_of_one_version_fetches_nothing(wide: Path, cache_dir: Path) -> None:
-    """What a selective read brought stays: the same read again makes its metadata call only, another column adds itself."""
-    host = make_host(str(wide), cache_dir)
-    one, two = (planned(host, wide, {"where": "id = 4242", "columns": column})[0] for column in ("one", "two"))
-    first = rows_of(host, one)
-    host.store.calls.clear()
-    assert rows_of(host, one) == first
-    assert host.store.kinds() == ["head"]
-    rows_of(host, two)
-    (get,) = [subject[1:] for kind, subject in host.store.calls if kind == "get"]  # type: ignore[index]
-    assert get in flat(chunks(wide, "two"))
-
-
 def test_a_read_of_many_row_groups_is_one_phase(tmp_path: Path) -> None:
     """Above eight row groups a second round of requests does not pay: each group's neighbouring columns come together."""
     rows = 9 * 10_000
@@ -435,6 +356,11 @@ def test_a_read_of_many_row_groups_is_one_phase(tmp_path: Path) -> None:
     gets, rows_found = gets_of(host, made)
     assert len(rows_found) == 1
     assert sum(length for _, length in gets) > 9 * 10_000 * 24
+    whole, _ = planned(host, path, {"columns": "id"})
+    shares = [batches_of(host, whole, ReadTask(number, 3)) for number in range(3)]
+    assert [sum(batch.num_rows for batch in share) for share in shares] == [
+        30_000
+    ] * 3  # groups go where their middle lies
 
 
 # --- columns --------------------------------------------------------------------------------------

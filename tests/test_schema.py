@@ -80,10 +80,7 @@ NESTED = [
 
 
 def test_spark_type() -> None:
-    """Each type becomes the one Spark has for its values, to the last field name, at once and for good.
-
-    PySpark turns that into an SQL type whose Arrow type is the same, so batches are taken as they are.
-    """
+    """Each type becomes the one Spark has for its values, at once and for good, so that PySpark takes batches as they are."""
     for kind, expected in FLAT + NESTED:
         found = spark_type(kind)
         assert found.equals(expected, check_metadata=True), f"{found} is not {expected}"
@@ -116,10 +113,7 @@ def test_unsupported_type_names_column_and_file(kind: pa.DataType) -> None:
 
 
 def test_spark_schema_keeps_names_and_order_only() -> None:
-    """Columns keep names and order; all become nullable, and metadata goes. What is null stays so until files are merged.
-
-    Two columns that Spark would not tell apart are an error naming both and the file.
-    """
+    """Columns keep names and order, nothing else; two that Spark would not tell apart are an error naming both and the file."""
     fields = [("A.x y", pa.null()), ("ü", pa.list_(pa.null())), ("s", pa.struct([("x", pa.null())]))]
     first = pa.field("b", pa.uint8(), nullable=False, metadata={"k": "v"})
     kinds = [pa.int16(), pa.null(), listed(pa.null()), pa.struct([("x", pa.null())])]
@@ -302,11 +296,13 @@ WRAPPED: list[Callable[[pa.DataType], pa.DataType]] = [
 
 def test_cast_keeps_values() -> None:
     """Any slice of any column, nested and null at any level, has the same values in Spark's type."""
-    for kind, _ in FLAT:
+    for number, (kind, _) in enumerate(FLAT):
         if isinstance(kind, pa.BaseExtensionType | pa.RunEndEncodedType):
             continue
         nested = [wrap(kind) for wrap in WRAPPED]
-        for held in (kind, *nested, *(wrap(inner) for wrap in WRAPPED for inner in nested)):
+        # With each of the kinds another one of the ways lies in each of them.
+        turned = [WRAPPED[(place + number) % len(WRAPPED)](inner) for place, inner in enumerate(nested)]
+        for held in (kind, *nested, *turned):
             whole = pa.array(extremes(held) * 2, held)
             for start in range(len(whole)):
                 column = whole.slice(start, 4)

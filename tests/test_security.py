@@ -44,6 +44,7 @@ from tests.fakes import FakeClock, make_host
 from tests.fuzzing import memory_at_most
 from tests.test_api import put
 from tests.test_disk import Opened, data_of, key, opened
+from tests.test_segments import published
 from tests.test_stores import WebServer, web
 
 __all__ = ["opened", "web"]
@@ -119,19 +120,11 @@ def plant(path: Path, what: str) -> None:
     PLANTED[what](path)
 
 
-def published(opened: Opened) -> Path:
-    writer = opened.disk.create_segment({"r": 5})
-    writer.append("r", b"right")
-    writer.finish({})
-    opened.disk.publish_segment(TABLE, "s", writer)
-    return opened.root / "snapshots" / TABLE / "s"
-
-
 def planted(opened: Opened, what: str) -> list[Path]:
     """It in the place of a block, a record and a segment, which were there."""
     opened.disk.put_blocks({key(1): data_of(1)})
     opened.disk.create_record("version", "k", "right")
-    places = [opened.path(key(1)), opened.root / "records" / "version" / "k", published(opened)]
+    places = [opened.path(key(1)), opened.root / "records" / "version" / "k", published(opened, "s", TABLE)]
     for path in places:
         plant(path, what)
     return places
@@ -162,8 +155,9 @@ def test_a_planted_file_is_a_miss(opened: Opened, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_planted_numbers_claims_and_totals(opened: Opened, what: str) -> None:
-    """The total of all blocks is counted anew; the numbers beside a segment are done without; a claim is nobody's."""
+def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> None:
+    """The total of all blocks is counted anew; the numbers beside a segment are done without; a claim is nobody's; what lies in a
+    lock's place is locked, or cannot be: an OSError, which costs the cache and not the read."""
     disk = opened.disk
     disk.put_blocks({key(1): data_of(1)})
     plant(opened.root / "usage", what)
@@ -173,7 +167,7 @@ def test_planted_numbers_claims_and_totals(opened: Opened, what: str) -> None:
     else:
         assert opened.usage() == disk.used_bytes()
         assert disk.get_block(key(2)) == data_of(2)
-    path = published(opened).with_suffix(".used")
+    path = published(opened, "s", TABLE).with_suffix(".used")
     assert disk.open_numbers(TABLE, "s", 4, create=True) is not None
     plant(path, what)
     found = disk.open_numbers(TABLE, "s", 4)
@@ -185,24 +179,18 @@ def test_planted_numbers_claims_and_totals(opened: Opened, what: str) -> None:
     plant(path, what)
     assert disk.claims(TABLE, "v") == []
     assert disk.wait_for_claim(TABLE, "v-planted", 0.0, opened.clock.host())
-
-
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_lock_keeps_nobody_waiting(opened: Opened, what: str) -> None:
-    """What lies in a lock's place is locked, or cannot be: an OSError, which costs the cache and not the read."""
-    path = opened.disk.lock_path("block", "x")
+    path = disk.lock_path("block", "x")
     path.write_bytes(bytes(40))
     plant(path, what)
     try:
-        lock = opened.disk.acquire("block", "x", 0.0)
+        lock = disk.acquire("block", "x", 0.0)
     except OSError:
         # A pipe: as the version of filelock will have it.
         assert what in ("a pipe", "a socket", "a directory", "a link", "a dead link", "a link to a device")
     else:
         assert lock is not None
         lock.release()
-    if what == "a link":
-        assert elsewhere(path).read_bytes() == bytes(40)
+    assert what != "a link" or elsewhere(path).read_bytes() == bytes(40)
 
 
 @pytest.mark.parametrize("what", PLANTED)
@@ -278,7 +266,7 @@ def test_names_of_records_and_segments_lead_nowhere_else(opened: Opened, name: s
     name = name.replace("/precious", f"{precious[0]}") if name.startswith("/") else name
     disk = opened.disk
     disk.create_record("version", "there", 1)
-    published(opened)
+    published(opened, "s", TABLE)
     assert disk.get_record("version", name) is None
     assert not disk.has_record("version", name)
     assert disk.open_segment(TABLE, name) is None
@@ -558,7 +546,4 @@ def test_the_document_names_tests_that_exist() -> None:
         assert re.search(rf"^def {name}\(", (tests / file).read_text(encoding="utf-8"), re.MULTILINE), (file, name)
     for file in ("test_security.py", "test_fuzz.py"):
         there = set(re.findall(r"^def (test_\w+)\(", (tests / file).read_text(encoding="utf-8"), re.MULTILINE))
-        assert there - {name for of, name in named if of == file} <= UNNAMED
-
-
-UNNAMED = {"test_the_document_names_tests_that_exist"}
+        assert there - {name for of, name in named if of == file} <= {"test_the_document_names_tests_that_exist"}

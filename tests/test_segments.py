@@ -9,7 +9,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import stat
 import struct
@@ -25,9 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.io.disk import OpenSegment, SegmentWriter
+from tests import test_disk as blocks
 from tests.fuzzing import fuzzed, memory_at_most
 from tests.processes.test_fill import in_fresh_process, must_end
-from tests.test_disk import Opened, data_of, flipped, handles_below
+from tests.test_disk import Opened, data_of, files_at_most, flipped, handles_below, opened
+
+__all__ = ["files_at_most", "opened"]
 
 TAIL = struct.Struct("<QI8s")  # the footer's length, its CRC-32, magic
 MAGIC = b"LKUPSEG1"
@@ -35,11 +37,6 @@ BOUND_BYTES = 16  # which name it was made for
 REGIONS = {"one": data_of(1, 1000), "none": b"", "two": data_of(2, 77), "three": data_of(3, 64)}
 META = {"rows": 7, "nested": {"a": [1, None, "ü"]}}
 HOUR_S = 3600.0
-
-
-@pytest.fixture
-def opened(cache_dir: Path) -> Opened:
-    return Opened(cache_dir)
 
 
 @contextlib.contextmanager
@@ -106,10 +103,7 @@ def layout(path: Path) -> tuple[int, dict[str, tuple[int, int]]]:
 
 
 def test_a_segment_is_what_was_published(opened: Opened) -> None:
-    """Regions and what the writer said of them come back as they were, in this and in another opener, and by table and name.
-
-    The file is as documented: regions in their order, each from a multiple of 64, then the footer; private to its user.
-    """
+    """Regions and meta come back as they were, in any opener, by table and name; the file is as documented, and private to its user."""
     path = published(opened)
     end, regions = layout(path)
     assert [(name, size) for name, (_, size) in regions.items()] == [
@@ -160,25 +154,8 @@ def test_regions_written_in_any_pieces(tmp_path_factory: pytest.TempPathFactory,
     assert content(opened) == {**regions, **added}
 
 
-def test_regions_have_the_size_that_was_said(opened: Opened) -> None:
-    """More bytes than announced are a ValueError at once, fewer at the end; both name the region."""
-    with writing(opened, {"first": 10, "second": 4}) as writer:
-        writer.append("first", b"x" * 6)
-        for name, size in (("first", 10), ("second", 4)):
-            with pytest.raises(ValueError, match=f"{name}.*{size}"):
-                writer.append(name, b"x" * 5)
-        writer.append("first", b"y" * 4)
-        with pytest.raises(ValueError, match=r"\['second'\]"):
-            writer.finish({})
-        writer.append("second", b"zzzz")
-    assert content(opened) == {"first": b"x" * 6 + b"y" * 4, "second": b"zzzz"}
-
-
 def test_a_segment_given_up_is_gone(opened: Opened) -> None:
-    """A writer that is closed before it published leaves no file and no handle, at any step; closing again is nothing.
-
-    So on a full disk, wherever a file cannot grow any more: at its first bytes, in a region or in its footer.
-    """
+    """A writer closed before it published leaves no file and no handle, at any step, also where a full disk ends it; closing again is nothing."""
     before = handles_below(opened.root)
     steps: list[Callable[[SegmentWriter], object]] = [
         lambda writer: None, lambda writer: writer.append("r", bytes(10_000)), lambda writer: writer.finish({"much": "x" * 1000}),
@@ -229,21 +206,6 @@ def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypa
 # --- removing ----------------------------------------------------------------------------------------------
 
 
-def test_segments_are_listed_and_removed(opened: Opened) -> None:
-    """A table's segments are listed by name; one that nobody uses is removed with its record, one that is gone is no failure."""
-    assert opened.disk.segments("t") == []
-    for name, table in (("b", "t"), ("a", "t"), ("c", "u")):
-        published(opened, name, table)
-    assert (opened.disk.segments("t"), opened.disk.segments("u")) == (["a", "b"], ["c"])
-    assert record_of(opened, "a").exists()
-    for table, name in (("t", "a"), ("t", "a"), ("nothing", "a")):
-        assert opened.disk.remove_segment(table, name)
-    assert not record_of(opened, "a").exists()
-    assert opened.disk.segments("t") == ["b"]
-    assert opened.disk.open_segment("t", "a") is None
-    assert opened.count("snapshotDamagedCount") == 0
-
-
 USES: dict[str, Callable[[OpenSegment], Any]] = {
     "the segment": lambda found: found,
     "a region": lambda found: found.regions["two"],
@@ -258,8 +220,10 @@ USES: dict[str, Callable[[OpenSegment], Any]] = {
 
 
 def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
-    """Whatever part of a segment somebody holds pins it, until the last such part is dropped."""
+    """Whatever part of a segment somebody holds pins it until it is dropped; a table's segments are listed by name, and go with their records."""
     paths = {use: published(opened, str(number)) for number, use in enumerate(USES)}
+    published(opened, "other", "u")
+    assert opened.disk.segments("t") == [path.name for path in paths.values()]
     held: list[Any] = []
     for path, use in zip(paths.values(), USES.values(), strict=True):
         found = opened.disk.open_segment("t", path.name)
@@ -276,8 +240,10 @@ def test_a_segment_in_use_is_not_removed(opened: Opened) -> None:
     held.clear()
     gc.collect()
     for use, path in paths.items():
-        assert opened.disk.remove_segment("t", path.name), use
-        assert not path.exists()
+        for _ in range(2):
+            assert opened.disk.remove_segment("t", path.name), use
+            assert not (path.exists() or record_of(opened, path.name).exists())
+    assert (opened.disk.segments("t"), opened.disk.segments("u")) == ([], ["other"])
 
 
 def test_a_mapping_outlives_its_file(opened: Opened) -> None:
@@ -311,10 +277,7 @@ def in_region(blob: bytes) -> bytes:
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "truncated": lambda blob: blob[:-1],
-    "empty": lambda blob: b"",
-    "longer": lambda blob: blob + b"x",
-    "zeroed": lambda blob: bytes(len(blob)),
+    **blocks.DAMAGE,
     "noise": lambda blob: data_of(9, len(blob)),
     "footer flipped": in_footer,
     "footer's checksum flipped": lambda blob: flipped(blob, (len(blob) - TAIL.size + 8) * 8),
@@ -341,10 +304,7 @@ def test_a_damaged_segment_is_absent(opened: Opened) -> None:
 
 
 def test_any_flipped_bit_is_noticed_or_harmless(opened: Opened) -> None:
-    """No bit of the file can change, nor its end be lost, so that other bytes than those written are handed out.
-
-    Only the gaps between regions may change.
-    """
+    """No bit can change, but in the gaps between regions, nor the end be lost, so that other bytes than those written are handed out."""
     regions = {"a": b"data", "b": b"x"}
     path = published(opened, regions=regions, meta={})
     blob = path.read_bytes()
@@ -407,10 +367,7 @@ LOST: dict[str, Callable[[Opened], object]] = {
 
 
 def test_without_its_record_a_segment_is_read_through(opened: Opened) -> None:
-    """A segment that has no record, or not of this very file, is verified by reading, found sound and recorded; or found damaged.
-
-    That its soundness cannot be recorded keeps nobody from it: it is read through each time.
-    """
+    """Without a record of this very file a segment is read through, and recorded or found damaged; each time, if it cannot be recorded."""
     for number, lost in enumerate(LOST.values()):
         published(opened)
         lost(opened)
@@ -431,17 +388,6 @@ def test_without_its_record_a_segment_is_read_through(opened: Opened) -> None:
 
 
 # --- a disk that does not take it ----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def files_at_most(size: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: a write that crosses the limit is cut short, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_publishing_where_it_cannot_be(opened: Opened) -> None:
@@ -484,24 +430,20 @@ def test_check_reads_every_region(opened: Opened) -> None:
     assert opened.count("snapshotDamagedCount") == 0
 
 
-def aged(opened: Opened, path: Path, age_s: float) -> Path:
-    os.utime(path, (opened.clock.wall_s - age_s,) * 2)
-    return path
-
-
 def test_a_sweep_removes_segments_of_forgotten_tables(opened: Opened) -> None:
-    """Segments of a table without a sound snapshot record are removed an hour after they were written, but not what is in use.
-
-    Those of one with it stay.
-    """
+    """Segments of a table without a sound snapshot record go an hour after they were written, but not what is in use."""
     opened.disk.replace_record("snapshot", "known", {})
-    kept = aged(opened, published(opened, "old", "known"), 2 * HOUR_S)
-    old = aged(opened, published(opened, "old", "forgotten"), HOUR_S + 60)
-    young = aged(opened, published(opened, "young", "forgotten"), HOUR_S - 60)
+
+    def aged(name: str, table: str, age_s: float) -> Path:
+        path = published(opened, name, table)
+        os.utime(path, (opened.clock.wall_s - age_s,) * 2)
+        return path
+
+    kept, used = aged("old", "known", 2 * HOUR_S), aged("s", "t", 2 * HOUR_S)
+    old, young = aged("old", "forgotten", HOUR_S + 60), aged("young", "forgotten", HOUR_S - 60)
     opened.disk.replace_record("snapshot", "damaged", {})
     (opened.root / "records" / "snapshot" / "damaged").write_bytes(b"noise")
-    alone = aged(opened, published(opened, "old", "damaged"), HOUR_S + 60)
-    used = aged(opened, published(opened), 2 * HOUR_S)
+    alone = aged("old", "damaged", HOUR_S + 60)
     found = opened.disk.open_segment("t", "s")
     assert found is not None
     opened.disk.sweep()

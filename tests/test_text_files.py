@@ -43,10 +43,8 @@ def table_of(dim: Path, options: dict[str, str] | None = None) -> LookupTable:
 
 def read(dim: Path, **options: str) -> pa.Table:
     """All rows; options by the ends of their names."""
-    found: pa.Table = table_of(
-        dim, {f"lookup.{key.replace('__', '.')}".replace("_", "-"): v for key, v in options.items()}
-    ).scan()
-    return found
+    named = {f"lookup.{key.replace('__', '.')}".replace("_", "-"): text for key, text in options.items()}
+    return table_of(dim, named).scan()
 
 
 def put(dim: Path, name: str, content: str | bytes | pa.Array) -> None:
@@ -213,10 +211,7 @@ def test_a_second_file_decides_the_type(dim: Path, mode: str, first: str, second
 
 
 def test_json_by_example(dim: Path) -> None:
-    """What is an object in one file and a text in the other is text; compact JSON, and numbers as they were written.
-
-    A text with an offset is an instant; other texts that look like times are texts, as in Spark.
-    """
+    """An object in one file and a text in the other is text, as it was written; a text with an offset is an instant, others are texts."""
     instant, local = "2020-01-01T01:00:00+01:00", "2020-01-01T00:00:00"
     put(dim, "a.json", '{"id": 1, "v": {"b": [1.50, "ü"], "a": null}}\n{"id": 2, "v": 1.50}\n')
     put(dim, "b.json", f'[{{"id": 3, "v": "x", "i": "{instant}"}},\n {{"id": 4, "v": true, "s": {{"d": "{local}"}}}}]')
