@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from tests.s3server import S3Server
 
+_names = itertools.count()
 _SLOW_COUNTS = 25  # tests that take as long as one that is marked slow and does not say how many it counts for
 # Before anything starts a JVM: its workers inherit these.
 os.environ.update(
@@ -77,6 +79,8 @@ def s3(s3_server: S3Server) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A session on Spark's default configuration (but for what keeps tests small), whose workers have imports behind them."""
+    from pyspark.sql import SparkSession
+
     # Spark runs it by an unquoted shell command, and the checkout's path may have a space.
     (_HOST / "python").symlink_to(Path(__file__).with_name("python"))
     with pytest.MonkeyPatch.context() as patch:
@@ -85,21 +89,23 @@ def spark() -> Iterator[SparkSession]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             patch.setenv(name, str(_HOST / "python"))
-        session = _session()
+        session = (
+            SparkSession.builder.master("local[2,4]")  # 4: a failed task is tried again
+            .config("spark.ui.enabled", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.warehouse.dir", str(_HOST / "warehouse"))
+            .config("spark.driver.memory", "2g")
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
 
 
-def _session() -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    return (
-        SparkSession.builder.master("local[2,4]")  # 4: a failed task is tried again
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(_HOST / "warehouse"))
-        .config("spark.driver.memory", "2g")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
+@pytest.fixture
+def name(spark: SparkSession) -> Iterator[str]:
+    """A name that no other test uses in Spark's catalog; a table of it is dropped afterwards."""
+    found = f"name_{next(_names)}"
+    yield found
+    spark.sql(f"DROP TABLE IF EXISTS {found}")

@@ -50,14 +50,22 @@ class PostgresServer:
         try:
             if self._user:
                 shutil.chown(self._directory, "postgres", "postgres")
-            self._run("initdb", "--username=tester", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+            self._run(
+                "initdb",
+                f"--pgdata={self._directory}/data",
+                "--username=tester",
+                "--auth=trust",
+                "--encoding=UTF8",
+                "--locale=C",
+                "--no-sync",
+            )
             self.start()
         except BaseException:
             self.close()
             raise
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [str(self._programs / program), "-D", str(self._directory / "data"), *arguments]
+        command = [str(self._programs / program), *arguments]
         done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, **self._user)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -65,16 +73,9 @@ class PostgresServer:
         """Returns when the server takes connections; does nothing if it runs."""
         if self._process is not None:
             return
-        settings = {
-            "listen_addresses": "127.0.0.1",
-            "port": self.port,
-            "unix_socket_directories": "",
-            "fsync": "off",
-            "log_statement": "all",
-            "log_line_prefix": "<%a>",
-        }
+        settings = f"listen_addresses=127.0.0.1 port={self.port} unix_socket_directories= fsync=off log_statement=all log_line_prefix=<%a>"
         command = [str(self._programs / "postgres"), "-D", str(self._directory / "data")]
-        command += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        command += [part for setting in settings.split() for part in ("-c", setting)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 ["sh", "-c", _GUARD, "sh", *command], cwd="/", stdin=subprocess.PIPE, stdout=log, stderr=log, **self._user
@@ -104,9 +105,7 @@ class PostgresServer:
 
     def execute(self, statement: str) -> None:
         """Run a statement that is no part of what `statements` returns."""
-        command = [str(self._programs / "psql"), f"{self.uri}&application_name={_OURS}", "-Xq", "-c", statement]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        self._run("psql", f"{self.uri}&application_name={_OURS}", "-Xq", "-c", statement)
 
     def statements(self) -> list[str]:
         """What others have had executed so far: one entry for each execution, in order."""

@@ -21,6 +21,7 @@ import pytest
 import pyspark_lookup
 from pyspark_lookup import LookupTable
 from pyspark_lookup.cli import main
+from tests.test_house import BLOCKER
 
 KEYED = ("-o", "lookup.keys=id")
 ROOT = Path(pyspark_lookup.__file__).parent.parent
@@ -46,9 +47,9 @@ Run = Callable[..., Ran]
 def run(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command in this process, on a cache directory of its own."""
 
-    def go(*arguments: object, cache: bool = True) -> Ran:
+    def go(*arguments: object) -> Ran:
         with pytest.raises(SystemExit) as ended:
-            main([*map(str, arguments), *(["--cache-dir", str(cache_dir)] if cache else [])])
+            main([*map(str, arguments), "--cache-dir", str(cache_dir)])
         said = capsys.readouterr()
         return Ran(ended.value.code if isinstance(ended.value.code, int) else 0, said.out, said.err)
 
@@ -61,16 +62,6 @@ def dim(tmp_path: Path) -> Path:
     (tmp_path / "dim").mkdir()
     pq.write_table(pa.table({"id": range(10), "name": [f"n{n}" for n in range(10)]}), tmp_path / "dim" / "a.parquet")
     return tmp_path / "dim"
-
-
-@pytest.fixture
-def managed(tmp_path: Path, cache_dir: Path) -> LookupTable:
-    """A managed table of three commits of one row."""
-    options = {"lookup.keys": "id", "lookup.write.compact-after": "0", "lookup.cache.dir": str(cache_dir)}
-    table = LookupTable(str(tmp_path / "managed"), options)
-    for id_ in range(3):
-        table.write(pa.table({"id": [id_], "name": [f"n{id_}"]}))
-    return table
 
 
 def test_describe_and_get(run: Run, dim: Path) -> None:
@@ -97,7 +88,6 @@ def test_describe_and_get(run: Run, dim: Path) -> None:
         (["get", "DIM", "x", "-o", "lookup.keys=id"], 2, "column id is int64"),
         (["get", "DIM", "1,2", "-o", "lookup.keys=id,name", "3"], 2, "2 values are needed, for id, name"),
         (["get", "DIM", "1"], 2, "lookup.keys is missing"),
-        (["get", "DIM"], 2, "KEYS"),
         (["describe", "DIM", "-o", "lookup.keys"], 2, "expected KEY=VALUE"),
         (["describe", "DIM", "-o", "lookup.keys=id", "-o", "lookup.keys=id"], 2, "given twice"),
         (["describe", "DIM", "-o", "lookup.keyz=id"], 2, "lookup.keyz"),
@@ -106,22 +96,25 @@ def test_describe_and_get(run: Run, dim: Path) -> None:
         (["vacuum", "DIM", "--older-than", "1 h"], 2, "604800"),
         (["vacuum", "DIM", "--older-than", "soon"], 2, "older_than"),
         (["report", "DIM/a.parquet"], 2, "is no HTML page"),
-        (["nothing"], 2, "No such command"),
     ],
 )
 def test_what_goes_wrong_says_so(run: Run, dim: Path, arguments: list[str], code: int, said: str) -> None:
     """An error is one message on stderr and its exit code, never a traceback; nothing is on stdout, and no file is overwritten."""
     before = (dim / "a.parquet").read_bytes()
-    found = run(*(argument.replace("DIM", str(dim)) for argument in arguments), cache=arguments[0] != "nothing")
+    found = run(*(argument.replace("DIM", str(dim)) for argument in arguments))
     assert (found.code, found.out) == (code, "")
     assert said in found.err
     assert "Traceback" not in found.err
     assert (dim / "a.parquet").read_bytes() == before
 
 
-def test_versions_files_and_upkeep(run: Run, dim: Path, managed: LookupTable) -> None:
+def test_versions_files_and_upkeep(run: Run, dim: Path, tmp_path: Path, cache_dir: Path) -> None:
     """The log's versions of a managed table, those that the host knows of a plain one, and the current files; compaction and vacuum."""
-    path = managed.given["path"]
+    path = str(tmp_path / "managed")
+    options = {"lookup.keys": "id", "lookup.write.compact-after": "0", "lookup.cache.dir": str(cache_dir)}
+    table = LookupTable(path, options)
+    for id_ in range(3):
+        table.write([{"id": id_, "name": f"n{id_}"}])
     found = run("versions", path, "--json").json
     assert [(row["operation"], row["rows_added"]) for row in found] == [("create", 0), *[("append", 1)] * 3]
     assert run("versions", path).out.splitlines()[0].split()[:3] == ["version", "committed_at", "operation"]
@@ -132,7 +125,25 @@ def test_versions_files_and_upkeep(run: Run, dim: Path, managed: LookupTable) ->
     found = run("compact", path, "--json").json
     assert (found["files_before"], found["files"]) == (3, 1)
     assert run("vacuum", path, "--older-than", "0 s", "--force", "--json").json["files"] == 3
-    assert managed.scan().num_rows == 3
+    assert table.scan().num_rows == 3
+
+
+def test_advise(run: Run, dim: Path, tmp_path: Path) -> None:
+    """A table and a trace in, options and their reasons out; a trace that is none is refused by name."""
+    (tmp_path / "trace.txt").write_text("\n".join(str(n % 7) for n in range(700)))
+    (tmp_path / "words.txt").write_text("one\n")
+    for name, column in (("trace", "id"), ("other", "key")):
+        pq.write_table(pa.table({column: [1, 2, 1]}), tmp_path / f"{name}.parquet")
+
+    def advise(trace: str) -> Ran:
+        return run("advise", dim, "--trace", tmp_path / trace, *KEYED, "--json")
+
+    found = advise("trace.txt").json
+    assert (found["options"], found["distinct_keys"]) == ({"lookup.cache": "FULL"}, 7)
+    assert found["sizes"][-1] == {"max_rows": 7, "requests": 700, "hits": 693, "hit_rate": 0.99}
+    assert advise("trace.parquet").json["distinct_keys"] == 2
+    assert "column id is int64" in advise("words.txt").err
+    assert "no column 'id'" in advise("other.parquet").err
 
 
 def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> None:
@@ -203,17 +214,6 @@ def ask(url: str, name: str, dim: Path) -> float:
     return float(line.split()[-1])
 
 
-_BARE = """
-import sys
-class Refused:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("pyspark", "py4j", "pandas"): raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Refused())
-from pyspark_lookup.cli import main
-main(["get", sys.argv[1], "3", "-o", "lookup.keys=id", "--cache-dir", sys.argv[2], "--json"])
-"""
-
-
 def test_what_it_needs(dim: Path, tmp_path: Path, cache_dir: Path) -> None:
     """The command line runs where there is no Spark and no Java, and imports neither; where its own packages are not installed, it says
     what is missing, and how to get it."""
@@ -224,7 +224,9 @@ def test_what_it_needs(dim: Path, tmp_path: Path, cache_dir: Path) -> None:
         found = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         return found.returncode, found.stdout, found.stderr
 
-    code, out, err = ran(str(ROOT), "-c", _BARE, dim, cache_dir)
+    bare = BLOCKER.format(blocked=["pyspark", "py4j", "pandas"], error="ModuleNotFoundError")
+    get = ["get", str(dim), "3", *KEYED, "--cache-dir", str(cache_dir), "--json"]
+    code, out, err = ran(str(ROOT), "-c", f"{bare}\nfrom pyspark_lookup.cli import main\nmain({get})")
     assert (code, json.loads(out), err) == (0, [{"id": 3, "name": "n3"}], "")
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError('no click', name='click')")
     code, out, err = ran(f"{tmp_path}{os.pathsep}{ROOT}", "-m", "pyspark_lookup")

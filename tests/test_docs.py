@@ -32,17 +32,12 @@ def test_options_table() -> None:
     """The table of options is the generated one."""
     found = re.search(r"<!-- options -->\n(.*?)\n?<!-- /options -->", TEXTS["options.md"], re.DOTALL)
     assert found is not None
-    assert found[1] == options_table(), (
-        "put what pyspark_lookup.options.lookup_options.options_table() returns between the markers"
-    )
+    assert found[1] == options_table(), "put what lookup_options.options_table() returns between the markers"
 
 
 def test_pages_name_known_things() -> None:
-    """Every option that the README, the changelog or a page mentions exists; the changelog has this version.
-
-    A page has blocks that run (python, sh, sql), and such that are shown (text, yaml). The website's navigation in mkdocs.yml names
-    each page in docs/, and no other; the rest come from scripts/docs_hooks.py.
-    """
+    """Every option that a page mentions exists; the changelog has this version; blocks are run (python, sh, sql) or shown (text, yaml).
+    mkdocs.yml names each page in docs/ and no other; the rest come from scripts/docs_hooks.py."""
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
     prefixes = ("lookup.storage", "lookup.provider.")
     assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
@@ -168,12 +163,6 @@ def test_pages_run(path: Path, tmp_path: Path) -> None:
         assert said == [line for line in shown.splitlines() if line in said]
 
 
-def anchors(path: Path) -> set[str]:
-    """The names by which headings of a page are linked to."""
-    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
 @pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     """Every link to a file of the project, or to a heading in one, has its target."""
@@ -182,7 +171,10 @@ def test_links_lead_somewhere(path: Path) -> None:
             name, _, anchor = target.partition("#")
             file = path.parent / name if name else path
             assert file.exists(), target
-            assert not anchor or anchor in anchors(file), target
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE) if anchor else [""]
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
+                target
+            )
 
 
 @pytest.mark.nightly
@@ -219,8 +211,10 @@ def test_conf_file(tmp_path: Path) -> None:
     assert [key for key in values if key not in KNOWN and not key.startswith("lookup.storage.")] == []
     assert set(conf_file_secrets({"LOOKUPCACHE_CONF": str(copy)})) == {"key", "secret"}
     examples = {f"lookup.full-cache.{key}" for key in ("max-staleness", "retain", "blackout")}
-    examples |= {"lookup.metadata.source", "lookup.metadata.sync-interval", "lookup.settle"}
-    examples |= {"lookup.cache.dir", "lookup.on-version-gone"}
+    examples |= {
+        f"lookup.{key}"
+        for key in ("metadata.source", "metadata.sync-interval", "settle", "cache.dir", "on-version-gone")
+    }
     shown = {key: value for key, value in values.items() if key not in examples and ".storage." not in key}
     assert len(shown) >= 6
     assert LookupOptions.parse(path, conf=shown) == LookupOptions.parse(path)

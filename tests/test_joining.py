@@ -225,10 +225,8 @@ def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
 
 
 def test_what_a_lookup_asks_for(host: Host, source: Source) -> None:
-    """Columns come under the names, in the order and in the types that the query planned; without any there are marks.
-
-    A second row where there may be one is an error that names the key and what to do. lookup.on-error is not about this.
-    """
+    """Columns come under the names, in the order and in the types that the query planned; without any there are marks. A second row where
+    there may be one is an error that names the key and what to do. lookup.on-error is not about this."""
     found = {ERROR_COLUMN: None, FOUND_COLUMN: True}
     wide = pa.int64() if isinstance(source[0], Path) else pa.int32()
     columns = pa.schema([("size", wide), KEY, COLUMNS.field(0)])
@@ -241,15 +239,6 @@ def test_what_a_lookup_asks_for(host: Host, source: Source) -> None:
     for options in (source[1], null):
         with pytest.raises(errors.NonUniqueKeyError, match=r"\(up to 3\).* here id = 2: .*multi=True"):
             host.get(host.spec(source[0], options, many=False), ids(1, None, 2, 4))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_keys_of_several_columns(mode: str, host: Host, dim: Path) -> None:
-    """Keys come in the order of the spec's, which need not be that of the table's option; one null is enough for no row."""
-    options = {**MODES[mode], "lookup.keys": "name,ID"}
-    spec = host.spec(dim, options, keys=("id", "name"), columns=pa.schema([COLUMNS.field(1)]))
-    keys = [pa.array([2, 2, 1, None, 2], pa.int32()), pa.array(["c", "a", "a", "b", None])]
-    assert host.get(spec, keys) == [[{"size": None}], [{"size": 1}], [], [], []]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -285,10 +274,8 @@ def test_what_was_announced_is_answered_whatever_happens(mode: str, host: Host, 
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_rows_in_place_of_gone_ones(seen: bool, host: Host, table: Path) -> None:
-    """Where bytes are lacking that are no longer in the store: FAIL is an error that names the table, or each row's reason.
-
-    NEWER: the current version answers, for the whole execution.
-    """
+    """Where bytes are lacking that are no longer in the store: FAIL is an error that names the table, or each row's reason; with NEWER the
+    current version answers, for the whole execution."""
     spec = host.spec(table, FAIL, many=False)
     told = host.told(spec, seen)
     named(table, "v2")
@@ -353,43 +340,35 @@ def test_a_snapshot_that_appears_is_used(host: Host, table: Path, monkeypatch: p
     assert [hits(), hits()] == [(1, 2), (2, 2)]
 
 
-def test_a_store_that_fails(host: Host, table: Path, cache_dir: Path) -> None:
-    """NULL: keys that were asked for say what failed, null ones have none; the next batch is answered when the store is back."""
-    spec = host.spec(table, NULL, marked=True)
-    told = host.told(spec)
-    host.down, failed = ["get"], [{**LOST, FOUND_COLUMN: None}]
-    assert host.get(spec, ids(1, None, 2), told) == [failed, [], failed]
-    assert host.get(spec, ids(None), told) == [[]]
-    with pytest.raises(errors.UfsUnavailableError, match="the store is down"):
-        host.get(host.spec(table), ids(1), told)
-    host.down = []
-    found = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}]
-    assert host.get(spec, ids(1, None, 2), told) == [found, [], found]
-    # PARTIAL, for the bounds of files: so it is when a version's first batch is answered.
-    partial = host.spec(table, {**NULL, **PARTIAL}, many=False)
-    for block in filter(Path.is_file, (cache_dir / "v1" / "blocks").rglob("*")):
-        block.unlink()  # given up for space
-    host.down = ALL
-    assert host.get(partial, ids(1, None), told) == [LOST, None]
-
-
-@pytest.mark.parametrize("process", ["the same", "another", "without a directory"])
-def test_cached_keys_are_answered_without_the_store(process: str, host: Host, table: Path) -> None:
-    """NULL with PARTIAL: what this process or its host holds is answered, also that a key has no rows; the rest is not."""
-    if process == "without a directory":
+@pytest.mark.parametrize("kept", ["by the process", "by the host", "without a directory", "nothing"])
+def test_a_store_that_fails(kept: str, host: Host, table: Path, cache_dir: Path) -> None:
+    """NULL: what this process or its host holds is answered, also that a key has no rows; other keys say what failed, and null ones
+    nothing. The next batch is answered when the store is back. FAIL: an error."""
+    options = NOTHING if kept == "nothing" else PARTIAL
+    if kept == "without a directory":
         host.session["lookup.cache.dir"] = str(table / "0.parquet")
-    spec = host.spec(table, {**NULL, **PARTIAL}, marked=True)
+    spec = host.spec(table, {**NULL, **options}, marked=True)
     named(table, "v1", 1)
     told = host.told(spec)
-    found = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}]
-    assert host.get(spec, ids(1, 999), told) == [found, []]
-    if process == "another":
+    found, failed = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}], [{**LOST, FOUND_COLUMN: None}]
+    if options:
+        assert host.get(spec, ids(1, 999), told) == [found, []]
+    if kept == "by the host":
         host.restart()
-    host.down, failed = ALL, [{**LOST, FOUND_COLUMN: None}]
+    host.down = ALL if options else ["get"]
+    one, absent = (found, []) if options else (failed, failed)
     for _ in range(2):
-        assert host.get(spec, ids(1002, 1, None, 999, 1, 1002), told) == [failed, found, [], [], found, failed]
+        assert host.get(spec, ids(1002, 1, None, 999, 1, 1002), told) == [failed, one, [], absent, one, failed]
+    assert host.get(spec, ids(None), told) == [[]]
+    with pytest.raises(errors.UfsUnavailableError, match="the store is down"):
+        host.get(host.spec(table, options), ids(1002), told)
     host.down = []
     assert host.get(spec, ids(1002), told) == [found]
+    if not options:  # PARTIAL, for the bounds of files: so it is when a version's first batch is answered
+        for block in filter(Path.is_file, (cache_dir / "v1" / "blocks").rglob("*")):
+            block.unlink()  # given up for space
+        host.down = ALL
+        assert host.get(host.spec(table, {**NULL, **PARTIAL}, many=False), ids(1, None), told) == [LOST, None]
 
 
 @pytest.mark.parametrize("options", [NOTHING, PARTIAL], ids=["NONE", "PARTIAL"])

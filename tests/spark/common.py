@@ -96,11 +96,8 @@ def conf(spark: SparkSession, key: str, value: str) -> Iterator[None]:
 
 def events(directory: Path, number: int, keys: range = range(200)) -> None:
     """A file of the stream: (id, event, batch)."""
-    directory.mkdir(parents=True, exist_ok=True)
     rows = {"id": list(keys), "event": [number * 100_000 + key for key in keys], "batch": [number] * len(keys)}
-    new = directory / f".{number:03}"
-    pq.write_table(pa.table(rows), new)
-    new.rename(directory / f"{number:03}.parquet")
+    saved(directory / f"{number:03}.parquet", rows)
 
 
 def stream_of(spark: SparkSession, directory: Path) -> DataFrame:

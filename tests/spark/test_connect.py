@@ -59,15 +59,12 @@ def test_lookups_and_writes_over_spark_connect(tmp_path: Path) -> None:
     path = put(tmp_path / "dim.parquet", 1)
     script = """
 import os
-from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
+from pyspark_lookup import explain_lookup, lookup_join, register_lookup
 facts = spark.range(20)
 for strategy in ("cache", "broadcast", "auto"):
     for how in ("left", "inner"):
         joined = lookup_join(facts, path, "id", how, prefix="p_", strategy=strategy)
         print("JOIN", joined.columns, joined.count(), joined.filter("p_version = 1").count())
-for options in ({"lookup.cache": "NONE"}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}):
-    keys = spark.sql("SELECT EXPLODE(ARRAY(1, 77, NULL, 1)) AS id")
-    print("CACHED", sorted(map(str, lookup_join(keys, path, "id", options=options, strategy="cache").collect())))
 joined = lookup_join(lookup_join(facts, path, "id", strategy="cache"), path, "id", prefix="b_", strategy="cache")
 print("EXPLAINED", explain_lookup(joined).count("strategy: cache (asked for)"))
 register_lookup(spark, "dim_of", path, "id")
@@ -111,29 +108,14 @@ for _ in range(2):
     assert writer.start(path).awaitTermination(120)
 print("STREAM", seen())
 changes = spark.readStream.load(**ours, **{"lookup.view": "changes"})
-def follow():
-    writer = changes.writeStream.option("checkpointLocation", "followed").trigger(availableNow=True)
-    assert writer.format("parquet").start(os.path.abspath("changes")).awaitTermination(120)
-    found = spark.read.parquet(os.path.abspath("changes")).select("id", "name", "_change_type").sort("id", "_change_type").collect()
-    return " ".join(f"{row.id}{row.name}:{row._change_type}" for row in found)
-print("THERE", follow())
-LookupTable(path).delete(spark.sql("SELECT 1 AS id").toArrow())
-rows.filter("id = 2").write.save(**ours, mode="append", **{"lookup.write.mode": "upsert"})
-print("CHANGED", follow())
-rows.write.save(**ours, mode="overwrite")
-print("OVERWRITE", seen())
-try:
-    rows.withColumn("extra", rows.id).write.save(**ours, mode="append")
-except Exception as problem:
-    print("ERROR", "merge-schema" in str(problem))
+writer = changes.writeStream.option("checkpointLocation", "followed").trigger(availableNow=True)
+assert writer.format("parquet").start(os.path.abspath("changes")).awaitTermination(120)
+found = spark.read.parquet(os.path.abspath("changes")).select("id", "name", "_change_type").sort("id").collect()
+print("THERE", " ".join(f"{row.id}{row.name}:{row._change_type}" for row in found))
 """
     replacement = put(tmp_path / "replacement.parquet", 10)
     assert said_by(tmp_path, _CONNECT + script, path, replacement, timeout_s=500) == [
         *["JOIN ['id', 'p_version'] 20 10", "JOIN ['id', 'p_version'] 10 10"] * 3,
-        *[
-            "CACHED ['Row(id=1, version=1)', 'Row(id=1, version=1)', 'Row(id=77, version=None)', 'Row(id=None, version=None)']"
-        ]
-        * 2,
         "EXPLAINED 2",
         "SQL (10, 9)",
         "ROWS [Row(id=3, version=1)]",
@@ -144,9 +126,6 @@ except Exception as problem:
         "UPSERT 1a 2c 3d",
         "STREAM 1a 2c 3d 4e 5s 6s",
         "THERE 1a:insert 2c:insert 3d:insert 4e:insert 5s:insert 6s:insert",
-        "CHANGED 1a:delete 1a:insert 2c:insert 2b:update_postimage 2c:update_preimage 3d:insert 4e:insert 5s:insert 6s:insert",
-        "OVERWRITE 1a 2b",
-        "ERROR True",
     ]
 
 

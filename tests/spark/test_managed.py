@@ -15,8 +15,8 @@ from pyspark import TaskContext
 from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from pyspark_lookup.spark.types import SPARK
 from tests.spark.common import MODES, NO_OPTIONS, batches_of, catalog_options, each_batch, events, load, put, stream_of
-from tests.versions import needs_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,31 +133,24 @@ def test_tasks_that_die(spark: SparkSession, tmp_path: Path) -> None:
     assert load(spark, path).count() == 1000
 
 
-def test_columns_are_added_when_asked_for(spark: SparkSession, tmp_path: Path) -> None:
-    """A column that the table does not have is refused, or added with null in older rows; another type never fits."""
-    path = tmp_path / "t"
-    write(spark.range(2), path)
-    wider = spark.range(2, 4).withColumn("note", sf.lit("x"))
-    with pytest.raises(Exception, match=r"no column 'note'.*lookup.write.merge-schema"):
-        write(wider, path)
-    write(wider, path, {"lookup.write.merge-schema": "true"})
-    write(spark.range(4, 5), path)
-    assert [row.note for row in load(spark, path).orderBy("id").collect()] == [None, None, "x", "x", None]
-    with pytest.raises(Exception, match="'note' is STRING in the table and INT in the rows"):
-        write(spark.range(1).withColumn("note", sf.lit(1)), path)
-
-
 def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """A write refuses what only a read can follow, files of somebody else, which stay as they were, and a store without exclusive
-    create; a plain table is no stream."""
+    create; a column that the table does not have, unless it is to be added, and one of another type. A plain table is no stream."""
     for options, words in (
         ({"lookup.where": "id = 1"}, "lookup.where is for reads"),
         ({"lookup.version": "1"}, "lookup.version or lookup.valid-write-ids is for reads"),
         ({"lookup.format": "csv"}, "lookup.format has no meaning"),
-        ({"lookup.wriet.timeout": "1 h"}, "did you mean lookup.write.timeout"),
     ):
         with pytest.raises(Exception, match=words):
             write(spark.range(1), tmp_path / "t", options)
+    noted = spark.range(1, 2).withColumn("note", sf.lit("x"))
+    write(spark.range(1), tmp_path / "t")
+    with pytest.raises(Exception, match=r"no column 'note'.*lookup.write.merge-schema"):
+        write(noted, tmp_path / "t")
+    write(noted, tmp_path / "t", {"lookup.write.merge-schema": "true"})
+    assert load(spark, tmp_path / "t").orderBy("id").collect() == [(0, None), (1, "x")]
+    with pytest.raises(Exception, match="'note' is STRING in the table and INT in the rows"):
+        write(noted.withColumn("note", sf.lit(1)), tmp_path / "t")
     with pytest.raises(Exception, match=r"no exclusive create"):
         write(spark.range(1), "memory://bucket/t")
     path = put(tmp_path / "dim" / "a.parquet", 1)
@@ -194,11 +187,8 @@ def test_each_micro_batch_is_committed_once(spark: SparkSession, tmp_path: Path)
     path, other = tmp_path / "t", tmp_path / "other"
 
     def append(home: Path) -> list[int]:
-        run(
-            stream_of(spark, home / "in").select("id").writeStream.format("lookupcache").option("lookup.keys", "id"),
-            home,
-            path,
-        )
+        writer = stream_of(spark, home / "in").select("id").writeStream.format("lookupcache")
+        run(writer.option("lookup.keys", "id"), home, path)
         return sorted(row.id for row in load(spark, path).collect())
 
     feed(tmp_path, 0, 1, 2)
@@ -281,15 +271,15 @@ class Desk:
 
 
 @pytest.fixture
-def desk(spark: SparkSession, tmp_path: Path) -> Iterator[Desk]:
-    found = Desk(spark, tmp_path, str(tmp_path / "t"))
-    yield found
-    found.table.close()
+def desk(spark: SparkSession, tmp_path: Path) -> Desk:
+    return Desk(spark, tmp_path, str(tmp_path / "t"))
 
 
 def test_rows_that_are_added(desk: Desk) -> None:
-    """A stream begins with the rows there are and goes on with what is appended, each once, also over a restart and a compaction. What is
-    committed after a run has begun is for the next one."""
+    """A stream begins with the rows there are and goes on with what is appended, each once, over restarts and compactions; what comes after
+    a run has begun is for the next. Without rows Spark asks an aggregation for a micro-batch from the beginning to the beginning."""
+    counts = desk.stream().groupBy("id").count().writeStream.outputMode("update").format("noop")
+    run(counts, desk.home / "counts")
     desk.table.write(rows(1, 2))
     batches: Batches = []
 
@@ -342,7 +332,7 @@ def test_a_running_stream_keeps_up(desk: Desk) -> None:
     assert f'"position": {four}' in str(progress.sources[0].endOffset).replace("'", '"')
 
 
-@needs_spark(4, 2, "limits of a micro-batch")
+@pytest.mark.skipif(SPARK < (4, 2), reason="needs Spark 4.2: limits of a micro-batch")
 def test_limits(desk: Desk) -> None:
     """A micro-batch takes whole commits within its limit, and one at least."""
     for number in range(4):
@@ -362,7 +352,8 @@ def test_limits(desk: Desk) -> None:
 
 
 def test_where_it_begins(desk: Desk) -> None:
-    """With the rows there are, with what comes, or after a log position that the log has; not with another table of the same name."""
+    """With the rows there are, with what comes, or after a log position that the log has; not with another table of the same name. What a
+    stream cannot have is an error that says what works."""
     first = desk.table.write(rows(1))
     desk.table.write(rows(2))
     assert desk.run({"lookup.stream.start": "LATEST"}, "latest") == []
@@ -371,8 +362,18 @@ def test_where_it_begins(desk: Desk) -> None:
     desk.table.write(rows(3))
     for checkpoint in ("latest", "position", "snapshot"):
         assert desk.run({"lookup.stream.start": "LATEST"}, checkpoint) == [[(3, "a")]]
-    with pytest.raises(Exception, match=r"lookup.stream.start = '99': the log of the table ends at"):
-        desk.run({"lookup.stream.start": "99"}, "beyond")
+    for options, words in (
+        ({"lookup.stream.start": "99"}, "lookup.stream.start = '99': the log of the table ends at"),
+        ({"lookup.stream.start": "0"}, "SNAPSHOT, LATEST or a log position"),
+        ({"lookup.stream.begin": "1"}, "unknown option lookup.stream.begin"),
+        ({"lookup.stream.max-rows-per-trigger": "1", "lookup.stream.max-files-per-trigger": "1"}, "give one"),
+        ({"lookup.version": "3"}, "use lookup.stream.start"),
+        ({"lookup.view": "files"}, "use data or changes"),
+    ):
+        with pytest.raises(Exception, match=words):
+            desk.run(options, "refused")
+    with pytest.raises(Exception, match=r"changes are read by spark.readStream"):
+        load(desk.spark, desk.path, CHANGES).collect()
     shutil.rmtree(desk.path)
     LookupTable(desk.path, {"lookup.keys": "id", "lookup.cache.dir": str(desk.home / "other")}).write(rows(5))
     with pytest.raises(Exception, match="dropped and created anew since this stream began"):
@@ -391,39 +392,12 @@ def test_columns_and_predicates(spark: SparkSession, s3: S3Server, tmp_path: Pat
     assert kinds == [("a", "insert"), ("a", "insert"), ("a", "update_preimage"), ("b", "update_postimage")]
 
 
-def test_streams_that_are_refused(desk: Desk, spark: SparkSession) -> None:
-    """Options that a stream cannot have, two limits, and changes in a batch read: errors that say what works."""
-    desk.table.write(rows(1))
-    for options, words in (
-        ({"lookup.version": "3"}, "use lookup.stream.start"),
-        ({"lookup.view": "files"}, "use data or changes"),
-        ({"lookup.stream.max-rows-per-trigger": "1", "lookup.stream.max-files-per-trigger": "1"}, "give one"),
-        ({"lookup.stream.start": "0"}, "SNAPSHOT, LATEST or a log position"),
-        ({"lookup.stream.begin": "1"}, "unknown option lookup.stream.begin"),
-    ):
-        with pytest.raises(Exception, match=words):
-            desk.run(options, "refused")
-    with pytest.raises(Exception, match=r"changes are read by spark.readStream"):
-        load(spark, desk.path, CHANGES).collect()
-
-
 def test_into_another_managed_table(desk: Desk) -> None:
     """Upserts that a stream carries from one managed table into another make it equal, each commit once."""
-    copy = str(desk.home / "copy")
+    copy = desk.home / "copy"
     for number in range(3):
         desk.table.upsert(rows(number, number + 1, name=str(number)))
         stream = desk.stream(CHANGES).filter("_change_type IN ('insert', 'update_postimage')")
         writer = stream.drop("_change_type", "_log_position").writeStream.format("lookupcache")
-        options = {"lookup.keys": "id", "lookup.write.mode": "upsert", "checkpointLocation": str(desk.home / "copied")}
-        assert writer.options(**options).trigger(availableNow=True).start(copy).awaitTermination(120)
-    held = LookupTable(copy, {"lookup.cache.dir": str(desk.home / "cache")})
-    assert held.scan().sort_by("id") == desk.table.scan().sort_by("id")
-
-
-def test_an_aggregation_over_a_table_without_rows(desk: Desk) -> None:
-    """Spark asks for a micro-batch from the beginning to the beginning: it has no rows, and is no error."""
-    writer = desk.stream().groupBy("id").count().writeStream.outputMode("update").format("noop")
-    writer = writer.option("checkpointLocation", str(desk.home / "counts")).trigger(availableNow=True)
-    query = writer.start()
-    assert query.awaitTermination(120)
-    assert sum(progress.numInputRows for progress in query.recentProgress) == 0
+        run(writer.options(**{"lookup.keys": "id", "lookup.write.mode": "upsert"}), desk.home, copy)
+    assert LookupTable(str(copy)).scan().sort_by("id") == desk.table.scan().sort_by("id")

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import decimal
 import functools
+import itertools
 import json
 import math
 import os
@@ -23,8 +24,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import datasource as filters
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.columnar.predicate import StartsWith
+from pyspark_lookup.columnar.sql_predicate import parse_where
+from pyspark_lookup.spark.planning import predicate_of
 from pyspark_lookup.spark.types import struct_type
 from tests.fuzzing import MORE
 from tests.spark.common import FULL, Calls, conf, load
@@ -182,33 +187,23 @@ def literals(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]:
         return st.sampled_from(["true", "false"])
     if pa.types.is_integer(kind):
         most = 2**kind.bit_width
+        beyond = st.sampled_from([most, -most, 2 * most, most // 2, 10**25, -(10**25)]).map(str)
         long = near.map(lambda i: f"{i}L" if abs(i) < 2**62 else str(i))
         halves = st.integers(-1000, 1000).map("{}.5".format)
-        numbers = (most, -most, 2 * most, most // 2, 10**25, -(10**25))
-        return st.one_of(
-            near.map(str),
-            near.map(str),
-            near.map("{}.00".format),
-            near.map(float).map(double),
-            long,
-            halves,
-            listed(numbers),
-        )
+        return near.map(str) | near.map("{}.00".format) | near.map(float).map(double) | long | halves | beyond
     if pa.types.is_decimal(kind):
         most, exact = 10 ** (kind.precision - kind.scale), near.map("{:f}".format)
         ways = [exact, exact, st.integers(-most + 1, most - 1).map(str), near.map(float).map(double)]
         if kind.precision < 37:  # with more, Spark rounds and lookup.where refuses
-            numbers = (most, -most, most + 1, 20 * most)
-            ways += [listed(numbers), st.builds("{0:f}{1:02}".format, near, st.integers(0, 99))]
+            beyond = st.sampled_from([most, -most, most + 1, 20 * most]).map(str)
+            ways += [beyond, st.builds("{0:f}{1:02}".format, near, st.integers(0, 99))]
         return st.one_of(ways)
     if pa.types.is_floating(kind):
         single = near.filter(lambda v: math.isnan(v) or math.isinf(v) or abs(v) < 3e38)
         small = st.decimals(-1000, 1000, places=2, allow_nan=False).map("{:f}".format)
-        numbers = ("0.0", "-0.0D", "CAST('NaN' AS DOUBLE)", "CAST('-Infinity' AS DOUBLE)", "0.1F")
+        others = st.sampled_from(["0.0", "-0.0D", "CAST('NaN' AS DOUBLE)", "CAST('-Infinity' AS DOUBLE)", "0.1F"])
         cast = single.map("CAST('{!r}' AS FLOAT)".format)
-        return st.one_of(
-            near.map(double), near.map(double), small, st.integers(-5, 2**33).map(str), cast, listed(numbers)
-        )
+        return near.map(double) | small | st.integers(-5, 2**33).map(str) | cast | others
     if pa.types.is_binary(kind):
         return near.map(lambda b: f"X'{b.hex()}'")
     if pa.types.is_date(kind):
@@ -218,10 +213,6 @@ def literals(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]:
             return st.builds(instant, near, st.sampled_from([0, 0, 1, -8, 13]))
         return st.one_of(near.map("TIMESTAMP_NTZ '{}'".format), near.map("'{}'".format), DAYS.map("DATE '{}'".format))
     return near.map(quoted)
-
-
-def listed(values: Sequence[Any]) -> st.SearchStrategy[str]:
-    return st.sampled_from(values).map(str)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -257,18 +248,16 @@ def written_by_arrow(path: Path, rng: random.Random, spark: SparkSession) -> Tab
     columns = [*PRIMITIVES, *NESTED, *FOREIGN]
     table, known = arrow_table(columns, rng)
     path.mkdir(parents=True)
-    for number, start in enumerate(range(0, ROWS, 80)):
-        pq.write_table(
-            table.slice(start, 80),
-            path / f"part-{number}.parquet",
-            row_group_size=rng.choice([7, 20, 80]),
-            compression=rng.choice(["snappy", "zstd", "gzip", "none"]),
-            use_dictionary=rng.choice([True, False]),
-            version=rng.choice(["1.0", "2.6"]),
-            data_page_version=rng.choice(["1.0", "2.0"]),
-            store_decimal_as_integer=rng.choice([True, False]),
-            write_statistics=rng.random() < 0.8,
-        )
+    flags, versions = [True, False], {"version": ["1.0", "2.6"], "data_page_version": ["1.0", "2.0"]}
+    choices = {
+        "row_group_size": [7, 20, 80],
+        "compression": ["snappy", "zstd", "gzip", "none"],
+        "use_dictionary": flags,
+    }
+    choices |= {**versions, "store_decimal_as_integer": flags, "write_statistics": [*[True] * 4, False]}
+    for start in range(0, ROWS, 80):
+        how = {name: rng.choice(values) for name, values in choices.items()}
+        pq.write_table(table.slice(start, 80), path / f"part-{start}.parquet", **how)
     return Table(path, columns, known)
 
 
@@ -276,25 +265,20 @@ def written_in_partitions(path: Path, rng: random.Random, spark: SparkSession) -
     """Hive directories of an integer, a date and a text column, with nulls and characters that are escaped."""
     columns = PRIMITIVES[:12]
     table, known = arrow_table(columns, rng)
-    places = [
-        (year, day, town)
-        for year in ("-7", "2024", "__HIVE_DEFAULT_PARTITION__")
-        for day in ("2024-01-01", "2024-02-29")
-        for town in ("Bonn %2F Beuel", "a%3Db", "__HIVE_DEFAULT_PARTITION__")
-    ]
+    null = "__HIVE_DEFAULT_PARTITION__"
+    days, towns = ["2024-01-01", "2024-02-29"], ["Bonn %2F Beuel", "a%3Db", null]
+    places = list(itertools.product(["-7", "2024", null], days, towns))
     for number, (year, day, town) in enumerate(places):
         directory = path / f"year={year}" / f"day of={day}" / f"Town={town}"
         directory.mkdir(parents=True)
         start, end = (ROWS * n // len(places) for n in (number, number + 1))
         pq.write_table(table.slice(start, end - start), directory / "data.parquet", row_group_size=5)
-    years, days = [-7, 2024], [datetime.date(2024, 1, 1), datetime.date(2024, 2, 29)]
-    partitions = [
-        Column("year", pa.int32(), whole_numbers(32)),
-        Column("day of", pa.date32(), DAYS),
-        Column("Town", pa.string(), TEXT),
-    ]
-    towns = ["Bonn / Beuel", "a=b"]
-    return Table(path, [*columns, *partitions], known | {"year": years, "day of": days, "Town": towns})
+    partitions: dict[Column, list[Any]] = {
+        Column("year", pa.int32(), whole_numbers(32)): [-7, 2024],
+        Column("day of", pa.date32(), DAYS): [datetime.date(2024, 1, 1), datetime.date(2024, 2, 29)],
+        Column("Town", pa.string(), TEXT): ["Bonn / Beuel", "a=b"],
+    }
+    return Table(path, [*columns, *partitions], known | {column.name: held for column, held in partitions.items()})
 
 
 def written_by_spark(path: Path, rng: random.Random, spark: SparkSession, timestamps: str) -> Table:
@@ -325,18 +309,21 @@ def _comparisons(column: Column, known: Sequence[Any]) -> st.SearchStrategy[str]
     literal = literals(column, known)
     several = st.lists(literal | literal | st.just("NULL"), min_size=1, max_size=4).map(", ".join)
     negation = st.sampled_from(["", "NOT "])
+    operators = ["=", "==", "<>", "!=", "<", "<=", ">", ">="]
+
+    def built(form: str, *parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        return st.builds(form.format, st.just(column.sql), *parts)
+
     ways = [
-        st.builds("{0} {1} {2}".format, st.just(column.sql), st.sampled_from(["=", "==", "<>", "!=", "<", "<=", ">", ">="]), literal),
-        st.builds("{0} {1} {2}".format, literal, st.sampled_from(["=", "<>", "<", "<=", ">", ">="]), st.just(column.sql)),
-        st.builds("{0} <=> {1}".format, st.just(column.sql), literal),
-        st.builds("{0} {1}IN ({2})".format, st.just(column.sql), negation, several),
-        st.builds("{0} {1}BETWEEN {2} AND {3}".format, st.just(column.sql), negation, literal, literal),
-    ]  # fmt: skip
+        built("{0} {1} {2}", st.sampled_from(operators), literal),
+        built("{2} {1} {0}", st.sampled_from(operators), literal),
+        built("{0} <=> {1}", literal),
+        built("{0} {1}IN ({2})", negation, several),
+        built("{0} {1}BETWEEN {2} AND {3}", negation, literal, literal),
+    ]
     if column.values is TEXT:
         prefix = either(list(known), TEXT).map(lambda t: "".join(c for c in t[:2] if c not in "%_\\"))
-        ways.append(
-            st.builds("{0} {1}LIKE {2}".format, st.just(column.sql), negation, prefix.map(lambda p: quoted(p + "%")))
-        )
+        ways.append(built("{0} {1}LIKE {2}", negation, prefix.map(lambda p: quoted(p + "%"))))
     if pa.types.is_boolean(column.type):
         ways.append(st.just(column.sql.upper()))
     return st.one_of(ways)
@@ -464,22 +451,20 @@ CELLS = ["plain", "", None, 'a "quoted" word', "comma, semicolon; tab\t", "two\n
 CELL_TYPES = "id INT, text STRING, n DECIMAL(12, 3), d DOUBLE, day DATE, at TIMESTAMP, ok BOOLEAN"
 
 
-def rows_of_text(seed: int, count: int = 60) -> list[dict[str, Any]]:
+TEXT_COLUMNS = {
+    "text": st.sampled_from(CELLS),
+    "n": st.none() | st.decimals(-(10**6), 10**6, places=3).map("{:f}".format),
+    "d": st.none() | st.floats(-1e6, 1e6).map(repr) | st.integers(0, 100).map(str),
+    "day": st.none() | st.dates(DAY, datetime.date(2030, 1, 1)).map(str),
+    "at": st.none() | st.builds("{}{}".format, TIMES.map(datetime.datetime.isoformat), st.sampled_from(["Z", "+02:00", "-11:30"])),
+    "ok": st.sampled_from([None, "true", "false"]),
+}  # fmt: skip
+
+
+def rows_of_text(number: int) -> list[dict[str, Any]]:
     """Values as texts, or null."""
-    rng = random.Random(seed)
-    found = []
-    for number in range(count):
-        day = f"20{rng.randrange(10, 30)}-0{rng.randrange(1, 10)}-1{rng.randrange(10)}"
-        values = {
-            "n": f"{rng.randrange(-(10**6), 10**6)}.{rng.randrange(1000):03}",
-            "d": rng.choice([repr(rng.uniform(-1e6, 1e6)), str(rng.randrange(100))]),
-            "day": day,
-            "at": f"{day}T10:11:12.{rng.randrange(10**6):06}{rng.choice(['Z', '+02:00', '-11:30'])}",
-            "ok": rng.choice(["true", "false"]),
-        }
-        nulls = {name: None for name in values if rng.random() < 0.3}
-        found.append({"id": 100 * seed + number, "text": rng.choice(CELLS), **values, **nulls})
-    return found
+    found = drawn(st.tuples(*TEXT_COLUMNS.values()), 60, f"text {number}")
+    return [{"id": 100 * number + n, **dict(zip(TEXT_COLUMNS, row, strict=True))} for n, row in enumerate(found)]
 
 
 def csv_of(found: list[dict[str, Any]], sep: str) -> str:
@@ -497,9 +482,9 @@ def collected(df: DataFrame) -> tuple[str, list[Any]]:
 @pytest.mark.parametrize("sep", [",", ";", "\t"])
 def test_csv_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path, sep: str) -> None:
     """Generated files, several of a table: all texts without inference, or parsed to a schema. (Spark takes no empty text.)"""
-    for seed in range(3):
-        found = [row for row in rows_of_text(seed) if row["text"] != ""]
-        (tmp_path / f"{seed}.csv").write_text(csv_of(found, sep))
+    for number in range(3):
+        found = [row for row in rows_of_text(number) if row["text"] != ""]
+        (tmp_path / f"{number}.csv").write_text(csv_of(found, sep))
     ours = spark.read.format("lookupcache").options(**{"lookup.csv.sep": sep, "lookup.csv.infer-schema": "false"})
     theirs = spark.read.options(sep=sep, header=True, multiLine=True, escape='"', nullValue="")
     assert collected(ours.load(str(tmp_path))) == collected(theirs.csv(str(tmp_path)))
@@ -550,3 +535,50 @@ def test_what_others_have_written(spark: SparkSession, tmp_path: Path, form: str
         write(str(tmp_path / name / f"a.{form}"))
         schema = "struct<id:bigint,text:string,n:double,zip:string>"
         assert collected(load(spark, tmp_path / name)) == (schema, list(zip(*held.values(), strict=True))), name
+
+
+# --- pushed filters as predicates: each in its exact meaning, or none -----------------------------------
+
+FILTERED = pa.schema([(column.name, column.type) for column in [*PRIMITIVES, *NESTED]])
+FIELDS = {field.name: field for field in FILTERED}
+ID, NAME, AMOUNT, DOUBLE, AT, CLOCK = (("tiny",), ("name",), ("money",), ("double",), ("at",), ("wall.clock",))
+COMPARISONS = {
+    "=": filters.EqualTo, ">": filters.GreaterThan, ">=": filters.GreaterThanOrEqual, "<": filters.LessThan, "<=": filters.LessThanOrEqual,
+    "<=>": filters.EqualNullSafe,
+}  # fmt: skip
+MEANINGS: list[tuple[filters.Filter, str | None]] = [
+    *((kind(ID, 5), f"tiny {operator} 5") for operator, kind in COMPARISONS.items()),
+    (filters.LessThan(ID, 500), "tiny < 500"),
+    (filters.LessThan(ID, decimal.Decimal("4.5")), "tiny < 4.5"),
+    (filters.EqualTo(AMOUNT, decimal.Decimal("1.50")), "money = 1.50"),
+    (filters.EqualTo(AT, TIME.replace(tzinfo=UTC)), "at = TIMESTAMP '2024-01-01 00:00:00 UTC'"),
+    (filters.EqualTo(CLOCK, TIME), "`wall.clock` = TIMESTAMP_NTZ '2024-01-01 00:00:00'"),
+    (filters.EqualNullSafe(ID, None), "tiny IS NULL"),
+    (filters.EqualNullSafe(ID, 500), "false"),
+    (filters.In(ID, (1, 2)), "tiny IN (1, 2)"),
+    (filters.In(ID, (None, 1)), "tiny IN (NULL, 1)"),
+    (filters.EqualTo(DOUBLE, math.nan), "double = CAST('NaN' AS DOUBLE)"),
+    (filters.IsNull(("pair",)), "pair IS NULL"),
+    (filters.IsNotNull(ID), "tiny IS NOT NULL"),
+    (filters.StringStartsWith(NAME, "a"), "name LIKE 'a%'"),
+    # What has no exact counterpart here.
+    (filters.EqualTo(("pair", "x"), 5), None),
+    (filters.IsNull(("unknown",)), None),
+    (filters.EqualTo(ID, "5"), None),
+    (filters.EqualTo(AT, TIME), None),
+    (filters.EqualTo(CLOCK, TIME.replace(tzinfo=UTC)), None),
+    (filters.In(NAME, ("a", 5)), None),
+    (filters.StringStartsWith(ID, "5"), None),
+    (filters.StringEndsWith(NAME, "a"), None),
+    (filters.StringContains(NAME, "a"), None),
+]
+
+
+@pytest.mark.parametrize(("pushed", "text"), MEANINGS)
+def test_filters_keep_their_meaning(pushed: Any, text: str | None) -> None:
+    """Each filter that Spark sends about a column means what the same text means in `lookup.where`, NOT included, or nothing."""
+    for filter_, where in ((pushed, text), (filters.Not(pushed), f"NOT ({text})")):
+        found = predicate_of(filter_, FIELDS)
+        assert repr(found) == repr(None if text is None else parse_where(where, FILTERED))  # NaN equals itself
+    # What LIKE takes for a pattern is text.
+    assert predicate_of(filters.StringStartsWith(NAME, "a%_"), FIELDS) == StartsWith("name", "a%_")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import socket
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from tests.s3server import Request, S3Server
 
 pytestmark = pytest.mark.spark
-_keys = itertools.count()
 
 
 def versions(df: DataFrame) -> set[int]:
@@ -97,32 +95,32 @@ def test_calls_of_a_directory(spark: SparkSession, tmp_path: Path) -> None:
     assert metrics["rowsReadCount"] == 300
 
 
-@pytest.fixture
-def s3_table(s3: S3Server) -> str:
-    """A place on S3 where nothing is."""
-    s3.client.create_bucket(Bucket="bucket")
-    return f"s3a://bucket/dim-{next(_keys)}.parquet"
+@pytest.mark.parametrize("shape", ["union", "self join", "view twice", "retried task", "many tasks"])
+def test_one_version_per_execution(spark: SparkSession, s3: S3Server, tmp_path: Path, shape: str) -> None:
+    """Parts of one execution agree on its version and resolve once, though the table changes right after; so do tasks that resolve
+    themselves (`lookup.version-at=READ`)."""
+    options, ids, place = {"lookup.storage.endpoint_url": s3.endpoint}, range(10), f"{shape}.parquet"
+    if shape == "many tasks":
+        options |= {"lookup.version-at": "READ", "lookup.scan.split-size": "1 MiB"}
+        ids = range(80_000)
 
-
-def change_after_head(s3: S3Server, table: str, path: Path) -> None:
-    """From here on: what follows the first HEAD finds another file there."""
+    noise = [os.urandom(64) for _ in ids]
+    old, new = (
+        saved(
+            tmp_path / f"{version}.parquet", {"id": ids, "version": [version] * len(ids), "noise": noise}, group=5_000
+        )
+        for version in (1, 2)
+    )
 
     def change(request: Request) -> None:
         if request.kind == "head":
             s3.after = None
-            s3.client.upload_file(str(path), "bucket", table.rsplit("/", 1)[-1])
+            s3.client.upload_file(str(new), "bucket", place)
 
-    s3.log.clear()
-    s3.after = change
-
-
-@pytest.mark.parametrize("shape", ["union", "self join", "view twice", "retried task"])
-def test_one_version_per_execution(
-    spark: SparkSession, s3: S3Server, s3_table: str, tmp_path: Path, shape: str
-) -> None:
-    """Parts of one execution agree on its version and resolve once, though the table changes right after."""
-    s3.client.upload_file(str(put(tmp_path / "1.parquet", 1)), "bucket", s3_table.rsplit("/", 1)[-1])
-    df = load(spark, s3_table, {"lookup.storage.endpoint_url": s3.endpoint})
+    s3.client.create_bucket(Bucket="bucket")
+    s3.client.upload_file(str(old), "bucket", place)
+    df = load(spark, f"s3a://bucket/{place}", options)
+    assert df.rdd.getNumPartitions() >= (4 if shape == "many tasks" else 1)
     if shape == "union":
         query = df.union(df).select("version")
     elif shape == "self join":
@@ -131,6 +129,8 @@ def test_one_version_per_execution(
     elif shape == "view twice":
         df.createOrReplaceTempView("twice")
         query = spark.sql("SELECT version FROM twice WHERE id > 4 UNION ALL SELECT version FROM twice WHERE id <= 4")
+    elif shape == "many tasks":
+        query = df.groupBy("version").max("id")
     else:
         marker = tmp_path / "failed-once"
 
@@ -141,32 +141,12 @@ def test_one_version_per_execution(
                 raise RuntimeError("first attempt")
 
         query = df.select("version").mapInArrow(fail_once, "version long")
-    df.collect()  # version 1 is on this host
-    change_after_head(s3, s3_table, put(tmp_path / "2.parquet", 2))
+    df.select("id", "version").collect()  # version 1 is on this host
+    s3.log.clear()
+    s3.after = change
     assert versions(query) == {1}
-    assert (s3.count()["head"], s3.count()["get"]) == (1, 0)
-    assert versions(query.select("version")) == {2}
-
-
-def test_all_tasks_of_a_query_are_on_one_version(
-    spark: SparkSession, s3: S3Server, s3_table: str, tmp_path: Path
-) -> None:
-    """`lookup.version-at=READ`: many tasks resolve once between them, though the table changes right after."""
-
-    def large(version: int) -> Path:
-        noise = pa.array([os.urandom(64) for _ in range(80_000)])
-        rows = {"id": range(80_000), "version": [version] * 80_000, "noise": noise}
-        return saved(tmp_path / f"{version}.parquet", rows, group=5_000)
-
-    s3.client.upload_file(str(large(1)), "bucket", s3_table.rsplit("/", 1)[-1])
-    options = {"lookup.storage.endpoint_url": s3.endpoint, "lookup.scan.split-size": "1 MiB"}
-    df = load(spark, s3_table, {**options, "lookup.version-at": "READ"})
-    assert df.rdd.getNumPartitions() >= 4
-    assert df.selectExpr("max(version)", "count(id)").collect() == [(1, 80_000)]
-    change_after_head(s3, s3_table, large(2))
-    assert df.groupBy("version").count().collect() == [(1, 80_000)]
     assert (s3.count()["head"], s3.count()["list"], s3.count()["get"]) == (1, 0, 0)
-    assert df.groupBy("version").count().collect() == [(2, 80_000)]
+    assert versions(query.select("version")) == {2}
 
 
 @pytest.mark.parametrize("enabled", ["false", "true"])
@@ -198,10 +178,10 @@ def test_cold_point_read(spark: SparkSession, s3: S3Server, tmp_path: Path) -> N
     """`lookup.where = 'id = …'` of a large remote file: at most 1 HEAD + 3 GET and 1 MB (and planning's one LIST); then, or for an absent
     key of the same row group and without Spark: 1 HEAD, 0 GET."""
     count = 1_000_000
-    rng, ids = np.random.default_rng(3), np.arange(count) * 3
-    payload = pa.FixedSizeBinaryArray.from_buffers(pa.binary(72), count, [None, pa.py_buffer(rng.bytes(72 * count))])
-    rows = {"id": ids, "name": np.char.add("customer ", ids.astype(str)), "score": rng.integers(0, 1000, count)}
-    path = saved(tmp_path / "dim.parquet", {**rows, "payload": payload}, group=count // 16)
+    ids, noise = np.arange(count) * 3, pa.py_buffer(os.urandom(72 * count))
+    rows = {"id": ids, "name": np.char.add("customer ", ids.astype(str)), "score": ids % 1009}
+    rows["payload"] = pa.FixedSizeBinaryArray.from_buffers(pa.binary(72), count, [None, noise])
+    path = saved(tmp_path / "dim.parquet", rows, group=count // 16)
     s3.client.create_bucket(Bucket="large")
     s3.client.upload_file(str(path), "large", "dim.parquet")
     s3.log.clear()
@@ -229,9 +209,6 @@ def test_cold_point_read(spark: SparkSession, s3: S3Server, tmp_path: Path) -> N
 
 
 MISTAKES: list[tuple[dict[str, str], str]] = [
-    ({"lookup.cahe": "NONE"}, "did you mean lookup.cache"),
-    ({"header": "true"}, "unknown option header"),
-    ({"lookup.cache": "PARTIAL", "lookup.keys": "id"}, "without any bound would grow for ever"),
     ({"lookup.cache": "FULL", "lookup.keys": "nope"}, "option lookup.keys: the table has no column 'nope'"),
     ({"lookup.full-cache.reload-strategy": "no.such:trigger", "lookup.cache": "FULL"}, "No module named 'no'"),
     ({"lookup.storage.secret": "hunter2"}, "looks like a credential"),
@@ -356,22 +333,6 @@ def test_tasks_share_a_snapshot(spark: SparkSession, tmp_path: Path) -> None:
     found = LookupTable(str(path)).metrics()
     assert found["resolvedBytes"] == 3 * sum(file.stat().st_size for file in path.iterdir())  # the union reads it twice
     assert (found["snapshotReadThroughCount"], found["loadCount"]) == (0, 1)
-
-
-def test_a_catalog_table_serves_what_was_loaded(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """CACHE mode from SQL: queries see the snapshot, without a store call, until a reload brings the next."""
-    path = put(tmp_path / "dim.parquet", 1)
-    cache = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 h"}
-    spark.sql(f"CREATE TABLE {name} {catalog_options(path, {**KEYED, **cache})}")
-    assert spark.sql(f"SELECT DISTINCT version FROM {name}").collect() == [(1,)]
-    put(path, 2)
-    calls = Calls(path)
-    assert spark.sql(f"SELECT DISTINCT version FROM {name} a JOIN {name} b USING (id, version)").collect() == [(1,)]
-    assert calls.calls() == (0, 0, 0)
-    with LookupTable.for_name(spark, name) as table:
-        table.reload()
-        assert table.get(3) == [{"id": 3, "version": 2}]
-    assert spark.sql(f"SELECT DISTINCT version FROM {name}").collect() == [(2,)]
 
 
 def test_keys_are_loaded_once(spark: SparkSession, tmp_path: Path, name: str) -> None:

@@ -19,7 +19,7 @@ from pyspark_lookup import LookupTable, lookup_join
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.spark.types import SPARK
 from tests.fuzzing import by_day
-from tests.spark.common import catalog_options, load
+from tests.spark.common import batches_of, catalog_options, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,9 +44,8 @@ class Expect(NamedTuple):
 
 
 class Tables:
-    """In one directory: the managed tables `dim` (which a case may change), `other` (the same columns), `nums` (no text),
-    catalog tables `listed` (a column list) and `copied` (a Parquet copy of `other`), views `src` and `named` of rows.
-    """
+    """Managed tables `dim` (which a case may change), `other` (the same columns) and `nums` (no text), catalog tables `listed` (a column
+    list) and `copied` (a Parquet copy of `other`), views `src` and `named` of rows."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.spark, self.home = spark, home
@@ -127,7 +126,6 @@ def made_of(place: str, *options: str) -> str:
 # Statements of a row that are parted by semicolons follow on each other; what is expected is expected of the last.
 CREATES: list[tuple[str, Expect]] = [
     (f"{NEW}; INSERT INTO made VALUES (1, 'n'); SELECT * FROM made", Expect(gives=[(1, "n")])),
-    (f"{NEW}; DROP TABLE made; {NEW}; SELECT count(*) FROM made", Expect(gives=[(0,)])),
     (NEW.replace("{dim}-made", "{dim}") + "; SELECT * FROM made", Expect(gives=ROWS)),
     (NEW.replace("{dim}-made", "{dim}").replace("STRING", "DOUBLE"), Expect(fails="is a table with the columns id INT, name STRING")),
     (NEW.replace("{dim}-made", "{home}"), Expect(fails="holds files that format\\('lookupcache'\\) did not write")),
@@ -138,16 +136,12 @@ CREATES: list[tuple[str, Expect]] = [
     ("CREATE EXTERNAL TABLE made USING lookupcache LOCATION '{dim}' COMMENT 'ours' TBLPROPERTIES ('team' = 'x'); SELECT * FROM made", Expect(gives=ROWS)),
     ("CREATE TABLE IF NOT EXISTS dim USING lookupcache OPTIONS (path '{home}/other')", Expect(leaves=ROWS)),
     (f"CREATE OR REPLACE TABLE dim USING lookupcache LOCATION '{{home}}/other'; INSERT INTO dim WITH (path '{{dim}}') {ONE}", Expect(leaves=[*ROWS, (9, "other")])),
-    (f"REPLACE TABLE dim USING lookupcache LOCATION '{{dim}}'; INSERT INTO dim {ONE}", Expect(leaves=WITH_C)),
     ("CREATE TABLE made USING lookupcache LOCATION '{dim}' TBLPROPERTIES ('lookup.cache' = 'FULL')", Expect(fails=r"put it into OPTIONS \(")),
     ("SELECT * FROM listed", Expect(fails=LOST)),
     ("INSERT INTO listed VALUES (1, 'a')", Expect(fails=UNKNOWN)),
-    ("INSERT INTO listed SELECT id, CAST(name AS STRING) AS name FROM other", Expect(fails=UNKNOWN)),
     (made_of("{dim}-x") + " AS SELECT * FROM src", Expect(fails=UNKNOWN)),
-    (made_of("{dim}-x") + " AS SELECT * FROM dim", Expect(fails=UNKNOWN)),
     (made_of("{dim}-x") + " AS SELECT id, CAST(name AS STRING) AS name FROM dim", Expect(fails=UNKNOWN)),
     (f"CREATE TABLE made USING parquet AS SELECT * FROM dim; INSERT INTO made {ONE}; SELECT * FROM made", Expect(gives=WITH_C)),
-    ("CREATE TABLE made (id INT, name STRING) USING parquet; INSERT INTO made SELECT * FROM dim; SHOW COLUMNS IN made", Expect(gives=[("id",), ("name",)])),
     (f"CREATE TEMPORARY VIEW shown USING lookupcache OPTIONS (path '{{dim}}'); INSERT INTO shown {ONE}", Expect(leaves=WITH_C)),
     ("CREATE VIEW seen AS SELECT id FROM dim; SELECT * FROM seen; DROP VIEW seen; DROP TABLE dim PURGE; CREATE TABLE dim USING lookupcache LOCATION '{dim}'", Expect(leaves=ROWS)),
 ]  # fmt: skip
@@ -219,7 +213,6 @@ READS: list[tuple[str, Expect]] = [
     ("SELECT * FROM dim WITH ('lookup.view' 'versions')", Expect(fails="cannot change the columns of a catalog table")),
     ("CACHE TABLE dim; UNCACHE TABLE dim; REFRESH TABLE dim; SELECT * FROM dim", Expect(gives=ROWS)),
     ("SHOW TBLPROPERTIES dim; SHOW CREATE TABLE dim; SHOW TABLE EXTENDED LIKE 'dim'; DESCRIBE EXTENDED dim; EXPLAIN SELECT * FROM dim; SHOW COLUMNS IN dim", Expect(gives=[("id",), ("name",)])),
-    ("SHOW TABLES LIKE 'dim'", Expect(gives=[("default", "dim", False)])),
     ("DESCRIBE dim", Expect(gives=[("id", "int", None), ("name", "string", None)])),
 ]  # fmt: skip
 
@@ -347,30 +340,23 @@ def test_a_table_made_of_rows_of_another_is_refused(tables: Tables, name: str) -
         assert load(tables.spark, new).count() == 3
 
 
-def followed(stream: DataFrame, name: str, checkpoint: Path) -> list[tuple[object, ...]]:
-    """The rows of a stream."""
-    writer = stream.writeStream.format("memory").queryName(name).trigger(availableNow=True)
-    writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
-    return sorted(map(tuple, stream.sparkSession.table(name).collect()))
-
-
 def test_columns_that_only_the_catalog_has(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     """A column of ALTER TABLE … ADD COLUMN is null in a stream of the table, a lookup has the table's own columns; one that two names
     add in two spellings is an error, in batches and in streams."""
     with tables.kept():
         tables.run(ADD, made_of("{dim}"))
-        assert followed(spark.readStream.table("dim"), "followed", tmp_path / "1") == [(1, "a", None), (2, "b", None)]
+        assert batches_of(spark.readStream.table("dim"), tmp_path / "1") == [[(1, "a", None), (2, "b", None)]]
         assert lookup_join(spark.sql("SELECT 1 AS id"), "dim", on="id").collect() == [(1, "a")]
         tables.run("INSERT INTO dim VALUES (3, 'c', 7)", "ALTER TABLE made ADD COLUMN X INT")
         assert lookup_join(spark.sql("SELECT 3 AS id"), "dim", on="id").collect() == [(3, "c", 7)]
         with pytest.raises(Exception, match="zzz"):
             odd = spark.readStream.format("lookupcache").schema("id INT, zzz INT").load(str(tables.path))
-            followed(odd, "odd", tmp_path / "2")
+            batches_of(odd, tmp_path / "2")
         spelled = "column 'X' of the given schema is spelled 'x'"
         with pytest.raises(Exception, match=spelled):
             spark.table("made").collect()
         with pytest.raises(Exception, match=spelled):
-            followed(spark.readStream.table("made"), "spelled", tmp_path / "3")
+            batches_of(spark.readStream.table("made"), tmp_path / "3")
 
 
 def test_copies_are_clean_where_they_are_asked_for(spark: SparkSession, tables: Tables, name: str) -> None:

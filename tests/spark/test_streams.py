@@ -195,13 +195,6 @@ def writing(spark: SparkSession, home: Path, kind: str) -> Iterator[None]:
         done.result(timeout=60)
 
 
-def after(kind: str) -> Epochs:
-    """What is there when the job has ended."""
-    if kind == "dynamic overwrite":
-        return {key: [2 - key % 2] for key in range(40)}
-    return {key: [1, 2] if kind.startswith("append") else [2] for key in range(40)}
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("kind", by_day(JOBS, 3))
@@ -225,6 +218,9 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: 
         return found[0]
 
     before = {key: [1] for key in range(40)}
+    after = {key: [1, 2] if kind.startswith("append") else [2] for key in range(40)}
+    if kind == "dynamic overwrite":
+        after = {key: [2 - key % 2] for key in range(40)}
     late = LookupTable(str(home / "dim"), {"lookup.cache.dir": str(home / "late")})
     with running(joined, "busy") as query, concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert seen() == before
@@ -232,9 +228,9 @@ def test_a_job_writes_under_a_stream(spark: SparkSession, tmp_path: Path, kind: 
             assert seen() == seen() == before
             scan = pool.submit(late.scan)  # it knows nothing, and waits
             assert seen() == before
-        assert seen() == after(kind)
+        assert seen() == after
         found = scan.result(timeout=60).to_pylist()
-    assert {key: sorted(row["epoch"] for row in found if row["id"] == key) for key in range(40)} == after(kind)
+    assert {key: sorted(row["epoch"] for row in found if row["id"] == key) for key in range(40)} == after
     assert LookupTable(str(home / "dim")).metrics()["busyServedCount"] > 0
 
 
@@ -272,63 +268,47 @@ class Dim:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", by_day(["managed", "plain"], 2))
-def test_what_a_batch_writes_it_reads_back(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "adaptive", "side"),
+    by_day(itertools.product(["plain", "managed"], ["true", "false"], ["scan", "stream", "neither"]), 7),
+)
+def test_what_a_batch_writes_it_reads_back(
+    spark: SparkSession, tmp_path: Path, kind: str, adaptive: str, side: str
+) -> None:
     """Scans, joins and functions that are made in the function after a write see what it has written; what was built before it keeps
-    its version."""
+    its version. Those in the stream's plan answer all actions of a micro-batch from one version, however Spark carries them out."""
     dim = Dim(kind, tmp_path, spark, f"read_back_{kind}")
+    register_lookup(spark, f"own_{kind}", dim.path, key="id", columns=["id"])
     for number in range(2):
-        events(tmp_path / "events", number, range(3))
+        events(tmp_path / "events", number, range(1, 4))
+    stream = stream_of(spark, tmp_path / "events")
+    stream = lookup_join(stream, dim.path, "id", columns=["id"], prefix="join_", strategy="cache")
+    stream = stream.selectExpr("id", "join_id", f"own_{kind}(id).id AS called_id")
+    scanned = load(spark, dim.path).selectExpr("id AS scan_id")
+    scanned = scanned.hint("broadcast") if side == "scan" else scanned
+    stream = (stream.hint("broadcast") if side == "stream" else stream).join(scanned, sf.expr("scan_id = id"), "inner")
     seen: list[list[list[int]]] = []
     kept: list[int] = []
+    own: list[list[tuple[int, int, int]]] = []
 
     def act(batch: DataFrame, number: int) -> None:
         session = batch.sparkSession
         seen.append(dim.seen(session))
         built = (dim.joined(session), load(session, dim.path))
-        kept.extend(frame.select("*").count() for frame in built)
-        dim.append(session, number + 2)
-        kept.extend(frame.select("*").count() for frame in built)
-        seen.append(dim.seen(session))
-
-    each_batch(stream_of(spark, tmp_path / "events"), tmp_path / "cp", act)
-    expected = [[1], [1, 2], [1, 2], [1, 2, 3]]
-    assert seen == [[keys] * 3 for keys in expected]
-    assert kept == [1] * 4 + [2] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "side", "adaptive"),
-    by_day(itertools.product(["plain", "managed"], ["scan", "stream", "neither"], ["true", "false"]), 5),
-)
-def test_the_streams_own_lookups_keep_a_batch_to_one_version(
-    spark: SparkSession, tmp_path: Path, kind: str, side: str, adaptive: str
-) -> None:
-    """Joins, scans and functions in the stream's plan answer all actions of a micro-batch from one version, however Spark
-    carries them out."""
-    dim = Dim(kind, tmp_path, spark, f"one_version_{kind}")
-    register_lookup(spark, dim.function, dim.path, key="id", columns=["id"])
-    for number in range(2):
-        events(tmp_path / "events", number, range(1, 4))
-    stream = stream_of(spark, tmp_path / "events")
-    stream = lookup_join(stream, dim.path, "id", columns=["id"], prefix="join_", strategy="cache")
-    stream = stream.selectExpr("id", "join_id", f"{dim.function}(id).id AS called_id")
-    scanned = load(spark, dim.path).selectExpr("id AS scan_id")
-    scanned = scanned.hint("broadcast") if side == "scan" else scanned
-    stream = (stream.hint("broadcast") if side == "stream" else stream).join(scanned, sf.expr("scan_id = id"), "inner")
-    seen: list[list[tuple[int, int, int]]] = []
-
-    def act(batch: DataFrame, number: int) -> None:
         for attempt in range(3):
             rows = batch.select("*").collect()  # a plan of its own: Spark keeps what it has broadcast for an object
-            seen.append(sorted((row.join_id, row.called_id, row.scan_id) for row in rows))
+            own.append(sorted((row.join_id, row.called_id, row.scan_id) for row in rows))
+            if attempt < 2:
+                kept.extend(frame.select("*").count() for frame in built)
             if attempt == 0:
-                dim.append(batch.sparkSession, number + 2)
+                dim.append(session, number + 2)
+        seen.append(dim.seen(session))
 
     with conf(spark, "spark.sql.adaptive.enabled", adaptive):
         each_batch(stream, tmp_path / "cp", act)
-    assert seen == [[(1, 1, 1)]] * 3 + [[(1, 1, 1), (2, 2, 2)]] * 3
+    assert seen == [[keys] * 3 for keys in ([1], [1, 2], [1, 2], [1, 2, 3])]
+    assert kept == [1] * 4 + [2] * 4
+    assert own == [[(1, 1, 1)]] * 3 + [[(1, 1, 1), (2, 2, 2)]] * 3
 
 
 @pytest.mark.timeout(280)
