@@ -127,8 +127,7 @@ def test_a_delete_of_nothing_is_no_commit(site: Site) -> None:
 
 
 def test_an_append_beside_an_upsert_stays(site: Site) -> None:
-    """An append that began before an upsert and is committed after it adds its rows; an overwrite that did is refused. One that
-    began after a delete leaves hidden what that has hidden of a later append."""
+    """An append that an upsert overtakes adds its rows, an overwrite is refused; what a delete has hidden stays so beside an overwrite."""
     table, writer, keys = site.created(), site.writer(host="b"), pa.table({"id": [1]})
     table.write(rows(1))
     append, overwrite = (writer.begin(rows().schema, mode) for mode in (WriteMode.APPEND, WriteMode.OVERWRITE))

@@ -142,10 +142,7 @@ def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> N
 
 
 def test_kinds_of_changes(site: Site) -> None:
-    """Each kind of write, by the keys of its time; a compaction changes nothing; a transaction is one change, without what it took back.
-
-    Who asks for rows that are added meets what takes rows away by name.
-    """
+    """Each kind of write, by the keys of its time; none of a compaction, one of a transaction; who wants added rows meets no others."""
     table = site.created(OFF)
 
     def transaction() -> int | None:

@@ -34,11 +34,7 @@ from tests.fakes import FakeClock, Host, Later, make_host
 
 EACH = 500
 FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
-CACHE = {
-    **FULL,
-    "lookup.metadata.source": "CACHE",
-    "lookup.full-cache.periodic-reload.interval": "1 min",
-}
+CACHE = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 min"}
 STRATEGY = "lookup.full-cache.reload-strategy"
 
 
@@ -167,8 +163,7 @@ class Table:
 
 
 def test_queries_and_builds(directory: Path, cache_dir: Path) -> None:
-    """Once one process has built a version's snapshot, a lookup in any asks the store for the version and reads no data; every key is a
-    hit, found or not. Beyond build-wait a query reads the files of its own version, never another snapshot; within it, it waits."""
+    """Once a process has built a version's snapshot no lookup reads data; a query waits for it during build-wait, then reads files."""
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.build-wait": "0 s"})
     table.warm()
     for process in (table, Table(directory, cache_dir, FULL)):
@@ -220,8 +215,7 @@ def test_files_too_new_to_tell_apart_are_read_through(directory: Path, cache_dir
 
 
 def test_a_reload_fetches_only_changed_files(directory: Path, cache_dir: Path) -> None:
-    """Of ten files, the changed ones and the new one are read; the rest is reused, null in a new column and of a wider type where
-    there is one, and removed ones vanish."""
+    """Of ten files only changed and new ones are read; old rows are null in a new column, and removed files vanish."""
     table = Table(directory, cache_dir, FULL)
     table.warm()
     table.fetched()
@@ -273,22 +267,6 @@ def test_what_a_change_makes_of_the_layers(directory: Path, cache_dir: Path) -> 
 # --- CACHE --------------------------------------------------------------------------------------------
 
 
-def test_the_first_load_must_succeed(directory: Path, cache_dir: Path) -> None:
-    """Before the first load has succeeded every query fails with its error; the next one tries again."""
-    table = Table(directory, cache_dir, CACHE)
-    table.down()
-    for _ in range(2):
-        with pytest.raises(UfsUnavailableError, match="no answer"):
-            table.get(0)
-        with pytest.raises(UfsUnavailableError, match="no answer"):
-            table.full.current()
-    assert table.metrics("numLoadFailures", "loadCount", "latestLoadTime") == [2, 0, -1]
-    table.up()
-    assert table.versions(0) == [1]
-    assert table.metrics("hitCount", "missCount", "loadCount") == [1, 0, 1]
-    assert table.metric("latestLoadTime") >= 0
-
-
 def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Path) -> None:
     """While one loads, another asks the store for nothing: it waits, and then finds all but the changes there."""
     one, other = Table(directory, cache_dir, CACHE), Table(directory, cache_dir, CACHE)
@@ -310,15 +288,23 @@ def test_one_process_of_the_host_loads_at_a_time(directory: Path, cache_dir: Pat
     assert "get" not in other.host.store.kinds()
 
 
-def test_a_failed_reload_keeps_serving_and_the_schedule_goes_on(
-    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """KEEP: failures are counted, logged once, and the reload after them brings the table up to date once it is complete."""
+def test_loads_that_fail(directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the first load queries fail with its error. KEEP: afterwards they do not; failures are counted, logged once, and the next
+    reload brings the table up to date once it is complete."""
     table = Table(directory, cache_dir, CACHE)
-    table.get(0)
+    table.down()
+    for load in (lambda: table.get(0), table.full.current) * 2:
+        with pytest.raises(UfsUnavailableError, match="no answer"):
+            load()
+    assert table.metrics("numLoadFailures", "loadCount", "latestLoadTime") == [2, 0, -1]
+    table.up()
+    assert table.versions(0) == [1]
+    assert table.metrics("hitCount", "missCount", "loadCount") == [1, 0, 1]
+    assert table.metric("latestLoadTime") >= 0
     publish(directory, 0, 2)
     table.down()
-    for failures in (1, 2, 3):
+    caplog.clear()
+    for failures in (3, 4, 5):
         table.due_after()
         assert table.versions(0) == [1]
         assert table.metric("numLoadFailures") == failures
@@ -350,7 +336,7 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
 
 def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(directory: Path, cache_dir: Path) -> None:
     """A new worker does not reload a fresh snapshot; the first query that comes late waits for a reload, if nobody else makes it. Of two
-    processes one reloads when it is due; the other takes over when that one is gone."""
+    processes one reloads when it is due; the other takes over when that one is gone. A store that fails is asked once in an interval."""
     first = Table(directory, cache_dir, CACHE)
     first.get(0)
     first.end()
@@ -377,6 +363,14 @@ def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(di
     late.end()
     other.due_after()
     assert other.metric("loadCount") == 1
+    other.end()
+    first.host.clock.tick(61)
+    for failures in (1, 0):  # processes that live for one query
+        broken = Table(directory, cache_dir, CACHE, first.host.clock)
+        broken.down()
+        assert broken.versions(0) == [3]
+        assert broken.metrics("numLoadFailures", "staleServedCount") == [failures, 1]
+        broken.end()
 
 
 @pytest.mark.parametrize("kind", ["files", "snapshot"])
@@ -404,9 +398,8 @@ def test_a_lost_record_of_a_version(directory: Path, cache_dir: Path, kind: str,
 def test_a_path_changes_before_the_first_load(directory: Path, cache_dir: Path, kind: str) -> None:
     """Without a snapshot, a query in CACHE mode answers from what the path is now, where this host knew other columns or another kind."""
     host = {"lookup.cache.dir": str(cache_dir)}
-    LookupTable(
-        str(directory), {**host, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
-    ).scan()
+    known = {**host, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
+    LookupTable(str(directory), known).scan()
     shutil.rmtree(directory)
     options = {**host, **CACHE}
     if kind == "managed":
@@ -416,29 +409,6 @@ def test_a_path_changes_before_the_first_load(directory: Path, cache_dir: Path, 
         options["lookup.format"] = "parquet"
     with LookupTable(str(directory), options) as full:
         assert full.scan().to_pylist() == [{"id": 7}]
-
-
-def test_a_process_that_lives_for_one_query(directory: Path, cache_dir: Path) -> None:
-    """Each query in a process of its own: answers are at most an interval old, also where the last process died reloading,
-    and a store that fails is asked once in an interval."""
-    first = Table(directory, cache_dir, CACHE)
-    first.get(0)
-    first.end()
-    clock = first.host.clock
-    for version in range(2, 6):
-        publish(directory, 0, version)
-        for seconds, expected in ((58, version - 1), (2, version)):
-            clock.tick(seconds)
-            process = Table(directory, cache_dir, CACHE, clock)
-            assert process.versions(0) == [expected]
-            process.end()
-    clock.tick(61)
-    for failures in (1, 0):
-        broken = Table(directory, cache_dir, CACHE, clock)
-        broken.down()
-        assert broken.versions(0) == [5]
-        assert broken.metrics("numLoadFailures", "staleServedCount") == [failures, 1]
-        broken.end()
 
 
 def test_blackout_puts_a_reload_off(directory: Path, cache_dir: Path) -> None:
@@ -500,27 +470,14 @@ class EveryCall(CacheReloadTrigger):
         self.closed = True
 
 
-class Broken(EveryCall):
-    def open(self, context: CacheReloadTrigger.Context) -> None:
-        raise RuntimeError("broken on purpose")
-
-
-class Half(CacheReloadTrigger):  # it lacks a method
-    def open(self, context: CacheReloadTrigger.Context) -> None: ...
-
-
-def make_half(options: LookupOptions) -> CacheReloadTrigger:
-    return Half()  # type: ignore[abstract]
-
-
-def with_trigger(directory: Path, cache_dir: Path, factory: str) -> Table:
-    options = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.reload-strategy": factory}
+def with_trigger(directory: Path, cache_dir: Path) -> Table:
+    options = {**FULL, "lookup.metadata.source": "CACHE", STRATEGY: f"{__name__}:EveryCall"}
     return Table(directory, cache_dir, options)
 
 
 def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_dir: Path) -> None:
     """A trigger from module:factory gets the options and a context; its future has the failure of its reload."""
-    table = with_trigger(directory, cache_dir, f"{__name__}:EveryCall")
+    table = with_trigger(directory, cache_dir)
     table.get(0)
     table.full.schedule.run_due()
     trigger = EveryCall.made[-1]
@@ -542,10 +499,11 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
 
 
 def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
-    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+    directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A custom trigger that raises when it is opened does not harm queries; its error is logged once."""
-    table = with_trigger(directory, cache_dir, f"{__name__}:Broken")
+    monkeypatch.setattr(EveryCall, "open", None)
+    table = with_trigger(directory, cache_dir)
     for _ in range(3):
         assert table.versions(0) == [1]
         table.full.schedule.run_due()
@@ -555,7 +513,7 @@ def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        *(({STRATEGY: f"{__name__}:{name}"}, PysparkLookupError, "cannot be made") for name in ("publish", "no_such", "make_half")),
+        *(({STRATEGY: f"{__name__}:{name}"}, PysparkLookupError, "cannot be made") for name in ("publish", "no_such")),
         ({STRATEGY: "builtins:repr"}, PysparkLookupError, "return a CacheReloadTrigger"),
         ({"lookup.keys": "tags"}, SchemaError, "'tags'"),
     ],
@@ -594,8 +552,7 @@ def publish_all(directory: Path) -> None:
 
 
 def test_superseded_snapshots_go_after_their_time(directory: Path, cache_dir: Path) -> None:
-    """A superseded version can be asked for during `retain`; then its segments go, but those that the new version needs and those that
-    a reader has mapped, which go once it is done."""
+    """A superseded version can be asked for during `retain`; then its segments go, once no version needs them and nobody reads them."""
     table = Table(directory, cache_dir, {**FULL, "lookup.full-cache.retain": "5 min"})
     snapshot = table.full.reload()
     batches = snapshot.batches(["version"])

@@ -104,16 +104,13 @@ def test_conf_file_defaults_that_do_not_apply_are_left_alone() -> None:
     assert LookupOptions.parse(PATH, conf=conf).build_wait_s == 5
 
 
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
+def test_superseded_snapshots_stay_for_two_intervals() -> None:
+    """`retain` is ten minutes or two intervals, whichever is longer, unless it is set."""
+    for options, seconds in (
         (PATH, 600),
         (PERIODIC, 600),
         ({**PERIODIC, FULL + "periodic-reload.interval": "1 h"}, 7200),
         ({**TIMED, FULL + "timed-reload.interval-in-days": "2"}, 4 * 86400),
         ({**PATH, FULL + "retain": "5 s"}, 5),
-    ],
-)
-def test_superseded_snapshots_stay_for_two_intervals(options: dict[str, str], seconds: float) -> None:
-    """`retain` is ten minutes or two intervals, whichever is longer, unless it is set."""
-    assert LookupOptions.parse(options).retained_s == seconds
+    ):
+        assert LookupOptions.parse(options).retained_s == seconds

@@ -13,13 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.columnar.hash_index import (
-    BUCKET_AT_MOST,
-    IndexBuilder,
-    KeyIndex,
-    SkewedError,
-    order_rows,
-)
+from pyspark_lookup.columnar.hash_index import BUCKET_AT_MOST, IndexBuilder, KeyIndex, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, draw_seed
 from tests.fuzzing import fuzzed
 from tests.test_keys import KINDS, SEED, US, each_kind, mixed, plain, values_of
@@ -96,7 +90,26 @@ def is_whole(kind: pa.DataType) -> bool:
     return not (pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_duration(kind))
 
 
-# --- any keys --------------------------------------------------------------------------------------------
+COLLISIONS: dict[str, Callable[[int], int]] = {
+    "all bits": lambda n: 0xABCDEF << 40,
+    "no bits set": lambda n: 0,
+    "all bits set": lambda n: 2**64 - 1,
+    "the upper 48 bits": lambda n: 0xABCDEF << 40 | n * 40503 % 2**16,
+    "three values": lambda n: n % 3 << 62 | 5,
+    "two of the upper 48": lambda n: n % 2 << 16 | n,
+    "all but bits 16 to 32": lambda n: 0xABC << 48 | n * 40503 % 2**16 << 16,
+    "all but bits 32 to 48": lambda n: 0xABC << 48 | n * 40503 % 2**16 << 32 | 0xDEF << 16,
+    "all but the upper 16": lambda n: n * 40503 % 2**16 << 48 | 0xABCDEF << 16,
+    "nothing": lambda n: mixed(n + 1, SEED),
+}
+"""Hashes of the n-th key, which agree in as many bits as said for different ones."""
+
+
+def colliding(columns: Sequence[pa.Array], how: str) -> Numbers:
+    """Such hashes of keys, equal for equal ones."""
+    numbers: dict[Any, int] = {}
+    ids = [numbers.setdefault(key, len(numbers)) for key in zip(*map(plain, columns), strict=True)]
+    return np.array([COLLISIONS[how](n) for n in ids], np.uint64)
 
 
 @st.composite
@@ -122,21 +135,24 @@ def key_columns(draw: st.DrawFn, kinds: Sequence[pa.DataType]) -> tuple[list[pa.
 @fuzzed(30)
 @given(data=st.data())
 def test_probing(kind: pa.DataType, data: st.DataObject) -> None:
-    """By slots and by hash, in any parts: exactly the rows of each key, by key and then in row order; nulls find nothing."""
+    """By slots and by hash, in any parts, with hashes that collide: exactly the rows of each key, in their order; nulls find nothing."""
     kinds = [kind, *data.draw(st.just([]) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))]
     columns, asked = data.draw(key_columns(kinds))
     for slots in (True, False):
         index = built(columns, parts=data.draw(st.integers(0, 3)), slots=slots)
-        for probed in (asked, columns, [column.slice(1) for column in asked], [pa.nulls(2, kind) for kind in kinds]):
-            assert index.pairs(probed) == index.expected(probed)
+        for some in (asked, columns, [column.slice(1) for column in asked], [pa.nulls(2, kind) for kind in kinds]):
+            assert index.pairs(some) == index.expected(some)
         keys = [key for key in zip(*map(plain, columns), strict=True) if None not in key]
         assert index.index.unique is ("first" not in index.arrays) is (len(set(keys)) == len(keys))
+    how = data.draw(st.sampled_from([*COLLISIONS]))
+    forged = colliding([pa.concat_arrays([a, b]) for a, b in zip(columns, asked, strict=True)], how)
+    stored, probed = forged[: len(columns[0])], forged[len(columns[0]) :]
+    index = built(columns, hashes=stored, strict=False, slots=False)
+    assert index.pairs(asked, probed) == index.expected(asked)
+    assert index.pairs(columns, stored) == index.expected(columns)
     nothing = built([column.slice(0, 0) for column in columns])
     assert nothing.index.unique
     assert nothing.pairs(asked) == nothing.pairs([column.slice(0, 0) for column in asked]) == []
-
-
-# --- what is kept, and how --------------------------------------------------------------------------------
 
 
 DENSE: list[tuple[Sequence[Any], list[pa.DataType]]] = [
@@ -190,56 +206,10 @@ def test_counts_of_64_bits() -> None:
     assert found == [([0, 0, 1, 2, 2, 3], [0, 2, 1, 0, 2, 3])] * 4
 
 
-# --- hashes that collide ---------------------------------------------------------------------------------
-
-
-COLLISIONS: dict[str, Callable[[int], int]] = {
-    "all bits": lambda n: 0xABCDEF << 40,
-    "no bits set": lambda n: 0,
-    "all bits set": lambda n: 2**64 - 1,
-    "the upper 48 bits": lambda n: 0xABCDEF << 40 | n * 40503 % 2**16,
-    "three values": lambda n: n % 3 << 62 | 5,
-    "two of the upper 48": lambda n: n % 2 << 16 | n,
-    "all but bits 16 to 32": lambda n: 0xABC << 48 | n * 40503 % 2**16 << 16,
-    "all but bits 32 to 48": lambda n: 0xABC << 48 | n * 40503 % 2**16 << 32 | 0xDEF << 16,
-    "all but the upper 16": lambda n: n * 40503 % 2**16 << 48 | 0xABCDEF << 16,
-    "nothing": lambda n: mixed(n + 1, SEED),
-}
-"""Hashes of the n-th key, which agree in as many bits as said for different ones."""
-
-
-def colliding(columns: Sequence[pa.Array], how: str) -> Numbers:
-    """Such hashes of keys, equal for equal ones."""
-    numbers: dict[Any, int] = {}
-    ids = [numbers.setdefault(key, len(numbers)) for key in zip(*map(plain, columns), strict=True)]
-    return np.array([COLLISIONS[how](n) for n in ids], np.uint64)
-
-
-@pytest.mark.parametrize("how", COLLISIONS)
-@fuzzed(16)
-@given(data=st.data())
-def test_colliding_hashes_change_no_answer(how: str, data: st.DataObject) -> None:
-    """Keys whose hashes agree in many bits, or in all, are still told apart, ordered and found with their rows."""
-    kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))
-    columns, asked = data.draw(key_columns(kinds))
-    together = [pa.concat_arrays([a, b]) for a, b in zip(columns, asked, strict=True)]
-    forged = colliding(together, how)
-    stored, probed = forged[: len(columns[0])], forged[len(columns[0]) :]
-    index = built(columns, hashes=stored, strict=False, slots=False)
-    assert index.pairs(asked, probed) == index.expected(asked)
-    assert index.pairs(columns, stored) == index.expected(columns)
-
-
-# --- skew ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("parts", [0, 8])
 def test_a_full_bucket_is_an_error_and_then_only_slow(wide: bool, parts: int) -> None:
-    """One key more in a bucket than allowed is SkewedError if strict; without, and with one key less, the answers are right.
-
-    A bucket that two parts of the hash space share is too full if both together fill it.
-    """
+    """A key too many in a bucket, of one part or of two that share it, is SkewedError if strict, and else found."""
     for count in (BUCKET_AT_MOST, BUCKET_AT_MOST + 1, 300):
         values = [n * 1_000_003 for n in range(count)]
         columns = [pa.array([str(v) for v in values]) if wide else pa.array(values)]

@@ -19,13 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.keys import (
-    Keys,
-    Numbers,
-    Seed,
-    cast_keys,
-    draw_seed,
-)
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, cast_keys, draw_seed
 from tests.fuzzing import fuzzed
 
 SEED = Seed(0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
@@ -117,9 +111,6 @@ def pairs_of(count: int) -> tuple[Numbers, Numbers]:
     return left.ravel(), right.ravel()
 
 
-# --- hashes and equality -----------------------------------------------------------------------------
-
-
 def mixed(word: int, seed: Seed) -> int:
     word = word * seed.first % 2**64
     return (word ^ word >> 32) * seed.second % 2**64
@@ -153,10 +144,7 @@ def hash_of(value: Any, kind: pa.DataType, before: int, seed: Seed) -> int:
 @examples(24)
 @given(data=st.data())
 def test_equal_keys_hash_alike(kind: pa.DataType, data: st.DataObject) -> None:
-    """Keys of one column or of several are equal exactly where all their values are; a null in any makes a key nothing.
-
-    Hashes are what the documentation says, to the bit, so that any process finds what any other wrote, wherever a column lies.
-    """
+    """Keys are equal where all values are, and none with a null is; hashes are the documented ones, wherever a column lies."""
     kinds = [kind, *data.draw(st.just([]) | st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))]
     seed = data.draw(st.sampled_from([SEED, OTHER]))
     pools = [data.draw(st.lists(st.none() | values_of(of), min_size=2, max_size=4, unique_by=repr)) for of in kinds]
@@ -216,9 +204,6 @@ def test_seeds_are_odd_and_drawn() -> None:
     assert all(part % 2 == 1 and 0 < part < 2**64 for seed in drawn for part in (seed.first, seed.second))
 
 
-# --- which columns can be keys, and which of the given ones they are ------------------------------------
-
-
 def cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     """One column of keys as the table's type; the values in the form of `plain`."""
     (found,) = cast_keys(pa.table({"k": array}), [pa.field("k", kind)])
@@ -241,29 +226,20 @@ FIELDS = [pa.field("Id", pa.int64()), pa.field("name", pa.string())]
     ],
 )
 def test_keys_are_taken_by_name_or_place(names: str, clear: bool) -> None:
-    """Columns are found by name in any order, letter case aside, and others let be; of other names they are taken in order.
-
-    Too few or too many, and names of which only some are known, are an error that names both sides.
-    """
-    known = {
-        "id": pa.array([1, 2], pa.int32()),
-        "name": pa.array(["a", "b"]),
-        "a": pa.array([1, 2]),
-        "b": pa.array(["a", "b"]),
-    }
+    """Columns are found by name, letter case aside, or all by place; too few or too many are an error that names both sides."""
+    texts = pa.array(["a", "b"])
+    known = {"id": pa.array([1, 2], pa.int32()), "name": texts, "a": pa.array([1, 2]), "b": texts}
     table = pa.table([known.get(name.lower(), pa.array([[0], [0]])) for name in names.split()], names.split())
     if clear:
         first, second = cast_keys(table, FIELDS)
         assert first.equals(pa.array([1, 2], pa.int64()))
-        assert second.equals(pa.array(["a", "b"]))
+        assert second.equals(texts)
         return
     with pytest.raises(SchemaError) as caught:
         cast_keys(table, FIELDS)
     assert "Id, name" in str(caught.value)
     assert ", ".join(names.split()) in str(caught.value)
 
-
-# --- keys in other types than the table's ---------------------------------------------------------------
 
 INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 UNSIGNED = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]

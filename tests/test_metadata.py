@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -93,10 +94,7 @@ def test_one_execution_sees_one_version_and_asks_once(dim: Dim) -> None:
 
 
 def test_cache_mode_makes_no_call_within_its_interval(dim: Dim) -> None:
-    """`>0`: at most that old, counted from when it was learned, never from its last use; by a clock that is not stepped.
-
-    `-1` keeps the version for ever, `0` asks at every query.
-    """
+    """`>0`: at most that old since it was learned, by a clock that is not stepped; `-1`: kept for ever; `0`: asked at every query."""
     opts = cached(dim.path, "10 s")
     first = dim.discover(opts)
     dim.change()
@@ -191,11 +189,7 @@ def test_cache_mode_keeps_the_last_version_through_states_that_are_none(dim: Dim
         dim.resolve()
     assert dim.resolve(kept) == dim.discover(kept) == first
     assert dim.host.metrics.snapshot()["keptVersionCount"] == 3
-
-    def fail(kind: str, subject: object) -> None:
-        raise UfsUnavailableError("down")
-
-    dim.host.store.before = fail
+    dim.host.store.before = mock.Mock(side_effect=UfsUnavailableError("down"))
     with pytest.raises(UfsUnavailableError):
         dim.resolve(kept)
 

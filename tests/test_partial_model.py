@@ -15,11 +15,8 @@ from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.partial import host_cache
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import read_rows
-from pyspark_lookup.engine.plan import ReadTask
 from tests.fakes import FakeClock
-from tests.partial.common import Dim, new_directory, run_waiting
+from tests.partial.common import GROUP_ROWS, Dim, may_hold, new_directory, run_waiting
 from tests.test_keys import examples
 
 pytestmark = pytest.mark.slow
@@ -77,10 +74,8 @@ class History:
         if rows is not None or not self.files:
             self.files[number] = [(*row, self.serial * 100 + n) for n, row in enumerate(rows or [])]
             changed.append(self.files[number])
-            table = pa.Table.from_pylist(
-                [dict(zip(SCHEMA.names, row, strict=True)) for row in self.files[number]], SCHEMA
-            )
-            pq.write_table(table, self.path / ".new", row_group_size=2)
+            found = [dict(zip(SCHEMA.names, row, strict=True)) for row in self.files[number]]
+            pq.write_table(pa.Table.from_pylist(found, SCHEMA), self.path / ".new", row_group_size=GROUP_ROWS)
             os.replace(self.path / ".new", self.path / f"{number}.parquet")
         elif changed[0] is not None:
             (self.path / f"{number}.parquet").unlink()
@@ -120,14 +115,8 @@ class History:
 
     def scan(self, process: int, ids: set[int]) -> None:
         """A scan whose predicate says which keys it wants."""
-        dim = self.processes[process]
         where = f"id IN ({', '.join(map(str, sorted(ids)))}) AND part = 'a' AND text IS NOT NULL"
-        narrowed = dim.options.override({"lookup.where": where})
-        found = planner.find(dim.host.reader, narrowed)
-        plan = planner.plan_read(found, narrowed, planner.table_columns(found, narrowed), self.clock.host())
-        rows = [
-            tuple(row.values()) for b in read_rows(dim.host.reader, plan, ReadTask(0, 1), None) for row in b.to_pylist()
-        ]
+        rows = self.processes[process].matching(where)
         wanted = [row for rows in self.files.values() for row in rows if row[0] in ids and row[1] == "a" and row[2]]
         assert sorted(rows) == sorted(wanted)
 
@@ -144,15 +133,6 @@ class History:
         for dim in self.processes:
             if not dim.later.waiting:  # a load of each, not knowing of the other's
                 assert dim.metric("numCachedRecords") <= bound * host_cache.REFUSE_ABOVE + 12
-
-
-def may_hold(rows: list[Row], key: Row) -> bool:
-    """Whether a file of these rows can hold a key, as far as its bounds tell; of one without rows nothing is said."""
-    for n, part in enumerate(key):
-        known = [row[n] for row in rows if row[n] is not None]
-        if rows and not (known and min(known) <= part <= max(known)):
-            return False
-    return True
 
 
 @pytest.mark.parametrize("names", [("id",), ("id", "part")], ids=",".join)

@@ -38,10 +38,7 @@ def answers(table: Table) -> Answers:
 
 
 def before_call(table: Table, number: int, act: Callable[[], object]) -> list[int]:
-    """Have `act` run ahead of the call of that number to the table's store, in a thread of its own, for which the call waits.
-
-    Gives the numbers of the calls that were made since.
-    """
+    """Have `act` run ahead of the call of that number to the store, which waits for it; the numbers of the calls made since."""
     made: list[int] = []
     lock = threading.Lock()  # calls may come from several threads
 
@@ -61,11 +58,7 @@ def before_call(table: Table, number: int, act: Callable[[], object]) -> list[in
 @pytest.mark.parametrize("kind", LANDING)
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 def test_a_change_that_lands_while_it_is_warmed(tmp_path: Path, kind: str, again: bool) -> None:
-    """Ahead of whichever call to the store it lands: what was warmed is one state, and the next look has the change for good.
-
-    Nobody waits for the warming: meanwhile lookups are answered, in UFS mode from the version that is current, in CACHE mode from
-    the snapshot that there was, by the process that warms as by others.
-    """
+    """Ahead of whichever call it lands: what is warmed is one state, the next has the change, and meanwhile lookups are answered."""
     change, after = LANDING[kind]
     warmed: list[Answers] = []
     for number in itertools.count():

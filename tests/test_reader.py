@@ -52,10 +52,7 @@ def versions(host: Host, made: ReadPlan, task: ReadTask, execution: Execution | 
 
 @pytest.mark.parametrize("change", [publish, rewrite_in_place])
 def test_one_task_scan_starts_over_at_every_point(tmp_path: Path, change: Callable[[Path, int], None]) -> None:
-    """A file replaced after resolving, between footer and row groups or between two ranges: all rows are new, and whole.
-
-    All bytes are secured before the first batch: a change after it does not matter, and no call follows.
-    """
+    """A file replaced before any of its reads gives new rows, and whole ones; after the last one, at the first batch, the old ones."""
     path = tmp_path / "dim.parquet"
     point = calls = 0
     while point <= calls:
@@ -82,10 +79,7 @@ def test_one_task_scan_starts_over_at_every_point(tmp_path: Path, change: Callab
 
 
 def test_planning_starts_over_when_a_file_changes(tmp_path: Path) -> None:
-    """A file replaced between planning's metadata call and its footer read: the plan is the new version's.
-
-    Where that happens under every attempt, of planning or of reading, the end is VersionGoneError, not a hang.
-    """
+    """A file replaced before its footer is read: the plan is the new version's; where it happens each time, the end is VersionGoneError."""
     path = tmp_path / "dim.parquet"
     publish(path, 0)
     host = make_host(str(path), None)
@@ -133,10 +127,7 @@ def test_changed_files_only_are_fetched(tmp_path: Path, cache_dir: Path) -> None
 
 @pytest.mark.parametrize("choice", ["NEWER", "FAIL"])
 def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path, choice: str) -> None:
-    """NEWER reads a file that was replaced in place whole and new; FAIL names the way out; a removed file fails.
-
-    So for a one-task scan whose version another part of the query took first.
-    """
+    """NEWER reads a file that was replaced whole and new; FAIL, or a file that is gone, is an error; for all tasks of an execution."""
     whole, path = tmp_path / "dim", tmp_path / "dim.parquet"
     for number in range(4):
         publish(whole / f"{number}.parquet", 0, rows=24_000)
@@ -175,10 +166,7 @@ def test_who_lost_its_version_follows_the_option(tmp_path: Path, cache_dir: Path
     ids=str,
 )
 def test_who_resolves(tmp_path: Path, cache_dir: Path, more: dict[str, str], cached: bool, expected: set[int]) -> None:
-    """AUTO: a one-task scan follows its table, tasks of one that is split carry their slices; PLAN freezes, READ lets follow.
-
-    What is frozen is read from this host's blocks, without a call; without those a file that is split fails.
-    """
+    """AUTO: a one-task scan follows its table, a split one is read from this host's blocks, or fails; PLAN freezes, READ lets follow."""
     path = tmp_path / "dim.parquet"
     publish(path, 0, rows=60_000)
     host = make_host(str(path), cache_dir if cached else None)

@@ -184,19 +184,9 @@ def check_keys(segment: Segment, held: Sequence[pa.Array]) -> None:
 # --- building --------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Case:
-    files: list[pa.RecordBatch]
-    keys: list[str]
-    cuts: list[Cut]
-    deal: int
-    partition: int
-    memory: int
-
-
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Files of every kind of column, cut into batches that come in any order, and limits of any size."""
+def cut_files(draw: st.DrawFn) -> tuple[list[pa.RecordBatch], list[str], list[Cut]]:
+    """Files of every kind of column, the names of the keys, and batches that come in any order."""
     kinds = draw(st.lists(st.sampled_from(KINDS), max_size=2))
     pools = [draw(st.lists(st.none() | values_of(kind), min_size=1, max_size=8)) for kind in kinds]
     rng = draw(st.randoms(use_true_random=False))
@@ -211,38 +201,37 @@ def cases(draw: st.DrawFn) -> Case:
         filled.append([rng.choice(["a", "bb", "", None]) for _ in rows])
         filled.append([None if rng.random() < 0.1 else f"{file} {row} " * rng.randrange(4) for row in rows])
         filled.append([rng.choice([True, False, None]) for _ in rows])
-        filled.append(
-            [rng.choice([None, [], [None], [{"x": row, "y": str(row)}, {"x": None, "y": None}]]) for row in rows]
-        )
+        lists = [[None, [], [None], [{"x": row, "y": str(row)}, {"x": None, "y": None}]] for row in rows]
+        filled.append([rng.choice(some) for some in lists])
         filled.append([None if row % 7 == 3 else row for row in rows])
         arrays = [pa.array(values, field.type) for values, field in zip(filled, schema, strict=True)]
         files.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
         edges = sorted({0, count, *draw(st.lists(st.integers(0, count), max_size=3))})
-        order = (
-            rng.sample(rows, count) if draw(st.booleans()) else list(rows)
-        )  # out of order, and overlapping, as in a fold
+        # Out of order, and overlapping, as in a fold.
+        order = rng.sample(rows, count) if draw(st.booleans()) else list(rows)
         cuts += [(file, order[a:b]) for a, b in itertools.pairwise(edges)]
     if draw(st.booleans()):
         cuts = draw(st.permutations(cuts))
-    deal = draw(st.sampled_from([ALWAYS, 1000, PLENTY]))
-    memory = draw(st.sampled_from([ALWAYS, 300, 1000, PLENTY]))
-    return Case(
-        files, [f"k{n}" for n in range(len(kinds))], cuts, deal, draw(st.sampled_from([10, 300, PLENTY])), memory
-    )
+    return files, [f"k{n}" for n in range(len(kinds))], cuts
 
 
-@examples(30)
-@given(case=cases())
-def test_a_segment_holds_the_rows_it_was_given(workshop: Workshop, case: Case) -> None:
+SIZES = st.sampled_from([ALWAYS, 10, 300, 1000, PLENTY])
+
+
+@examples(40)
+@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES)
+def test_a_segment_holds_the_rows_it_was_given(
+    workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int
+) -> None:
     """Of any columns, keys, batches and limits a segment holds exactly the rows that came, and says where each came from."""
-    with limits(case.deal, case.partition):
-        opened = workshop.made(case.files, case.keys, case.cuts, memory=case.memory)
-    segment = check(opened, case.files, case.keys)
-    came = [(file, row) for file, rows in case.cuts for row in rows]
-    if not case.keys and came == sorted(came):
+    files, keys, cuts = drawn
+    with limits(deal, partition):
+        segment = check(workshop.made(files, keys, cuts, memory=memory), files, keys)
+    came = [(file, row) for file, rows in cuts for row in rows]
+    if not keys and came == sorted(came):
         assert segment.ordinals.tolist() == list(range(segment.rows))
-    schema = case.files[0].schema
-    empty = Segment(workshop.published(workshop.builder(schema, case.keys), []))  # of a version without files
+    schema = files[0].schema
+    empty = Segment(workshop.published(workshop.builder(schema, keys), []))  # of a version without files
     assert (empty.rows, list(empty.files)) == (0, [])
     assert [len(column) for column in empty.slice(schema.names, 0, 0)] == [0] * len(schema)
 
@@ -275,34 +264,10 @@ WAYS = {
 in_every_way = pytest.mark.parametrize("way", WAYS)
 
 
-def made(
-    workshop: Workshop,
-    way: str,
-    files: Sequence[pa.RecordBatch],
-    keys: Sequence[str],
-    cuts: Sequence[Cut],
-    seed: Seed = SEED,
-) -> OpenSegment:
-    """A segment made in one of these ways, after checking that it was."""
-    deal, partition, memory, several, spilled = WAYS[way]
-    with limits(deal, partition):
-        opened = workshop.made(files, keys, cuts, seed=seed, memory=memory)
-    if keys:
-        assert (workshop.parts > 1) is several
-    assert (workshop.spills > 0) is spilled
-    return opened
-
-
 def test_partitions_are_as_many_as_wanted(workshop: Workshop) -> None:
     """The rows that came, and the share of all that they are, decide how many partitions there will be; 256 at most."""
     file = numbered([n * 1_000_003 for n in range(2000)])
-    for share, partition, expected in (
-        (1.0, 8000, 4),
-        (0.5, 8000, 8),
-        (0.25, 8000, 16),
-        (1.0, 10, 256),
-        (0.0, 8000, 256),
-    ):
+    for share, partition, expected in ((1.0, 8000, 4), (0.5, 8000, 8), (1.0, 10, 256), (0.0, 8000, 256)):
         builder = workshop.builder(file.schema, ["k"])
         with limits(ALWAYS, partition):
             builder.add(file, positions_of((0, range(2000))), share)
@@ -338,9 +303,13 @@ def test_the_index_suits_the_keys(workshop: Workshop, way: str, keys: list[str],
     batch = pa.RecordBatch.from_pydict(columns)
     files = [batch.slice(0, 250), batch.slice(0, 0), batch.slice(250)]
     plainly = Segment(workshop.made(files, keys))
+    deal, partition, memory, several, spilled = WAYS[way]
     cuts = cut_up(files, 50)
     for some in (cuts, random.Random(5).sample(cuts, len(cuts))):
-        opened = made(workshop, way, files, keys, some)
+        with limits(deal, partition):
+            opened = workshop.made(files, keys, some, memory=memory)
+        assert not keys or (workshop.parts > 1) is several
+        assert (workshop.spills > 0) is spilled
         segment = check(opened, files, keys)
         assert {name.removeprefix("index.") for name in opened.regions if name.startswith("index.")} == regions
         assert coded(opened, 6) is (keys != ["few"])
@@ -404,31 +373,27 @@ def test_more_text_than_32_bits_reach(
     if not several:  # all rows in one partition
         assert {pa.large_string(), pa.large_binary()} <= joined
     found = check(opened, files, ["text"]).slice(["text", "raw"], 0, 1)
-    assert [column.type for column in found] == (
-        [pa.large_string(), pa.large_binary()] if wide else [pa.string(), pa.binary()]
-    )
+    large, small = [pa.large_string(), pa.large_binary()], [pa.string(), pa.binary()]
+    assert [column.type for column in found] == (large if wide else small)
 
 
 @pytest.mark.parametrize(
-    ("keys", "changes"),
+    ("keys", "name", "others"),
     [
-        (["k"], [{"low": 1}, {"low": -1}, {"low": True}, {"low": 2**62}]),
-        (
-            ["text"],
-            [{"seed": [SEED.first + 2, SEED.second]}, {"seed": [SEED.first, SEED.second + 2]}, {"seed": [1, 1]}],
-        ),
-        (["k", "text"], [{"seed": [SEED.second, SEED.first]}]),
+        (["k"], "low", [1, -1, True, 2**62]),
+        (["text"], "seed", [[SEED.first + 2, SEED.second], [SEED.first, SEED.second + 2], [1, 1]]),
+        (["k", "text"], "seed", [[SEED.second, SEED.first]]),
     ],
 )
 def test_an_index_that_does_not_find_its_first_key(
-    workshop: Workshop, keys: list[str], changes: list[dict[str, Any]]
+    workshop: Workshop, keys: list[str], name: str, others: list[Any]
 ) -> None:
     """A footer with another first slot or seed would have keys lead to rows of others, or nowhere: it is none of ours."""
     opened = workshop.made([numbered(range(100), text=[f"text {n}" for n in range(100)])], keys)
     assert Segment(opened).rows == 100
-    for change in changes:
+    for other in others:
         with pytest.raises(ValueError, match="found by their keys"):
-            Segment(dataclasses.replace(opened, meta={**opened.meta, **change}))
+            Segment(dataclasses.replace(opened, meta={**opened.meta, name: other}))
 
 
 # --- what is left when something fails -----------------------------------------------------------------------
@@ -442,8 +407,7 @@ def fill(builder: SegmentBuilder, file: pa.RecordBatch) -> None:
 
 @pytest.mark.parametrize("way", ["in memory", "dealt and spilled"])
 def test_a_full_disk_leaves_nothing(workshop: Workshop, way: str) -> None:
-    """Wherever writing fails, of a temporary file or of the segment, the error reaches the caller, and no file is left of either; a
-    builder may be closed twice."""
+    """Wherever writing fails the error reaches the caller, and no file is left; a builder may be closed twice."""
     deal, partition, memory, *_ = WAYS[way]
     file = numbered(range(400), text=[f"text {n}" for n in range(400)], few=["a"] * 400)
     before = handles_below(workshop.opened.root)

@@ -66,9 +66,8 @@ class Process:
         found = planner.Found(table, version, *reader.versions.schema(table, version))
         columns = planner.table_columns(found, self.options)
         plan = planner.plan_read(found, self.options, columns, self.host.clock.host())
-        return set(
-            pa.Table.from_batches(reader.versions.read_files(plan, version), columns).column("version").to_pylist()
-        )
+        rows = pa.Table.from_batches(reader.versions.read_files(plan, version), columns)
+        return set(rows.column("version").to_pylist())
 
     def has_snapshot(self, announcement: VersionToken) -> bool:
         """Whether the version is in this host's full cache, by what lies there."""
@@ -133,9 +132,6 @@ def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_
     assert VersionToken.of_bytes(told.to_bytes()) == told
 
 
-# --- announcing: what it costs ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("what", "first", "later"),
     [("0.parquet", "status", "head"), (".", "status", "list"), ("*.parquet", "list", "list")],
@@ -180,14 +176,8 @@ def test_a_path_may_become_something_else(tmp_path: Path, cache_dir: Path) -> No
         process.announce(Execution("app", "4"))
 
 
-# --- announcing: what it secures ----------------------------------------------------------------------
-
-
 def test_what_another_reference_needs_is_secured_as_well(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
-    """References with other columns share a reader; each one's columns are here when it has announced.
-
-    Of a table of more bytes than a task reads no data is fetched.
-    """
+    """References with other columns share a reader, and each has its own here; of a table larger than a task reads none is fetched."""
     noise = {name: pa.array([os.urandom(1100) for _ in range(1000)]) for name in ("a", "b")}
     path = publish(tmp_path / "dim", 0, 1, rows=1000, columns=noise)
     large = Process(path, other_dir, {"lookup.scan.split-size": "1 MiB"})
@@ -237,10 +227,7 @@ def test_a_table_that_changes_meanwhile_is_announced_as_it_is_then(
 def test_a_snapshot_is_built_before_it_is_announced(
     age_s: float, replaced: bool, directory: Path, cache_dir: Path
 ) -> None:
-    """FULL: when tasks are told, the host has the snapshot; files too new to be told from their next state are waited for.
-
-    Of a table that is replaced while its snapshot is built it is the snapshot of the new state.
-    """
+    """FULL: when tasks are told, the host has the snapshot, of files that are old enough, in the state that they have then."""
     clock = FakeClock(changed_s := max(file.stat().st_ctime for file in directory.iterdir()))
     clock.tick(age_s)
     process = Process(directory, cache_dir, FULL, clock)
@@ -261,10 +248,7 @@ def test_a_snapshot_is_built_before_it_is_announced(
 
 
 def test_a_version_that_is_served_is_announced_without_a_call(tmp_path: Path, cache_dir: Path, other_dir: Path) -> None:
-    """FULL in CACHE mode: after its first load a host announces what it serves, whatever the store has.
-
-    A host that learns of the table after files were added, also with lookup.partition, finds the announced version.
-    """
+    """FULL in CACHE mode: a host announces what it serves, whatever the store has; one that learns of the table later finds it."""
     path = tmp_path / "dim"
     for day in (1, 2):
         put(path / f"day={day}", 1, day)
@@ -277,9 +261,6 @@ def test_a_version_that_is_served_is_announced_without_a_call(tmp_path: Path, ca
         assert second.has_snapshot(told) or "lookup.partition" in options  # whose snapshot is of a part
         assert first.calls() == second.calls() == []
         assert Process(path, other_dir / str(number), options, start=Later()).told(told)[1].digest == told.digest
-
-
-# --- being told ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("what", "call"), [("0.parquet", "head"), (".", "list")])

@@ -49,9 +49,7 @@ def test_limits_of_a_micro_batch_need_spark_42(table: LookupTable, limit: str, m
     if types.SPARK >= (4, 2):
         reader_of(table, **{option: "5"})
     monkeypatch.setattr(types, "SPARK", (4, 1))
-    words = (
-        f"option lookup.stream.max-{limit}-per-trigger needs Spark 4.2, and this is {pyspark.__version__}: without it"
-    )
+    words = f"lookup.stream.max-{limit}-per-trigger needs Spark 4.2, and this is {pyspark.__version__}: without it"
     with pytest.raises(NotSupportedError, match=words):
         reader_of(table, **{option: "5"})
     reader_of(table)
@@ -67,8 +65,7 @@ def test_filters_are_their_scans_own_from_5_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_offsets_without_arguments(table: LookupTable) -> None:
-    """A Spark that does not say where a micro-batch starts gets each commit's rows once, and none for events without rows; of a table
-    without rows the first offset stays the latest one."""
+    """A Spark that does not say where a micro-batch starts gets each commit's rows once; of no rows the latest offset stays."""
     reader = reader_of(table)
     start = reader.initialOffset()
     assert reader.latestOffset() == start
@@ -82,22 +79,14 @@ def test_offsets_without_arguments(table: LookupTable) -> None:
     later = reader.latestOffset()
     assert consumed(reader, end, later) == [2, 3]
     assert reader.latestOffset() == later
-
-
-def test_a_restart_without_arguments(table: LookupTable) -> None:
-    """A restarted query first goes to the end of the log, and on from there; one with an unfinished micro-batch does that again."""
-    table.write(rows(1))
-    reader = reader_of(table)
-    start = reader.initialOffset()
-    end = reader.latestOffset()
-    table.write(rows(2))
-    committed = reader_of(table)
+    # A restarted query first goes to the end of the log; one with an unfinished micro-batch does that again.
+    table.write(rows(4))
+    committed, unfinished = reader_of(table), reader_of(table)
     latest = committed.latestOffset()
-    assert consumed(committed, end, latest) == [2]
+    assert consumed(committed, later, latest) == [4]
     assert committed.latestOffset() == latest
-    unfinished = reader_of(table)
     assert consumed(unfinished, start, end) == [1]
-    assert consumed(unfinished, end, unfinished.latestOffset()) == [2]
+    assert consumed(unfinished, end, unfinished.latestOffset()) == [2, 3, 4]
 
 
 def test_a_table_made_anew_without_arguments(table: LookupTable, tmp_path: Path) -> None:

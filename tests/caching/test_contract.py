@@ -12,25 +12,19 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.cache.memory import KEY_INDEX, default_cache, growing
 from pyspark_lookup.columnar.keys import Numbers
-from tests.caching.common import (
-    UNBOUNDED,
-    Row,
-    cache_of,
-    counts,
-    found_in,
-    held,
-    keys_of,
-    opened,
-    rows_of,
-    small,
-)
+from tests.caching.common import UNBOUNDED, Row, cache_of, counts, found_in, held, keys_of, opened, rows_of, small
 from tests.fakes import FakeClock
+from tests.test_columns import kinds, pieces_of
+from tests.test_keys import examples
 
 
 def over(numbers: Numbers) -> pa.Array:
@@ -130,52 +124,30 @@ def test_a_user_more_begins_to_count_for_itself() -> None:
     assert (counts(first), counts(second)) == ((1, 0), (2, 1))
 
 
-COLUMNS = {"a": pa.array([1, 2, -3], pa.int64()), "b": pa.array(["x", "y", ""], pa.string())}
-
-FORMS: dict[str, Callable[[pa.Array, pa.Array], pa.Table]] = {
-    "order": lambda a, b: pa.table({"b": b, "a": a}),
-    "case": lambda a, b: pa.table({"B": b, "A": a}),
-    "place": lambda a, b: pa.table({"left": a, "right": b}),
-    "narrow": lambda a, b: pa.table({"a": a.cast(pa.int8()), "b": b}),
-    "wide": lambda a, b: pa.table({"a": a.cast(pa.decimal128(20, 0)), "b": b.cast(pa.large_string())}),
-    "codes": lambda a, b: pa.table({"a": a.dictionary_encode(), "b": b.dictionary_encode()}),
-    "chunks": lambda a, b: pa.table({"a": pa.chunked_array([a[:1], a[:0], a[1:]]), "b": pa.chunked_array([b[:2], b[2:]])}),
-    "slice": lambda a, b: pa.concat_tables([pa.table({"a": a, "b": b})] * 2).slice(3),
-    "codes in chunks": lambda a, b: pa.table({"a": pa.chunked_array([a.dictionary_encode(), a[:0].dictionary_encode()]), "b": b}),
-    "views": lambda a, b: pa.table({"a": a, "b": b.cast(pa.string_view())}),
-    "more": lambda a, b: pa.table({"more": a, "b": b, "a": a}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_keys_in_other_forms(form: Callable[[pa.Array, pa.Array], pa.Table]) -> None:
-    """Keys mean the same in another order of columns, in narrower types, as codes and in chunks, to all operations."""
+def test_keys_in_another_form() -> None:
+    """Keys mean the same in another order and spelling of columns, narrower, as codes and in chunks, to all operations."""
     cache, other = cache_of(), cache_of()
-    cache.put_many(pa.table(COLUMNS), rows_of(1, [2, 3], []))
-    keys = form(*COLUMNS.values())
+    a, b = pa.array([1, 2, -3], pa.int64()), pa.array(["x", "y", ""])
+    known = pa.table({"a": a, "b": b})
+    keys = pa.table({"more": a, "B": pa.chunked_array([b[:2], b[2:]]).dictionary_encode(), "a": a.cast(pa.int8())})
+    cache.put_many(known, rows_of(1, [2, 3], []))
     assert found_in(cache.get_many(keys)) == [[1], [2, 3], []]
     cache.put_many(keys, rows_of([4, 5], 6, 7))
-    assert found_in(cache.get_many(pa.table(COLUMNS))) == [[4, 5], [6], [7]]
+    assert found_in(cache.get_many(known)) == [[4, 5], [6], [7]]
     assert cache.size() == 4
     cache.invalidate_many(keys.slice(1, 1))
     assert found_in(cache.peek_many(keys)) == [[4, 5], None, [7]]
-    other.put_many(keys, rows_of(1, [2, 3], []))
-    assert found_in(other.get_many(keys)) == [[1], [2, 3], []]
+    other.put_many(keys.select(["B", "a"]), rows_of(1, [2, 3], []))
+    assert found_in(other.get_many(keys.select(["B", "a"]))) == [[1], [2, 3], []]
 
 
 def test_rows_in_other_forms() -> None:
     """Rows may have columns in another order, as codes, narrower, in chunks, and an index of any integer type."""
     cache = cache_of()
     cache.put_many(keys_of(0), pa.table({"v": pa.array([0], pa.int64()), "t": ["z"], KEY_INDEX: [0]}))
-    texts = pa.array(["b", "a", "b", None])
-    cache.put_many(
-        keys_of(1, 2),
-        pa.table({
-            KEY_INDEX: pa.chunked_array([pa.array([1, 0], pa.uint8()), pa.array([1, 1], pa.uint8())]),
-            "t": texts.dictionary_encode(),
-            "v": pa.array([1, 2, 3, 4], pa.int16()),
-        }),
-    )  # fmt: skip
+    texts, places = pa.array(["b", "a", "b", None]).dictionary_encode(), pa.array([1, 0, 1, 1], pa.uint8())
+    index = pa.chunked_array([places[:2], places[2:]])
+    cache.put_many(keys_of(1, 2), pa.table({KEY_INDEX: index, "t": texts, "v": pa.array([1, 2, 3, 4], pa.int16())}))
     found = cache.get_many(keys_of(2, 1, 2))
     assert found.rows is not None
     assert found.rows.schema == pa.schema([("v", pa.int64()), ("t", pa.string()), (KEY_INDEX, pa.int64())])
@@ -349,3 +321,70 @@ def test_one_key_at_a_time() -> None:
     with contextlib.suppress(SchemaError):  # an error would do: a value comes back as it was put, or not at all
         cache.put({"name": "two"}, [{"w": 5}])
         assert cache.get_if_present({"name": "two"}) == [{"w": 5}]
+
+
+@examples(100)
+@given(data=st.data())
+def test_rows_of_every_type(data: st.DataObject) -> None:
+    """Rows of all types, put in pieces, come back equal and in their type, while others are replaced and forgotten."""
+    kind = data.draw(kinds(2), label="kind")
+    pieces = pieces_of(data.draw, kind)
+    draw = random.Random(len(pieces))
+    whole = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
+    numbers = list(range(len(whole)))
+    with small():
+        cache = cache_of()
+        row = 0
+        for piece in pieces:
+            # Each row is first put for a key that is replaced by the next piece.
+            keys = [-1, *range(row, row + len(piece))]
+            places = pa.array([*range(1, len(piece) + 1), *([0] if len(piece) else [])], pa.int64())
+            rows = pa.concat_arrays([piece, piece.slice(0, 1)])
+            cache.put_many(keys_of(*keys), pa.table({"c": rows, KEY_INDEX: places}))
+            row += len(piece)
+        early = cache.peek_many(keys_of(*numbers))
+        gone = draw.sample(numbers, len(numbers) // 2)
+        cache.invalidate_many(keys_of(-1, *gone))
+        asked = draw.choices(numbers, k=len(numbers))
+        left = [number for number in asked if number not in gone]
+        found = cache.get_many(keys_of(*asked))
+        assert found.present.tolist() == [number not in gone for number in asked]
+        if not pieces:
+            assert found.rows is None
+            return
+        for result, expected in ((found, left), (early, numbers)):
+            assert result.rows is not None
+            assert result.rows.schema == pa.schema([("c", kind), (KEY_INDEX, pa.int64())])
+            result.rows.validate(full=True)
+            column = result.rows["c"].combine_chunks()
+            assert column.equals(pc.take(whole, pa.array(expected, pa.int64())))
+
+
+TEXT = "text of some length"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.string(), TEXT),
+        (pa.binary(), TEXT.encode()),
+        (pa.list_(pa.field("element", pa.string())), [TEXT]),
+        (pa.struct([("s", pa.string()), ("n", pa.int64())]), {"s": TEXT, "n": 1}),
+        (pa.map_(pa.string(), pa.binary()), [(TEXT, TEXT.encode())]),
+    ],
+    ids=str,
+)
+def test_text_past_32_bits(kind: pa.DataType, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text whose offsets need 64 bits comes back in the type that was put, from then on and after dead rows went."""
+    monkeypatch.setattr(growing, "_INT32_AT_MOST", 100)
+    with small():
+        cache = cache_of(max_rows=30)
+        for number in range(50):
+            keys = pa.table({"k": [f"key number {number}"]})
+            cache.put_many(keys, pa.table({"c": pa.array([value], kind), KEY_INDEX: [0]}))
+            found = cache.get_many(pa.table({"k": [f"key number {n}" for n in (number, max(0, number - 5))]}))
+            assert found.present.all()
+            assert found.rows is not None
+            assert found.rows.schema.field("c").type == kind
+            assert found.rows["c"].to_pylist() == [value] * 2
+        assert cache.size() == 30

@@ -14,18 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache
+from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows
 from pyspark_lookup.columnar.keys import Keys, Seed
-from tests.caching.common import (
-    ROWS,
-    UNBOUNDED,
-    Row,
-    cache_of,
-    counts,
-    opened,
-    row_of,
-    small,
-)
+from tests.caching.common import ROWS, UNBOUNDED, Row, cache_of, counts, opened, row_of, small
 from tests.fakes import FakeClock
 from tests.test_keys import KINDS, examples, plain, values_of
 
@@ -34,25 +25,17 @@ WEAK = Seed(1, 1)  # leaves small numbers where they are: all at the first slot
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    access_s: int | None
-    write_s: int | None
-    rows: int | None
-    bytes: int | None
-    missing: bool
+    """What a cache is made with."""
 
-    def cache(self, clock: FakeClock) -> DefaultLookupCache:
-        return cache_of(
-            clock,
-            expire_after_access_s=self.access_s,
-            expire_after_write_s=self.write_s,
-            max_rows=self.rows,
-            max_bytes=self.bytes,
-            cache_missing_key=self.missing,
-        )
+    expire_after_access_s: int | None
+    expire_after_write_s: int | None
+    max_rows: int | None
+    max_bytes: int | None
+    cache_missing_key: bool
 
     @property
     def by_age_and_size(self) -> bool:
-        return self.write_s is not None and (self.rows is not None or self.bytes is not None)
+        return self.expire_after_write_s is not None and (self.max_rows, self.max_bytes) != (None, None)
 
 
 @dataclasses.dataclass
@@ -78,8 +61,9 @@ class Model:
 
     def purge(self, now_s: float) -> None:
         for key, entry in list(self.held.items()):
-            idle = self.bounds.access_s is not None and now_s - entry.used_s >= self.bounds.access_s
-            if idle or (self.bounds.write_s is not None and now_s - entry.written_s >= self.bounds.write_s):
+            access_s, write_s = self.bounds.expire_after_access_s, self.bounds.expire_after_write_s
+            idle = access_s is not None and now_s - entry.used_s >= access_s
+            if idle or (write_s is not None and now_s - entry.written_s >= write_s):
                 del self.held[key]
 
     def get(self, keys: list[Any], now_s: float, access: bool = True) -> list[list[Row] | None]:
@@ -101,13 +85,13 @@ class Model:
     def put(self, batch: list[tuple[Any, list[Row], int]], now_s: float) -> None:
         last: dict[Any, tuple[list[Row], int]] = {}
         for key, rows, age in batch:
-            if rows or self.bounds.missing:
+            if rows or self.bounds.cache_missing_key:
                 last.pop(key, None)
                 last[key] = rows, age
         for key in last:
             self.held.pop(key, None)
-        most_rows = UNBOUNDED if self.bounds.rows is None else self.bounds.rows
-        most_bytes = UNBOUNDED if self.bounds.bytes is None else self.bounds.bytes
+        most_rows = UNBOUNDED if self.bounds.max_rows is None else self.bounds.max_rows
+        most_bytes = UNBOUNDED if self.bounds.max_bytes is None else self.bounds.max_bytes
         for key, (rows, age) in last.items():
             entry = Entry(rows, self._bytes_of(key, rows), now_s, now_s - age)
             if entry.weight <= most_rows and entry.bytes <= most_bytes:
@@ -178,7 +162,7 @@ class Pair:
         self.bounds = bounds
         self.kinds = kinds
         self.pool = pool
-        self.cache, self.metrics = opened(bounds.cache(self.clock))
+        self.cache, self.metrics = opened(cache_of(self.clock, **dataclasses.asdict(bounds)))
         if hashes == "weak":
             self.cache._seed = WEAK
         self.model = Model(bounds, self.bytes_of)
@@ -233,7 +217,7 @@ class Pair:
         keys, known = self.table(self.pool)
         self.check(self.cache.peek_many(keys), self.model.get(known, now_s, access=False))
         assert counts(self.metrics) == (self.model.hits, self.model.misses)
-        assert self.bounds.bytes is None or self.cache.bytes() <= self.bounds.bytes
+        assert self.bounds.max_bytes is None or self.cache.bytes() <= self.bounds.max_bytes
         if watched:
             self.compare_size()
 
@@ -249,8 +233,8 @@ class Pair:
             [{name: row[name] for name in "vtb"} for row in flat if row[KEY_INDEX] == n] for n in range(len(known))
         ]
         ages = [age for _, _, age in step.keys] if step.tick else [0] * len(known)
-        if self.bounds.by_age_and_size and self.bounds.write_s:
-            ages = [min(age, self.bounds.write_s - 1) for age in ages]
+        if self.bounds.by_age_and_size and self.bounds.expire_after_write_s:
+            ages = [min(age, self.bounds.expire_after_write_s - 1) for age in ages]
         self.cache.put_many(keys, pa.Table.from_pylist(flat, ROWS), np.array(ages, np.float64) if step.tick else None)
         self.model.put(list(zip(known, together, ages, strict=True)), self.clock.steady_s)
 
@@ -290,10 +274,7 @@ KEY_KINDS: list[tuple[pa.DataType, ...]] = [*((kind,) for kind in KINDS), *COMPO
 @examples(12)
 @given(data=st.data())
 def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
-    """Whatever is put, read and forgotten: presence, rows, their order, size, bytes and counts are the model's.
-
-    With keys of all types, and with hashes that are good, that lie together, and that are all alike.
-    """
+    """Whatever is put, read and forgotten, with hashes that collide or do not: rows, order, size, bytes and counts are the model's."""
     size = data.draw(st.sampled_from([(1, 12), (1, 12), (40, 60)]), label="size")
     pool = data.draw(st.lists(st.tuples(*map(values_of, kinds)), min_size=size[0], max_size=size[1]), label="pool")
     bounds = data.draw(bounds_of(), label="bounds")

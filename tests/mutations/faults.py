@@ -567,7 +567,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "absent = np.full(count, self.bounds.missing_keys)",
         "absent = np.full(count, True)",
-        ("tests/providers/test_answers.py::test_absences_are_not_kept_on_request",),
+        ("tests/providers/test_functions.py::test_any_history",),
     ),
     Fault(
         "ages-of-another-boot-are-believed",
@@ -607,7 +607,7 @@ FAULTS = [
         "cache/partial/read_through.py",
         "                mine = self._find_shared(different, hashes, mine, query)\n",
         "",
-        ("tests/partial/test_flight.py::test_many_callers_of_few_keys",),
+        ("tests/partial/test_through.py::test_many_callers_of_few_keys",),
     ),
     # --- deleted rows, the full cache
     Fault(
@@ -902,7 +902,7 @@ FAULTS = [
         "providers/provider.py",
         "tenacity.stop_after_attempt(self._options.max_retries + 1)",
         "tenacity.stop_after_attempt(max(self._options.max_retries, 1))",
-        ("tests/providers/test_failures.py::test_attempts",),
+        ("tests/providers/test_functions.py::test_attempts",),
     ),
     Fault(
         "a-call-has-no-timeout-of-its-own",
@@ -910,7 +910,7 @@ FAULTS = [
         "providers/provider.py",
         "await asyncio.wait_for(tried(), self._options.async_timeout_s)",
         "await asyncio.wait_for(tried(), None)",
-        ("tests/providers/test_failures.py::test_an_asynchronous_lookup_that_waits_for_ever",),
+        ("tests/providers/test_functions.py::test_an_asynchronous_lookup_that_waits_for_ever",),
     ),
     Fault(
         "a-hanging-call-is-waited-for",
@@ -918,7 +918,7 @@ FAULTS = [
         "providers/call_runner.py",
         "future.result(timeout_s)",
         "future.result()",
-        ("tests/providers/test_failures.py::test_a_lookup_that_hangs",),
+        ("tests/providers/test_functions.py::test_a_lookup_that_hangs",),
     ),
     Fault(
         "rows-of-other-keys-are-taken",
@@ -926,7 +926,7 @@ FAULTS = [
         "providers/returned_rows.py",
         "if len(matches.rows) < rows.num_rows:",
         "if len(matches.rows) < 0:",
-        ("tests/providers/test_answers.py::test_a_bad_answer_is_an_error_and_nothing_else",),
+        ("tests/providers/test_functions.py::test_a_bad_answer_is_an_error_and_nothing_else",),
     ),
     # --- options, errors, text files
     Fault(

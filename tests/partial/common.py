@@ -27,7 +27,8 @@ from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many
+from pyspark_lookup.engine.lookup import get_many, read_rows
+from pyspark_lookup.engine.plan import ReadTask
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -231,6 +232,28 @@ def stats(low: Any, high: Any, nulls: int | None = 0, rows: int = 10) -> ColumnS
     return ColumnStats(low, high, nulls, rows)
 
 
+GROUP_ROWS = 3  # of the files whose keys are told by `may_hold`
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def may_hold(file: Sequence[Any], key: Sequence[Any]) -> bool:
+    """Whether a file of these keys can hold one, as far as the bounds of its columns tell; a file without rows has none."""
+    for n, part in enumerate(key):
+        groups = [file[at : at + GROUP_ROWS] for at in range(0, len(file), GROUP_ROWS)]
+        groups = [[row[n] for row in group if row[n] is not None] for group in groups]
+        known = [value for group in groups for value in group]
+        if file and not known:
+            return False
+        if file and not is_nan(part) and not any(group and all(map(is_nan, group)) for group in groups):
+            ordered = [value for value in known if not is_nan(value)]
+            if not min(ordered) <= part <= max(ordered):
+                return False
+    return True
+
+
 class Dim(Table):
     """A table of files on a host of its own that is looked up through the partial cache."""
 
@@ -257,16 +280,22 @@ class Dim(Table):
         names = list(columns)
         ordered = pa.schema([shown.field(n) for n in (*names, *(n for n in shown.names if n not in names))])
         plan = planner.plan_read(found, options, ordered, self.host.clock.host())
-        answer: list[dict[str, Any]] = get_many(
-            self.host.reader, plan, pa.table(dict(columns)), names, None, found.version
-        ).to_pylist()
-        return answer
+        answer = get_many(self.host.reader, plan, pa.table(dict(columns)), names, None, found.version)
+        return list(answer.to_pylist())
 
     def check(self, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of these keys, which must be those that the files have."""
         answer = self.rows(columns)
         assert answer == self.rows(columns, cache=False)
         return answer
+
+    def matching(self, where: str | None = None) -> list[tuple[Any, ...]]:
+        """The rows of a scan, of those that a predicate is true of."""
+        options = self.options.override({"lookup.where": where} if where else {})
+        found = planner.find(self.host.reader, options, self.table)
+        plan = planner.plan_read(found, options, planner.table_columns(found, options), self.host.clock.host())
+        batches = read_rows(self.host.reader, plan, ReadTask(0, 1), None)
+        return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     def grown(self, run: Callable[[], object], *names: str) -> tuple[int, ...]:
         """By how much `run` lets counters grow."""

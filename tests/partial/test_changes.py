@@ -32,7 +32,7 @@ from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import TableVersion
 from tests.fakes import FakeClock, make_host
-from tests.partial.common import COUNTERS, SPACE, Dim, new_directory, stats
+from tests.partial.common import COUNTERS, GROUP_ROWS, SPACE, Dim, is_nan, may_hold, new_directory, stats
 from tests.test_disk import Opened
 from tests.test_keys import examples
 from tests.test_segments import files_at_most
@@ -45,16 +45,11 @@ Bounded = list[ColumnStats | None]
 class Known:
     """What a process of a host knows of a table's versions, whose files have these bounds."""
 
-    def __init__(
-        self, cache_dir: Path | None, bounds: Mapping[str, Bounded], keys: pa.Schema = NUMBER_KEYS, number: int = 0
-    ) -> None:
-        self.opened = Opened(cache_dir) if cache_dir is not None else None
-        self.metrics = self.opened.metrics if self.opened is not None else CacheMetricGroup()
-        self.changes = Changes(
-            HostContext(self.opened.disk if self.opened else None, self.metrics, CLOCK, RNG), SPACE, keys
-        )
-        self.bounds, self.asked = bounds, 0
-        self.keys = keys
+    def __init__(self, cache_dir: Path | None, bounds: Mapping[str, Bounded], keys: pa.Schema = NUMBER_KEYS) -> None:
+        opened = None if cache_dir is None else Opened(cache_dir)
+        disk, self.metrics = (None, CacheMetricGroup()) if opened is None else (opened.disk, opened.metrics)
+        self.changes = Changes(HostContext(disk, self.metrics, CLOCK, RNG), SPACE, keys)
+        self.keys, self.bounds, self.asked = keys, bounds, 0
 
     @staticmethod
     def version(*names: str) -> TableVersion:
@@ -80,32 +75,23 @@ class Known:
 RANGES: dict[str, Bounded] = {"a.1": [stats(0, 9)], "a.2": [stats(5, 12)], "b.1": [stats(10, 19)]}
 
 
-def test_bounds_are_recorded_once(cache_dir: Path) -> None:
-    """The files of a version are asked for their bounds by one process, once; for other key columns once more."""
-    known = Known(cache_dir, RANGES)
-    for _ in range(3):
-        version = known.remember("a.1", "b.1")
-    other = Known(cache_dir, {})
-    assert other.remember("a.1", "b.1").digest == version.digest
-    assert (known.asked, other.asked) == (1, 0)
-    two_columns = Known(cache_dir, {"a.1": [stats(0, 1), stats(0, 1)]}, pa.schema([*NUMBER_KEYS, ("l", pa.int64())]))
-    for _ in range(2):
-        two_columns.remember("a.1")
-    assert two_columns.asked == 1
-
-
-def test_the_latest_version(cache_dir: Path) -> None:
-    """The host knows which version was put on record last; without a record any may be."""
-    known, other = Known(cache_dir, RANGES), Known(cache_dir, RANGES)
+def test_versions_are_recorded_once(cache_dir: Path) -> None:
+    """A version's files are asked for their bounds by one process, once, for each set of keys; the host knows which one came last."""
+    known, other = Known(cache_dir, RANGES), Known(cache_dir, {"a.2": RANGES["a.2"]})
     assert known.changes.is_latest("anything")
     one = known.remember("a.1")
     assert known.changes.is_latest(one.digest)
     two = other.remember("a.2")
-    for process in (known, other):
+    for process in (known, other, known):
         assert not process.changes.is_latest(one.digest)
         assert process.changes.is_latest(two.digest)
-        process.remember("a.1")  # known already, so it is no news
+        assert process.remember("a.1") == one  # known already, so it is no news
         assert process.changes.is_latest(two.digest)
+    assert (known.asked, other.asked) == (1, 1)
+    two_columns = Known(cache_dir, {"a.1": [stats(0, 1), stats(0, 1)]}, pa.schema([*NUMBER_KEYS, ("l", pa.int64())]))
+    for _ in range(2):
+        two_columns.remember("a.1")
+    assert two_columns.asked == 1
     assert Known(None, RANGES).changes.is_latest(one.digest)
 
 
@@ -121,8 +107,7 @@ def test_too_many_changes(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_many_versions(cache_dir: Path) -> None:
-    """However many versions there were, each is known, though a process does not keep all of them in memory; another thread may learn
-    of one at any moment while this one forgets old ones."""
+    """However many versions there were each is known, though not all in memory, and though threads learn of one at any moment."""
     known = Known(cache_dir, {f"{n}.1": [stats(n, n)] for n in range(60)})
 
     class Interrupted(dict[str, Any]):
@@ -150,8 +135,7 @@ def test_many_versions(cache_dir: Path) -> None:
 
 
 def test_a_disk_that_takes_no_record(cache_dir: Path) -> None:
-    """Without a place to record them bounds are known to this process only, and the failure is counted; without a directory they are
-    not asked for. Of a version that is not on record nothing is known."""
+    """Without a place to record them bounds are this process's only; without a directory, or of an unknown version, nothing is known."""
     known = Known(cache_dir, RANGES)
     with files_at_most(0):
         one, other = known.remember("a.1"), known.remember("b.1")
@@ -253,7 +237,6 @@ STORED: dict[pa.DataType, list[Any]] = {
     pa.decimal128(20, 5): [decimal.Decimal(n) / 8 for n in (-9, -1, 0, 1, 100_000)],
 }
 VALUES = {**DOMAIN, **STORED}
-GROUP = 3  # rows
 UNBOUNDED = "d"  # the file whose bounds nobody wrote down
 
 
@@ -286,7 +269,7 @@ def write_files(path: Path, types: Sequence[pa.DataType], files: Mapping[str, Se
         state.write_text(repr(keys))
         columns = {f"k{n}": pa.array([key[n] for key in keys], kind) for n, kind in enumerate(types)}
         rows = pa.table({**columns, "v": pa.array([f"{name} {number} {n}" for n in range(len(keys))], pa.string())})
-        pq.write_table(rows, path / ".new", row_group_size=GROUP, write_statistics=name != UNBOUNDED)
+        pq.write_table(rows, path / ".new", row_group_size=GROUP_ROWS, write_statistics=name != UNBOUNDED)
         os.replace(path / ".new", path / f"{name}.parquet")
 
 
@@ -301,24 +284,6 @@ def rows_by_key(files: Mapping[str, Sequence[Any]], numbers: Mapping[str, int]) 
         for n, key in enumerate(files[name]):
             found.setdefault(comparable(key), []).append(f"{name} {numbers[name]} {n}")
     return found
-
-
-def is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def may_hold(file: Sequence[Any], key: Sequence[Any]) -> bool:
-    """Whether a file of these keys can hold one, as far as the bounds of its columns tell; a file without rows has none."""
-    for n, part in enumerate(key):
-        groups = [[row[n] for row in file[at : at + GROUP] if row[n] is not None] for at in range(0, len(file), GROUP)]
-        known = [value for group in groups for value in group]
-        if file and not known:
-            return False
-        if file and not is_nan(part) and not any(group and all(map(is_nan, group)) for group in groups):
-            ordered = [value for value in known if not is_nan(value)]
-            if not min(ordered) <= part <= max(ordered):
-                return False
-    return True
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)

@@ -1,36 +1,23 @@
-"""The partial cache: what goes wrong."""
+"""The partial cache: what goes wrong, and what becomes of its files."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import gc
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from pyspark_lookup.io.disk import Disk
 from tests.fakes import FakeClock
-from tests.partial.common import NONE, Process
+from tests.partial.common import NONE, SPACE, Process
+from tests.test_disk import Opened, handles_below
 from tests.test_segments import files_at_most
-
-
-@contextlib.contextmanager
-def failing(what: int | str) -> Iterator[None]:
-    """A disk that takes files of so many bytes, or a call of the directory that fails."""
-
-    def fail(*args: Any, **more: Any) -> None:
-        raise OSError("failed on purpose")
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        if isinstance(what, int):
-            stack.enter_context(files_at_most(what))
-        else:
-            patch.setattr(Disk, what, fail)
-        yield
 
 
 @pytest.mark.usefixtures("often")
@@ -42,7 +29,8 @@ def test_what_fails_changes_nothing(process: Process, what: int | str, merging: 
     for key in range(3 if merging else 2):
         process.put({key: rows[key]})
     before = process.names()
-    with failing(what):
+    failure = OSError("failed on purpose")
+    with files_at_most(what) if isinstance(what, int) else mock.patch.object(Disk, what, side_effect=failure):
         if merging:
             assert process.merge() == 1
         else:
@@ -90,3 +78,59 @@ def test_used_times_that_cannot_be(cache_dir: Path, clock: FakeClock, change: Ca
     assert process.get(1, 2) == {1: [1, 2], 2: [2]}
     clock.tick(10)
     assert process.get(1, 2) == {1: None, 2: None}
+
+
+def published(opened: Opened, name: str, **more: bool) -> Path:
+    """A small segment of the space."""
+    writer = opened.disk.create_segment({"r": 4})
+    try:
+        writer.append("r", b"1234")
+        writer.finish({}, **({"durable": more["durable"]} if "durable" in more else {}))
+        opened.disk.publish_segment(SPACE, name, writer)
+    finally:
+        writer.close()
+    return opened.root / "snapshots" / SPACE / name
+
+
+def test_numbers_that_cannot_be_had(opened: Opened) -> None:
+    """A full disk, or no directory, is counted, and leaves nothing open."""
+    published(opened, "s")
+    with files_at_most(15):
+        assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
+    assert opened.count("cacheFailureCount") == 1
+    assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is not None
+    shutil.rmtree(opened.root / "snapshots")
+    assert opened.disk.open_numbers(SPACE, "s", 2) is None
+    assert opened.count("cacheFailureCount") == 1
+    (opened.root / "snapshots").touch()
+    assert opened.disk.open_numbers(SPACE, "s", 2, create=True) is None
+    assert opened.count("cacheFailureCount") == 2
+    gc.collect()
+    assert handles_below(opened.root) == []
+
+
+@pytest.mark.parametrize(("more", "syncs"), [({}, 2), ({"durable": False}, 0)])
+def test_what_a_small_segment_saves(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, more: dict[str, bool], syncs: int
+) -> None:
+    """One that need not outlive a crash is not brought to the disk: it is read through by whoever opens it first."""
+    calls: list[int] = []
+    monkeypatch.setattr(os, "fsync", calls.append)
+    published(opened, "s", **more)
+    assert len(calls) == syncs
+    recorded = opened.disk.has_record("segment", f"{SPACE}-s")
+    assert recorded == more.get("durable", True)
+    assert opened.disk.open_segment(SPACE, "s") is not None
+    assert opened.disk.has_record("segment", f"{SPACE}-s")
+
+
+def test_the_sweep_removes_numbers_without_a_segment(opened: Opened) -> None:
+    """Numbers whose segment is gone go after a while, also of a table in use; others stay."""
+    opened.disk.create_record("snapshot", SPACE, {"seed": [1, 3]})
+    path = published(opened, "s")
+    for name in ("s", "gone", "new"):
+        assert opened.disk.open_numbers(SPACE, name, 1, create=True) is not None
+    for name in ("s", "s.used", "gone.used"):
+        os.utime(path.parent / name, (opened.clock.wall_s - 7200,) * 2)
+    opened.disk.sweep()
+    assert sorted(os.listdir(path.parent)) == ["new.used", "s", "s.used"]

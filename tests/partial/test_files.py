@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import read_rows
-from pyspark_lookup.engine.plan import ReadTask
 from tests.fakes import FakeClock
-from tests.partial.common import COUNTERS, Dim, run_waiting
+from tests.partial.common import BOUND_S, COUNTERS, Dim, run_waiting
 from tests.test_full_cache import EACH, publish
 
 INT32 = pa.array([1, 2], pa.int32())
@@ -58,6 +56,30 @@ def test_a_commit_to_one_end_leaves_the_rest_warm(directory: Path, cache_dir: Pa
     # The other one takes over what the first one loaded, and what neither of the versions can differ in.
     assert (dim.metric("sharedCarriedOverCount"), other.metric("sharedCarriedOverCount")) == (99, 99)
     assert (dim.metric("loadCount"), other.metric("loadCount")) == (101, 0)
+
+
+def test_what_a_batch_of_keys_costs(tmp_path: Path, cache_dir: Path) -> None:
+    """Cold: one request for each touched row group and column at most, many at once; warm, and in another process: no data."""
+    noise = pa.array([os.urandom(1100) for _ in range(4000)])
+    path = publish(tmp_path / "dim", 0, 1, rows=4000, columns={"noise": noise}) / "0.parquet"
+    dim, wanted = Dim(path, cache_dir), range(7, 4000, 400)  # neighbours would share a request
+    dim.check({"id": []})  # the footer
+    asked: list[Any] = []
+    together = threading.Event()
+
+    def meet(kind: str, subject: Any) -> None:
+        if kind == "get":
+            asked.append(subject)
+            if len(asked) == 4:
+                together.set()
+            assert together.wait(BOUND_S)
+
+    dim.host.store.before = meet
+    assert dim.versions(*wanted) == [1] * len(wanted)
+    assert 4 <= len(asked) <= 4 * len(wanted)
+    assert sum(length for _, _, length in asked) < path.stat().st_size / 2
+    for process in (dim, Dim(path, cache_dir, clock=dim.host.clock)):
+        assert process.calls(lambda process=process: process.versions(*wanted)) == ["head"] * 2  # type: ignore[misc]
 
 
 def test_files_that_are_too_new_are_not_cached(directory: Path, cache_dir: Path) -> None:
@@ -159,22 +181,16 @@ def test_scans_leave_the_cache_as_it_is(directory: Path, cache_dir: Path) -> Non
     dim.get(0, 500)
     before = sorted(path.name for path in (cache_dir / "v1" / "snapshots").glob("*/*"))
 
-    def scan(**more: str) -> int:
-        options = dim.options.override(more)
-        found = planner.find(dim.host.reader, options, dim.table)
-        plan = planner.plan_read(found, options, planner.table_columns(found, options), dim.host.clock.host())
-        return sum(batch.num_rows for batch in read_rows(dim.host.reader, plan, ReadTask(0, 1), None))
-
-    assert dim.grown(scan, "hitCount", "missCount", "loadCount") == (0, 0, 0)
-    assert scan() == 2000
-    assert scan(**{"lookup.where": "id > 10 AND id < 15"}) == 4
+    assert dim.grown(dim.matching, "hitCount", "missCount", "loadCount") == (0, 0, 0)
+    assert len(dim.matching()) == 2000
+    assert len(dim.matching("id > 10 AND id < 15")) == 4
     assert (dim.metric("hitCount"), dim.metric("missCount")) == (0, 2)
     assert sorted(path.name for path in (cache_dir / "v1" / "snapshots").glob("*/*")) == before
     assert dim.grown(lambda: dim.get(0, 500), "hitCount", "missCount", "loadCount") == (2, 0, 0)
-    where = {"lookup.where": "id IN (0, 500, 1000)"}
-    assert dim.grown(lambda: scan(**where), "hitCount", "missCount", "loadCount") == (2, 1, 1)
-    assert dim.grown(lambda: scan(**where), "hitCount", "missCount", "loadCount") == (3, 0, 0)
-    assert scan(**where) == 3
+    where = "id IN (0, 500, 1000)"
+    assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (2, 1, 1)
+    assert dim.grown(lambda: dim.matching(where), "hitCount", "missCount", "loadCount") == (3, 0, 0)
+    assert len(dim.matching(where)) == 3
 
 
 def test_one_cache_for_all_predicates(directory: Path, cache_dir: Path) -> None:

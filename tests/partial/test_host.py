@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +15,24 @@ from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial import host_cache
 from tests.fakes import FakeClock
 from tests.partial.common import NONE, ROWS, Process, differing, loads, new_directory
-from tests.processes.test_fill import in_fresh_process
 from tests.test_columns import kinds
 from tests.test_keys import KINDS, examples, plain, values_of
 
 
-@pytest.mark.parametrize("missing", [True, False])
-def test_what_was_put_is_there_for_all(cache_dir: Path, clock: FakeClock, missing: bool) -> None:
-    """Rows come back in their order, also to another process at its next get, which learns how long ago they were loaded; keys
-    without rows as the bounds say."""
-    bounds = dataclasses.replace(NONE, missing_keys=missing)
-    one, other = Process(cache_dir, clock, bounds), Process(cache_dir, clock, bounds)
+def test_how_long_ago_rows_were_loaded(cache_dir: Path, clock: FakeClock) -> None:
+    """Rows come back in their order, to another process at its next get, with their ages; absences take no room if nobody keeps them."""
+    one, other = (Process(cache_dir, clock, dataclasses.replace(NONE, missing_keys=False)) for _ in range(2))
     assert other.get(1) == {1: None}
-    one.put({3: [30], 2: [], 1: [12, 10, 11], 5: []})
-    none = [] if missing else None
-    for process in (one, other, Process(cache_dir, clock, bounds)):
-        assert process.get(1, 4, 2, 3) == {1: [12, 10, 11], 4: None, 2: none, 3: [30]}
-        assert process.get(5) == {5: none}
-        assert process.get(4) == {4: None}
-    assert one.shared.sizes()[0] == (6 if missing else 4)
-    assert one.shared.sizes() == other.shared.sizes()
-    assert one.shared.sizes()[1] == sum((one.directory / name).stat().st_size for name in one.names())
+    one.put({3: [30], 2: [], 1: [12, 10, 11]})
+    assert other.get(1, 2, 3) == {1: [12, 10, 11], 2: None, 3: [30]}
     one.put({7: [], 8: []})
-    assert len(one.names()) == (2 if missing else 1)
+    assert (len(one.names()), one.shared.sizes()[0], other.shared.sizes()) == (1, 4, one.shared.sizes())
     clock.tick(3)
     one.put({4: [4]})
     clock.tick(4)
     found = other.get_rows([pa.array([4, 1, 3], pa.int64())], ROWS)
     assert found is not None
     assert found.ages_s.tolist() == [4, 7, 7]
-
-
-def get_in_child(root: Path) -> None:
-    process = Process(root)
-    process.put({1: [1]})
-    assert process.get(1) == {1: [1]}
-    child = os.fork()
-    if not child:
-        try:
-            assert process.get(1) == {1: [1]}
-            process.put({2: [2]})
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert process.get(1, 2) == {1: [1], 2: [2]}
-
-
-def test_a_forked_child_shares_too(cache_dir: Path, process: Process) -> None:
-    """A child that was forked off a process with open segments reads them, and adds to them; when both have ended it is there."""
-    assert process.get(1) == {1: None}
-    in_fresh_process(get_in_child, cache_dir)
-    assert process.get(1, 2, 3) == {1: [1], 2: [2], 3: None}
 
 
 def same(one: pa.Array, other: pa.Array) -> bool:
@@ -81,8 +46,7 @@ def same(one: pa.Array, other: pa.Array) -> bool:
 @examples(60)
 @given(load=loads(st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), kinds(2)), data=st.data())
 def test_keys_and_columns_of_all_types(load: Any, data: st.DataObject) -> None:
-    """Any keys of a load, of every type and of several columns, have its rows, of every type, too, and no others are there, here and
-    in another process, merged or not."""
+    """Any keys of a load have its rows, of every type, and no others are there, here and in another process, merged or not."""
     keys, rows = load
     fields = pa.schema([(f"k{number}", array.type) for number, array in enumerate(keys)])
     schema = pa.schema([field for field in rows.schema if field.name != KEY_INDEX])

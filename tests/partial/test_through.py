@@ -1,30 +1,36 @@
-"""The partial cache: a lookup through the caches."""
+"""The partial cache: lookups through the caches, alone and several at once."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from pyspark_lookup.base.clock import HostClock
+from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.columnar.keys import Keys
 from tests.fakes import FakeClock
-from tests.partial.common import NONE, Source, Worker, differing
+from tests.partial.common import BOUND_S, NONE, SEED, SPACE, Source, Worker, differing
+from tests.test_claims import run_all
+from tests.test_disk import Opened
 
+HERE = pytest.mark.parametrize("where", ["one process", "no directory", "two processes"])
 SHARED = pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "alone"])
 
 
 def test_an_interrupted_load_is_a_failure(cache_dir: Path, source: Source) -> None:
     """Also where it is no error of ours, and the keys are free for others."""
     worker = Worker(cache_dir, source)
-
-    def interrupt(keys: list[int]) -> None:
-        raise KeyboardInterrupt
-
-    source.before = interrupt
+    source.before = mock.Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         worker.lookup(1)
     assert worker.told() == (0, 1, 0, 1)
@@ -114,3 +120,149 @@ def test_who_still_answers_from_an_older_version(
     assert worker.lookup(1, 2, may_differ=differing(1)) == [[10], [20, 21]]
     assert source.loaded() == ([] if is_shared else [1, 2])
     assert worker.lookup(1, version="v2", may_differ=differing(1)) == [[11]]
+
+
+def two_workers(cache_dir: Path, source: Source, where: str) -> tuple[Worker, Worker]:
+    """Two callers at once: threads of one process, that shares or does not, or processes."""
+    root = None if where == "no directory" else cache_dir
+    one = Worker(root, source, host=HostClock())
+    return one, one if where != "two processes" else Worker(root, source, host=HostClock())
+
+
+def loading_until_waited_for(source: Source, waiting: Worker, problem: Exception | None = None) -> threading.Event:
+    """The first load goes on when somebody waits for it, and may fail then; the event says that it has begun."""
+    loading = threading.Event()
+
+    def meet(keys: list[int]) -> None:
+        if not loading.is_set():
+            loading.set()
+            assert waiting.metrics.waits.wait(BOUND_S)
+            if problem is not None:
+                raise problem
+
+    source.before = meet
+    return loading
+
+
+@HERE
+@pytest.mark.parametrize("hashes", ["good", "alike"])
+def test_keys_that_two_lack_are_loaded_once(
+    cache_dir: Path, source: Source, where: str, hashes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes while keys are being loaded waits, and has hits; each key is loaded once, also where all have one hash."""
+    if hashes == "alike":
+        monkeypatch.setattr(Keys, "hashes", lambda self, seed: np.zeros(self.rows, np.uint64))
+    one, other = two_workers(cache_dir, source, where)
+    loading = loading_until_waited_for(source, other)
+    answers: dict[str, Any] = {}
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        answers["other"] = other.lookup(2, 4, 1, 2)
+
+    run_all(lambda: answers.update(one=one.lookup(1, 2, 3)), second)
+    assert answers == {"one": [[10], [20, 21], []], "other": [[20, 21], [40], [10], [20, 21]]}
+    assert source.loaded() == [1, 2, 3, 4]
+    assert one.lookup(1, 4, 7, 2) == [[10], [40], [70], [20, 21]]
+    if hashes == "alike":
+        return
+    assert other.count("loadWaitCount") == 2
+    if where == "two processes":
+        assert one.told() == (3, 4, 4, 0)
+        assert other.told() == (3, 1, 1, 0)
+    else:
+        assert one.told() == (6, 5, 5, 0)
+
+
+@HERE
+def test_when_a_load_fails_the_others_try(cache_dir: Path, source: Source, where: str) -> None:
+    """Who waited for a load that failed loads for itself; the error is for the one whose load it was."""
+    one, other = two_workers(cache_dir, source, where)
+    loading = loading_until_waited_for(source, other, UfsUnavailableError("injected"))
+
+    def first() -> None:
+        with pytest.raises(UfsUnavailableError):
+            one.lookup(1, 2)
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        assert other.lookup(2, 1) == [[20, 21], [10]]
+
+    run_all(first, second)
+    assert [sorted(keys) for keys in source.loads] == [[1, 2], [1, 2]]
+    assert tuple(map(sum, zip(*{id(w): w.told() for w in (one, other)}.values(), strict=True))) == (0, 4, 2, 2)
+
+
+def test_a_loader_that_does_not_end_is_waited_for_once(cache_dir: Path, clock: FakeClock, source: Source) -> None:
+    """After the time one waits for another its keys are loaded all the same, and from then on at once."""
+    worker = Worker(cache_dir, source, clock, wait_s=20.0)
+    arrays = [pa.array([1, 2, 5], pa.int64())]
+    stuck = Opened(cache_dir).disk.create_claim(SPACE, "v1", np.sort(Keys(arrays).hashes(SEED)).tobytes())
+    assert worker.lookup(1, 3) == [[10], []]
+    assert 20 <= sum(clock.slept) <= 20.1
+    clock.slept.clear()
+    assert worker.lookup(2, 5, 1) == [[20, 21], [50, 51], [10]]
+    assert clock.slept == []
+    assert source.loaded() == [1, 2, 3, 5]
+    stuck.release()
+
+
+def test_a_thread_that_does_not_end_is_waited_for_once(source: Source) -> None:
+    """So in one process: who has waited for another thread as long as was said loads for itself."""
+    worker = Worker(None, source, wait_s=0.01)
+    loading, end = threading.Event(), threading.Event()
+
+    def hang(keys: list[int]) -> None:
+        if not loading.is_set():
+            loading.set()
+            assert end.wait(BOUND_S)
+
+    def second() -> None:
+        assert loading.wait(BOUND_S)
+        assert worker.lookup(2) == [[20, 21]]
+        end.set()
+
+    source.before = hang
+    run_all(lambda: worker.lookup(1, 2), second)
+
+
+@pytest.mark.parametrize("broken", ["claims", "locks", "snapshots", "tmp", "all"])
+def test_a_broken_directory_costs_loads_only(cache_dir: Path, source: Source, broken: str) -> None:
+    """Whatever of the directory cannot be written: a process answers by itself, and counts the failures; it shares once that is there again."""
+    worker = Worker(cache_dir, source)
+    root = cache_dir / "v1"
+    for name in [broken] if broken != "all" else ["claims", "locks", "snapshots", "tmp"]:
+        shutil.rmtree(root / name)
+        (root / name).touch()
+    for _ in range(2):
+        assert worker.lookup(1, 2, 3) == [[10], [20, 21], []]
+    assert source.loaded() == [1, 2, 3]
+    assert worker.told() == (3, 3, 3, 0)
+    assert worker.count("cacheFailureCount") > 0
+    worker.clock.tick(2)
+    assert worker.lookup(1) == [[10]]
+    if broken != "all":
+        (root / broken).unlink()
+        (root / broken).mkdir()
+        worker.lookup(5)
+        assert Worker(cache_dir, source).lookup(5) == [[50, 51]]
+        assert source.loaded() == [5]
+    shutil.rmtree(cache_dir)
+    assert worker.lookup(1, 4) == [[10], [40]]
+
+
+@HERE
+def test_many_callers_of_few_keys(cache_dir: Path, where: str) -> None:
+    """However many ask at once, in any sets: each key is loaded once, and every answer is right."""
+    source = Source(v1={n: [n, n + 1000] for n in range(30)})
+    workers = two_workers(cache_dir, source, where)
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        for _ in range(15):
+            keys = [rng.randrange(30) for _ in range(rng.randrange(1, 8))]
+            assert workers[number % 2].lookup(*keys) == [[key, key + 1000] for key in keys]
+
+    run_all(*(lambda number=number: work(number) for number in range(5)))  # type: ignore[misc]
+    loaded = source.loaded()
+    assert len(loaded) == len(set(loaded))

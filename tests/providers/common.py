@@ -13,7 +13,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,12 @@ import pytest
 import pyspark_lookup.engine.runtime
 from pyspark_lookup.base.errors import PysparkLookupError
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, LookupCache
-from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import Runtime, runtime
-from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.providers.functions import (
-    AsyncKeyLookupFunction,
     AsyncLookupFunction,
     AsyncLookupFunctionProvider,
-    FullCachingLookupProvider,
-    KeyLookupFunction,
-    LookupContext,
     LookupFunction,
     LookupFunctionProvider,
     LookupProvider,
@@ -56,11 +50,6 @@ NONE: Options = {}
 PARTIAL: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.expire-after-write": "1 h"}
 ONCE: Options = {"lookup.max-retries": 0}
 QUICK: Options = {"lookup.max-retries": 0, "lookup.async.timeout": "600 ms"}
-RETRY: Options = {
-    "lookup.retry.predicate": "lookup_miss",
-    "lookup.retry.fixed-delay": "7 s",
-    "lookup.retry.max-attempts": 3,
-}
 CACHES = pytest.mark.parametrize("cache", [NONE, PARTIAL], ids=["NONE", "PARTIAL"])
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 FLIP = ("hitCount", "missCount", "loadCount", "numLoadFailures")
@@ -180,16 +169,6 @@ def raises(problem: BaseException) -> Callable[..., Any]:
         raise problem
 
     return answer
-
-
-def holding(gate: threading.Event, answer: Answer) -> Answer:
-    """Answers when the gate opens."""
-
-    def held(keys: pa.Table) -> Any:
-        gate.wait(BOUND_S)
-        return answer(keys)
-
-    return held
 
 
 def in_turn(*answers: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,91 +299,20 @@ def beside(call: Callable[[], Any]) -> Callable[..., Any]:
     return result
 
 
-class ByKey(KeyLookupFunction):
-    """Users one at a time."""
+def _inner(name: str) -> Any:
+    """The method of this name of the cache within."""
 
-    schema = SCHEMA
+    def call(self: Plain, *args: Any) -> Any:
+        return getattr(self.inner, name)(*args)
 
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-
-    def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        self.asked.append(dict(key))
-        known = USERS.get(key["id"])
-        return None if known is None else ({**key, "name": name} for name in known)
-
-
-class AsyncByKey(AsyncKeyLookupFunction):
-    """The same after others had their turn; `sizes`: of the batches."""
-
-    schema = SCHEMA
-
-    def __init__(self) -> None:
-        self.by_key = ByKey()
-        self.asked, self.sizes = self.by_key.asked, list[int]()
-
-    async def lookup(self, keys: pa.Table) -> pa.Table:
-        self.sizes.append(keys.num_rows)
-        return await super().lookup(keys)
-
-    async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
-        await asyncio.sleep(0)
-        return self.by_key.lookup_key(key)
-
-
-PEOPLE = {1: ["Julian"], 3: ["Jark", "Jackson"], 4: ["Fabian"]}
-
-
-class Manual(CacheReloadTrigger):
-    """Reloads when a test says so."""
-
-    def __init__(self) -> None:
-        self.opened, self.closed = threading.Event(), threading.Event()
-        self._context: CacheReloadTrigger.Context | None = None
-
-    def open(self, context: CacheReloadTrigger.Context) -> None:
-        self._context = context
-        self.opened.set()
-
-    def close(self) -> None:
-        self.closed.set()
-
-    def fire(self) -> None:
-        """A reload now; raises what it raises."""
-        assert self.opened.wait(BOUND_S)
-        assert self._context is not None
-        self._context.trigger_reload().result(BOUND_S)
-
-
-class Whole:
-    """A table that is scanned: `people` are its rows, `scans` counts, `problem` is raised by the next scans."""
-
-    def __init__(self, people: Mapping[int, Sequence[str]] = PEOPLE) -> None:
-        self.people = dict(people)
-        self.version = "1"
-        self.scans = 0
-        self.problem: Exception | None = None
-        self.trigger = Manual()
-
-    def scan(self) -> Iterator[pa.RecordBatch]:
-        self.scans += 1
-        for key, found in self.people.items():
-            if self.problem is not None and key > 1:
-                raise self.problem
-            yield pa.RecordBatch.from_pydict({"id": [key] * len(found), "name": list(found)}, SCHEMA)
-
-    def triggered(self, context: LookupContext) -> LookupProvider:
-        return FullCachingLookupProvider(self.scan, SCHEMA, self.trigger)
-
-    def versioned(self, context: LookupContext) -> LookupProvider:
-        return FullCachingLookupProvider(self.scan, SCHEMA, version=lambda: self.version)
-
-    def plain(self, context: LookupContext) -> LookupProvider:
-        return FullCachingLookupProvider(self.scan, SCHEMA)
+    return call
 
 
 class Plain(LookupCache):
     """A cache of somebody's own, of which nothing is known."""
+
+    get_many, peek_many, put_many = _inner("get_many"), _inner("peek_many"), _inner("put_many")
+    invalidate_many, size, bytes = _inner("invalidate_many"), _inner("size"), _inner("bytes")
 
     def __init__(self) -> None:
         self.inner = DefaultLookupCache(max_rows=100)
@@ -413,24 +321,6 @@ class Plain(LookupCache):
     def open(self, metrics: CacheMetricGroup) -> None:
         self.opened += 1
         self.inner.open(metrics)
-
-    def get_many(self, keys: pa.Table) -> CachedRows:
-        return self.inner.get_many(keys)
-
-    def peek_many(self, keys: pa.Table) -> CachedRows:
-        return self.inner.peek_many(keys)
-
-    def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
-        self.inner.put_many(keys, rows, ages_s)
-
-    def invalidate_many(self, keys: pa.Table) -> None:
-        self.inner.invalidate_many(keys)
-
-    def size(self) -> int:
-        return self.inner.size()
-
-    def bytes(self) -> int:
-        return self.inner.bytes()
 
     def close(self) -> None:
         self.closed += 1

@@ -8,7 +8,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from pyspark_lookup.base.errors import LookupFunctionError, OptionError, Pyspark
 from pyspark_lookup.cache.full import full_cache
 from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
 from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.providers.functions import (
     FullCachingLookupProvider,
     LookupContext,
-    LookupFunction,
     LookupFunctionProvider,
     LookupProvider,
 )
@@ -34,28 +34,74 @@ from tests.providers.common import (
     NONE,
     ONCE,
     PARTIAL,
-    PEOPLE,
     QUICK,
     SCHEMA,
     USERS,
     Desk,
-    Manual,
     Options,
     Plain,
     SyncFunction,
-    Whole,
     beside,
     counted,
     in_turn,
     made,
     names,
-    pairs,
     provider,
     raises,
     rows_of,
     users,
 )
 from tests.workers import in_fresh_process
+
+PEOPLE: dict[int | None, list[str]] = {1: ["Julian"], 3: ["Jark", "Jackson"], 4: ["Fabian"]}
+
+
+class Manual(CacheReloadTrigger):
+    """Reloads when a test says so."""
+
+    def __init__(self) -> None:
+        self.opened, self.closed = threading.Event(), threading.Event()
+        self._context: CacheReloadTrigger.Context | None = None
+
+    def open(self, context: CacheReloadTrigger.Context) -> None:
+        self._context = context
+        self.opened.set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def fire(self) -> None:
+        """A reload now; raises what it raises."""
+        assert self.opened.wait(BOUND_S)
+        assert self._context is not None
+        self._context.trigger_reload().result(BOUND_S)
+
+
+class Whole:
+    """A table that is scanned: `people` are its rows, `scans` counts, `problem` is raised by the next scans."""
+
+    def __init__(self, people: Mapping[int | None, Sequence[str]] = PEOPLE) -> None:
+        self.people = dict(people)
+        self.version = "1"
+        self.scans = 0
+        self.problem: Exception | None = None
+        self.trigger = Manual()
+
+    def scan(self) -> Iterator[pa.RecordBatch]:
+        self.scans += 1
+        for key, found in self.people.items():
+            if self.problem is not None and key == 2:
+                raise self.problem
+            yield pa.RecordBatch.from_pydict({"id": [key] * len(found), "name": list(found)}, SCHEMA)
+
+    def triggered(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA, self.trigger)
+
+    def versioned(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA, version=lambda: self.version)
+
+    def plain(self, context: LookupContext) -> LookupProvider:
+        return FullCachingLookupProvider(self.scan, SCHEMA)
 
 
 def test_what_a_factory_is_told(desk: Desk) -> None:
@@ -404,55 +450,48 @@ def test_what_a_table_says_of_itself(desk: Desk) -> None:
 
 # --- a fork ----------------------------------------------------------------------------------------------
 
-FORK_EVENTS: list[str] = []
-FORK_GATE = threading.Event()
-FORK_ASKED = threading.Event()
+FORK_GATE, FORK_ASKED = threading.Event(), threading.Event()
 
 
-class Forked(LookupFunction):
-    """Says what it does; hangs for the key 13."""
+def hanging_for_13(keys: pa.Table) -> pa.Table:
+    """The users, at once but for a 13th."""
+    if keys.column("id").to_pylist() == [13]:
+        FORK_ASKED.set()
+        FORK_GATE.wait(BOUND_S)
+    return rows_of({**USERS, 13: ["Judas"]})(keys)
 
-    def open(self) -> None:
-        FORK_EVENTS.append("open")
 
-    def lookup(self, keys: pa.Table) -> pa.Table:
-        asked = keys.column("id").to_pylist()
-        FORK_EVENTS.append(f"lookup {asked}")
-        if asked == [13]:
-            FORK_ASKED.set()
-            FORK_GATE.wait(BOUND_S)
-        return rows_of({**USERS, 13: ["Judas"]})(keys)
+FORKED = SyncFunction(hanging_for_13)
 
 
 def forked_users(context: LookupContext) -> LookupProvider:
     """A factory that a new process can import."""
-    return provider(Forked())
+    return provider(FORKED)
 
 
 def use_and_fork(cache_dir: str, cache: Options) -> None:
     """Look up, fork while a lookup hangs, look up in both."""
     fixed = {"lookup.provider": f"{__name__}:forked_users", "lookup.keys": "id", "lookup.cache.dir": cache_dir}
-    table = LookupTable(None, {**fixed, **cache})
+    table, log = LookupTable(None, {**fixed, **cache}), FORKED.log
     assert names(table, 1) == ["Alice"]
     hanging = beside(lambda: names(table, 13))
     assert FORK_ASKED.wait(BOUND_S)
-    events = [*FORK_EVENTS]
-    assert events == ["open", "lookup [1]", "lookup [13]"]
+    assert (log.names, log.asked) == (["open", "lookup", "lookup"], [[1], [13]])
     # With a cache the host shares the first row, and the child shares its own with its parent.
     child = os.fork()
     if not child:
         signal.alarm(int(BOUND_S))
         try:
             assert [names(table, key) for key in (1, 2, 3)] == [["Alice"], ["Bob", "Charlie"], []]
-            expected = ["open", *([] if cache else ["lookup [1]"]), "lookup [2]", "lookup [3]"]
-            assert FORK_EVENTS[len(events) :] == expected
+            assert log.asked[2:] == [*([] if cache else [[1]]), [2], [3]]
+            assert log.names[3:] == ["open", *["lookup"] * len(log.asked[2:])]
             os._exit(0)
         finally:
             os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     FORK_GATE.set()
     assert (hanging(), names(table, 2)) == (["Judas"], ["Bob", "Charlie"])
-    assert [*events, *([] if cache else ["lookup [2]"])] == FORK_EVENTS
+    assert (log.names[3:], log.asked[2:]) == (([], []) if cache else (["lookup"], [[2]]))
     assert table.metrics()["missCount"] == (4 if cache else 0)
 
 
@@ -462,19 +501,16 @@ def test_a_forked_child_opens_a_function_of_its_own(tmp_path: Path, cache: Optio
     in_fresh_process(use_and_fork, str(tmp_path / "cache"), cache)
 
 
-def everybody(table: LookupTable) -> dict[int, list[str]]:
+def everybody(table: LookupTable) -> dict[int | None, list[str]]:
     """All rows of a scan, by id."""
-    found: dict[int, list[str]] = {}
+    found: dict[int | None, list[str]] = {}
     for row in table.scan().to_pylist():
         found.setdefault(row["id"], []).append(row["name"])
     return found
 
 
 def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
-    """Nothing is scanned before the first lookup; then every lookup and scan is answered from one copy, absences included.
-
-    Changes are seen after the trigger fired, not before; it learns of a reload that fails, after which the last copy serves.
-    """
+    """From the first lookup on one copy answers all; the trigger makes others, and learns of a reload that fails."""
     whole = Whole()
     table = desk.table(whole.triggered)
     assert whole.scans == 0
@@ -484,11 +520,12 @@ def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
     assert whole.scans == 1
     assert counted(table, "numCachedRecords") == {"hitCount": 4, "loadCount": 1, "numCachedRecords": 4}
     assert table.metrics()["latestLoadTime"] >= 0
-    whole.people = {2: ["Alex"], 3: PEOPLE[3], 4: ["Frank"]}
+    whole.people = {2: ["Alex"], 3: PEOPLE[3], None: ["Nobody"]}  # a row of the table, and nobody's answer
     desk.clock.tick(1)
     assert everybody(table) == PEOPLE
     whole.trigger.fire()
     assert everybody(table) == whole.people
+    assert table.get(None) == []
     people, whole.people, whole.problem = whole.people, {1: ["Julia"], 2: ["Alexa"]}, ValueError("cut off")
     desk.clock.tick(1)
     with pytest.raises(LookupFunctionError, match=r"failed, scan\(\): ValueError\('cut off'\)"):
@@ -498,17 +535,17 @@ def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
     whole.problem = None
     whole.trigger.fire()
     assert everybody(table) == whole.people
+    whole.people = {}
+    desk.clock.tick(1)
+    whole.trigger.fire()
+    assert (table.get(1), table.scan()) == ([], SCHEMA.empty_table())
     table.close()
     assert whole.trigger.closed.wait(BOUND_S)
 
 
 @pytest.mark.parametrize("make", ["triggered", "versioned"])
 def test_copies(desk: Desk, monkeypatch: pytest.MonkeyPatch, make: str) -> None:
-    """`LookupTable.reload` copies the table as it is; where a version says that nothing changed it scans nothing.
-
-    Where there is a version no trigger is needed: a lookup of another version copies the table, once for a host. A copy takes the
-    place of the one before it: there is nothing to make one of.
-    """
+    """`LookupTable.reload` copies the table as it is, in place of the copy before; with a version a lookup does, once for a host."""
     folds: list[int] = []
     monkeypatch.setattr(full_cache, "_is_worth_compacting", lambda snapshot: folds.append(len(snapshot.layers)))
     whole, versioned = Whole(), make == "versioned"
@@ -557,20 +594,6 @@ def test_bad_scans(desk: Desk, bad: str) -> None:
     assert "provider_1:make" in str(caught.value)
     desk.clock.tick(1)
     assert names(table, 1) == ["x"]
-
-
-def test_rows_without_a_key_are_scanned(desk: Desk) -> None:
-    """A row whose key is null is nobody's answer, but a row of the table. No batches are no rows."""
-    batches = [pa.RecordBatch.from_pydict({"id": [None, 1], "name": ["x", "y"]}, SCHEMA)]
-    trigger = Manual()
-    table = desk.table(lambda context: FullCachingLookupProvider(lambda: batches, SCHEMA, trigger))
-    assert pairs(table, None, 1) == [(1, "y")]
-    assert table.scan().num_rows == 2
-    batches.clear()
-    desk.clock.tick(1)
-    trigger.fire()
-    assert (table.get(1), everybody(table)) == ([], {})
-    assert table.scan().schema.equals(SCHEMA)
 
 
 def test_a_whole_table_by_predicate_and_columns(desk: Desk) -> None:
@@ -635,10 +658,7 @@ def test_a_scan_for_some_keys(
 
 @CACHES
 def test_a_scan_that_does_not_say_which_keys(desk: Desk, cache: Options) -> None:
-    """A table that gives rows by key only cannot be scanned unless it is said for which keys, and the error says how.
-
-    All key columns must be fixed; then every combination is asked for.
-    """
+    """A table that gives rows by key only cannot be scanned unless all key columns are fixed; the error says how."""
     schema = pa.schema([*SCHEMA, ("n", pa.int64())])
     row = {"id": 1, "name": "x", "n": 5}
     function = SyncFunction(lambda keys: pa.Table.from_pylist([row], schema))

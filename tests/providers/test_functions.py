@@ -1,16 +1,15 @@
-"""Tables of other systems: what a function is asked, which of its answers are taken and kept; and any history of lookups."""
+"""Tables of other systems: what a function is asked, which answers are taken and kept, what its failures do; any history of lookups."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
-import decimal
 import itertools
 import math
 import random
+import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PredicateError, SchemaError
+from pyspark_lookup.base.errors import LookupFunctionError, LookupTimeoutError, OptionError, PredicateError, SchemaError
 from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache
-from pyspark_lookup.providers.functions import LookupContext, LookupProvider
+from pyspark_lookup.providers.functions import (
+    AsyncKeyLookupFunction,
+    FullCachingLookupProvider,
+    KeyLookupFunction,
+    LookupContext,
+    LookupProvider,
+)
 from tests.fuzzing import MORE
 from tests.providers.common import (
+    BOUND_S,
     CACHES,
     FLIP,
     KINDS,
     NONE,
     ONCE,
     PARTIAL,
-    RETRY,
+    QUICK,
     SCHEMA,
     USERS,
     Answer,
-    AsyncByKey,
-    ByKey,
+    AsyncFunction,
     Desk,
     Options,
     Plain,
     SyncFunction,
+    beside,
     counted,
     ids,
     in_turn,
@@ -53,6 +59,54 @@ from tests.providers.common import (
     rows_of,
     users,
 )
+
+RETRY: Options = {
+    "lookup.retry.predicate": "lookup_miss",
+    "lookup.retry.fixed-delay": "7 s",
+    "lookup.retry.max-attempts": 3,
+}
+
+
+def holding(gate: threading.Event, answer: Answer) -> Answer:
+    """Answers when the gate opens."""
+
+    def held(keys: pa.Table) -> Any:
+        gate.wait(BOUND_S)
+        return answer(keys)
+
+    return held
+
+
+class ByKey(KeyLookupFunction):
+    """Users one at a time."""
+
+    schema = SCHEMA
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
+        self.asked.append(dict(key))
+        known = USERS.get(key["id"])
+        return None if known is None else ({**key, "name": name} for name in known)
+
+
+class AsyncByKey(AsyncKeyLookupFunction):
+    """The same after others had their turn; `sizes`: of the batches."""
+
+    schema = SCHEMA
+
+    def __init__(self) -> None:
+        self.by_key = ByKey()
+        self.asked, self.sizes = self.by_key.asked, list[int]()
+
+    async def lookup(self, keys: pa.Table) -> pa.Table:
+        self.sizes.append(keys.num_rows)
+        return await super().lookup(keys)
+
+    async def lookup_key(self, key: Mapping[str, Any]) -> Iterable[Mapping[str, Any]] | None:
+        await asyncio.sleep(0)
+        return self.by_key.lookup_key(key)
 
 
 def named(keys: pa.Table) -> pa.Table:
@@ -117,38 +171,12 @@ def test_one_key_at_a_time(desk: Desk, make: Callable[[], ByKey | AsyncByKey], c
 
 # --- keys of other kinds ---------------------------------------------------------------------------------
 
-KEY_TYPES = [
-    (pa.int32(), pa.array([7], pa.int8())),
-    (pa.string(), pa.array(["ä"], pa.large_string())),
-    (pa.string(), pa.array(["ä"]).dictionary_encode()),
-    (pa.large_string(), pa.array(["ä"])),
-    (pa.timestamp("us", "UTC"), pa.array([datetime.datetime(2024, 2, 29)], pa.timestamp("ms", "UTC"))),
-    (pa.decimal128(10, 2), pa.array([decimal.Decimal("1.10")], pa.decimal128(5, 2))),
-    (pa.float64(), pa.array([0.5], pa.float32())),
-]
-
-
-@pytest.mark.parametrize(("kind", "keys"), KEY_TYPES, ids=[f"{kind} {keys.type}" for kind, keys in KEY_TYPES])
-@CACHES
-def test_keys_have_the_tables_types(desk: Desk, kind: pa.DataType, keys: pa.Array, cache: Options) -> None:
-    """In whatever type keys are given, a function gets columns named and typed as the table's."""
-    function = SyncFunction(named)
-    table = desk.serve(function, {**cache, "lookup.keys": "code"}, pa.schema([("code", kind), ("name", pa.string())]))
-    assert table.get_many(pa.table({"code": keys})).column("name").to_pylist() == ["x"]
-    (asked,) = function.log.tables
-    stored = pa.string() if kind == pa.large_string() else kind
-    assert (asked.column_names, asked.schema.types) == (["code"], [stored])
-    assert asked.column(0).to_pylist() == keys.cast(kind).to_pylist()
-
 
 @KINDS
 @CACHES
 def test_composite_keys(desk: Desk, kind: str, cache: Options) -> None:
-    """Keys of several columns, in any order and with a null in any of them, are one key each.
-
-    A number that the column cannot hold is nobody's key, and is not asked for; what is no number is an error.
-    """
-    schema = pa.schema([("name", pa.string()), ("city", pa.string()), ("id", pa.int32())])
+    """Keys of several columns are one key each, in any order, with a null in any; a number that no column can hold is nobody's."""
+    schema = pa.schema([("name", pa.string()), ("city", pa.large_string()), ("id", pa.int32())])
     values = [("Alice", "Bern", 1), (None, "Rome", 1), ("Bob", "Bern", 2)]
     rows = [dict(zip(schema.names, row, strict=True)) for row in values]
 
@@ -235,26 +263,6 @@ def test_answers_without_rows(desk: Desk, kind: str, cache: Options) -> None:
     table = desk.serve(made(kind, in_turn(*((lambda keys, answer=answer: answer) for answer in empty))), cache)  # type: ignore[misc]
     assert [table.get(key) for key in range(len(empty))] == [[]] * len(empty)
     assert pairs(table, 1, 7, 8) == []
-
-
-@CACHES
-def test_values_of_all_kinds(desk: Desk, cache: Options) -> None:
-    """Nulls, nested values and values of every width come back as they were answered."""
-    tag = pa.struct([("k", pa.string()), ("v", pa.int32())])
-    kinds = {"tags": pa.list_(pa.field("element", tag)), "seen": pa.timestamp("us", "UTC"), "share": pa.float32()}
-    schema = pa.schema({"id": pa.int64(), "amount": pa.decimal128(12, 3), **kinds, "raw": pa.binary()})
-    moment = datetime.datetime(2024, 2, 29, 1, 2, 3, 4, tzinfo=datetime.timezone.utc)
-    rows = [
-        {"id": 1, "amount": decimal.Decimal("1.125"), "tags": [{"k": "a", "v": 1}, None], "seen": moment},
-        {"id": 1, "amount": None, "tags": [], "seen": None, "share": math.inf, "raw": b"\0"},
-        {"id": 2},
-    ]
-    answer = pa.Table.from_pylist(rows, schema)
-    table = desk.serve(SyncFunction(lambda keys: answer), cache, schema)
-    for _ in range(2):
-        found = table.get_many(ids(1, 2))
-        assert found.drop_columns([KEY_INDEX]).equals(answer)
-        assert found.column(KEY_INDEX).to_pylist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize("columns", [SCHEMA, pa.schema([("id", pa.int64())])], ids=["chosen", "all there are"])
@@ -514,10 +522,7 @@ VERSIONED: Options = {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows"
 
 
 def test_what_a_load_leaves(desk: Desk) -> None:
-    """Before the first lookup no gauge is set; the time of the latest load is that of the lookup, whatever it found.
-
-    Without versions a row is answered until it is as old as expire-after-write says, counted from before it was asked for.
-    """
+    """Gauges are of the latest load, whatever it found, unset before; rows are as old as the moment before they were asked for."""
     held = {1: ["Alice"]}
 
     def slow(keys: pa.Table) -> pa.Table:
@@ -543,20 +548,6 @@ def test_what_a_load_leaves(desk: Desk) -> None:
     with pytest.raises(LookupFunctionError):
         table.get(2)
     assert table.metrics()["latestLoadTime"] == 10_000
-
-
-@pytest.mark.parametrize(("retry", "times"), [(NONE, 1), (RETRY, 4)], ids=["once", "asked again"])
-def test_absences_are_not_kept_on_request(desk: Desk, retry: Options, times: int) -> None:
-    """With cache-missing-key=false a key without rows is looked up each time, a new row is seen at once and kept."""
-    held = {1: ["Alice"]}
-    function = SyncFunction(rows_of(held))
-    table = desk.serve(function, {**PARTIAL, **retry, "lookup.partial-cache.cache-missing-key": False})
-    assert (table.get(3), table.get(3)) == ([], [])
-    held[3] = ["Dora"]
-    assert (names(table, 3), names(table, 3)) == (["Dora"], ["Dora"])
-    assert function.log.asked == [[3]] * (2 * times + 1)
-    assert counted(table) == {"hitCount": 1, "missCount": 3, "loadCount": 3}
-    assert table.metrics()["numCachedRecords"] == 1
 
 
 @pytest.mark.parametrize("source", ["UFS", "CACHE"])
@@ -649,10 +640,7 @@ def test_a_cache_of_its_own(desk: Desk, kind: str) -> None:
 
 
 def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
-    """It holds rows of one version, process and table: for another version it is closed and opened anew.
-
-    Nobody knows its bounds but its class, so nothing of it is shared by the host.
-    """
+    """It is of one version, process and table: opened anew for another version, and shared with nobody, as nobody knows its bounds."""
     version, held, caches = ["1"], {1: ["Alice"]}, list[Plain]()
     function = SyncFunction(rows_of(held))
 
@@ -692,3 +680,336 @@ def test_a_default_cache_of_its_own(desk: Desk, kind: str) -> None:
     desk.clock.tick(1)
     assert names(table, 1) == ["Alice"]
     assert function.log.asked[3:] == [[1]]
+
+
+# --- calls that hang --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
+@pytest.mark.parametrize("where", ["lookup", "open", "version"])
+@pytest.mark.parametrize(("kind", "cache"), [("sync", PARTIAL), ("async", NONE)], ids=["sync", "async"])
+def test_a_lookup_that_hangs(desk: Desk, prompt: None, kind: str, cache: Options, where: str, late: bool) -> None:
+    """It is given up after the timeout, and so is its thread; a late answer is not kept; a new function answers as soon as there is one."""
+    gate, threads = threading.Event(), list[threading.Thread]()
+
+    def hang() -> str:
+        threads.append(threading.current_thread())
+        return str(gate.wait(BOUND_S))
+
+    def too_late(keys: pa.Table) -> pa.Table:
+        hang()
+        return rows_of({1: ["too late"]})(keys)
+
+    first, second = made(kind, too_late if where == "lookup" else rows_of(USERS)), made(kind, rows_of(USERS))
+    if where == "open":
+        first.opens = hang
+    version = in_turn(hang, lambda: "1") if where == "version" else None
+    left = iter([first, *[None] * late, second])
+
+    def factory(context: LookupContext) -> LookupProvider:
+        if (function := next(left)) is None:
+            raise OSError("not now")
+        return provider(function, version=version)
+
+    table = desk.table(factory, {**cache, **QUICK})
+    try:
+        with pytest.raises(LookupTimeoutError, match=r"version\(\)" if where == "version" else "key id = 1") as caught:
+            table.get(1)
+        assert isinstance(caught.value, TimeoutError)
+        assert "provider provider_1:make did not answer within lookup.async.timeout = 0.6 s" in str(caught.value)
+        failed = {"missCount": 1, "numLoadFailures": 1} if cache and where != "version" else {}
+        assert counted(table) == failed
+        if late:
+            gate.set()
+            threads[0].join(BOUND_S)
+            assert not threads[0].is_alive()
+        assert (names(table, 1), names(table, 1)) == (["Alice"], ["Alice"])
+    finally:
+        gate.set()
+    assert second.log.names == ["open", "lookup"] + ([] if cache else ["lookup"])
+    assert late or second.log.events[0][1] != threads[0].ident
+    if cache:
+        assert counted(table) == {"hitCount": 1, **failed, "missCount": 1 + len(failed) // 2, "loadCount": 1}
+
+
+def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """A reload that waits for a batch is given up, and the host's lock with it: what there is serves, and others can reload."""
+    hangs = [False]
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"id": [1], "name": ["Alice"]})
+        if hangs.pop():
+            gate.wait(BOUND_S)
+        yield pa.RecordBatch.from_pydict({"id": [2], "name": ["Bob"]})
+
+    options = {"lookup.cache": "FULL", "lookup.metadata.source": "CACHE", **QUICK}
+    options["lookup.full-cache.periodic-reload.interval"] = "365 d"
+    name = desk.name(lambda context: FullCachingLookupProvider(scan, SCHEMA))
+    table, other = desk.table(name, options), desk.table(name, options)
+    assert names(table, 2) == ["Bob"]
+    hangs += [False, True]
+    desk.clock.tick(1)
+    with pytest.raises(LookupTimeoutError, match=r"0.6 s, a batch of scan\(\)"):
+        table.reload()
+    assert names(table, 2) == names(other, 2) == ["Bob"]
+    desk.clock.tick(1)
+    other.reload()
+    assert hangs == []
+
+
+@CACHES
+def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, cache: Options) -> None:
+    """One that can be cancelled is, and its function goes on."""
+    cancelled = threading.Event()
+
+    async def forever(keys: pa.Table) -> pa.Table:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    function = AsyncFunction(in_turn(forever, rows_of(USERS)))
+    table = desk.serve(function, {**cache, **QUICK})
+    with pytest.raises(LookupTimeoutError, match=r"within lookup.async.timeout = 0.6 s, key id = 1$"):
+        table.get(1)
+    assert cancelled.wait(BOUND_S)
+    assert names(table, 1) == ["Alice"]
+    assert function.log.names == ["open", "lookup", "lookup"]
+    assert len(function.log.loops) == 1
+
+
+def test_who_waits_for_a_call_that_hangs_goes_on(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """Who waits for its turn behind a call that hangs has a new function when that is given up."""
+    hanging = threading.Event()
+
+    def answer(keys: pa.Table) -> pa.Table:
+        hanging.set()
+        return holding(gate, rows_of(USERS))(keys)
+
+    functions = [SyncFunction(answer), users()]
+    table = desk.serve(functions, QUICK)
+    first = beside(lambda: table.get(1))
+    assert hanging.wait(BOUND_S)
+    assert names(table, 2) == ["Bob", "Charlie"]
+    assert isinstance(first(), LookupTimeoutError)
+    assert [len(function.log.asked) for function in functions] == [1, 1]
+
+
+def test_a_function_that_is_replaced_while_it_is_opened(desk: Desk, prompt: None) -> None:
+    """A new function is opened before its first lookup, also where the old one is being opened when it is made."""
+    opening, opened, hangs = threading.Event(), threading.Event(), threading.Event()
+    asked = itertools.count()
+
+    def slow() -> None:
+        opening.set()
+        opened.wait(BOUND_S)
+
+    def version() -> str:
+        if next(asked) == 1:
+            hangs.wait(BOUND_S)
+        return "1"
+
+    functions = [users(), users()]
+    functions[0].opens = slow
+    table = desk.serve(functions, {**ONCE, "lookup.async.timeout": "1 s"}, version=version)
+    first = beside(lambda: names(table, 1))
+    assert opening.wait(BOUND_S)
+    second = beside(lambda: table.get(2))
+    try:
+        assert isinstance(second(), LookupTimeoutError)
+    finally:
+        opened.set()
+        hangs.set()
+    assert first() == ["Alice"]
+    assert names(table, 2) == ["Bob", "Charlie"]
+    assert functions[1].log.names == ["open", "lookup"]
+
+
+def test_a_hit_waits_for_no_lookup(desk: Desk) -> None:
+    """A key that is held is answered while another one is being looked up, with a version() as well as without."""
+    gate, asking = threading.Event(), threading.Event()
+
+    def slow(keys: pa.Table) -> pa.Table:
+        asking.set()
+        return holding(gate, rows_of(USERS))(keys)
+
+    table = desk.serve(SyncFunction(in_turn(rows_of(USERS), slow)), PARTIAL, version=lambda: "1")
+    assert names(table, 1) == ["Alice"]
+    other = beside(lambda: table.get(2))
+    assert asking.wait(BOUND_S)
+    hit = beside(lambda: names(table, 1))
+    try:
+        assert hit(BOUND_S / 4) == ["Alice"]
+    finally:
+        gate.set()
+        other()
+
+
+def test_after_an_interrupt(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """Who interrupts a lookup that takes long can look up something else at once: a new function answers."""
+    waited: list[bool] = []
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    def slow(keys: pa.Table) -> pa.Table:
+        # A signal that comes just before the main thread waits is only handled after the wait: Python's rule, so it comes again.
+        while not interrupted.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        waited.append(gate.wait(BOUND_S))
+        return rows_of(USERS)(keys)
+
+    table = desk.serve([SyncFunction(slow), users()])
+    was = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            table.get(1)
+    finally:
+        signal.signal(signal.SIGINT, was)
+    assert names(table, 1) == ["Alice"]
+    assert waited == []  # it stands still yet
+
+
+# --- trying again -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "retries"), [*(({"lookup.max-retries": n}, n) for n in (0, 1)), (NONE, 3)], ids=["0", "1", "default"]
+)
+@KINDS
+@CACHES
+def test_attempts(desk: Desk, kind: str, given: Options, retries: int, cache: Options) -> None:
+    """What fails is tried once more than lookup.max-retries says, which the error tells; a wrong answer is not asked for again."""
+    function = made(kind, raises(OSError("down")))
+    table = desk.serve(function, {**cache, **given})
+    often = f" in {retries + 1} attempts" if retries else ""
+    says = rf"look up key id = [12] and 1 more{often}: OSError\('down'\)"
+    with pytest.raises(LookupFunctionError, match=says) as caught:
+        pairs(table, 1, 2)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert function.log.asked == [[1, 2]] * (retries + 1)
+    assert len(desk.clock.slept) == retries
+    assert table.metrics()["lookupRetryCount"] == 2 * retries
+    assert counted(table) == ({"missCount": 2, "numLoadFailures": 2} if cache else {})
+    function.answer = lambda keys: pa.table({"id": [1]})
+    with pytest.raises(LookupFunctionError, match="'name' is missing"):
+        table.get(1)
+    assert function.log.asked[retries + 1 :] == [[1]]
+    assert function.log.names.count("open") == 1
+
+
+def test_attempts_are_further_and_further_apart(desk: Desk) -> None:
+    """Between attempts the host's clock waits, by chance up to 100 ms, then up to twice as long each time, never above 5 s."""
+    table = desk.serve(SyncFunction(raises(OSError())), {"lookup.max-retries": 40})
+    with pytest.raises(LookupFunctionError, match="in 41 attempts"):
+        table.get(1)
+    slept = desk.clock.slept
+    assert len(slept) == 40
+    assert all(0 <= seconds <= min(5.0, 0.1 * 2**n) for n, seconds in enumerate(slept))
+    assert max(slept[6:]) > 2.0  # fails once in 10**13 runs
+    assert len(set(slept)) > 30
+
+
+# --- several calls at once --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capacity", "calls", "most"), [(1, 6, 1), (3, 10, 3), (100, 7, 7)])
+def test_as_many_calls_at_once_as_there_is_capacity_for(desk: Desk, capacity: int, calls: int, most: int) -> None:
+    """That many are under way together, never more, and each answer goes to its own key; a failure is the last of one at a time."""
+    now, seen = [0], [0]
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        now[0] += 1
+        seen[0] = max(seen[0], now[0])
+        for _ in range(keys.column("id")[0].as_py() % 4 + 1):
+            await asyncio.sleep(0)
+        now[0] -= 1
+        return rows_of({n: [f"n{n}"] for n in range(calls)})(keys)
+
+    function = AsyncFunction(answer, 1)
+    table = desk.serve(function, {**ONCE, "lookup.async.capacity": capacity})
+    assert pairs(table, *range(calls)) == [(n, f"n{n}") for n in range(calls)]
+    assert (seen[0], now[0]) == (most, 0)
+    function.answer = raises(ValueError())
+    with pytest.raises(LookupFunctionError):
+        pairs(table, *range(calls))
+    assert calls < len(function.log.asked) <= calls + capacity
+
+
+def test_one_failing_call_of_five_cancels_the_others(desk: Desk, prompt: None) -> None:
+    """The first failure is the lookup's; calls under way are cancelled, and over before the next lookup begins; nothing is kept."""
+    cancelled, now, seen = list[int](), [0], [0]
+    failing = True
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        (key,) = keys.column("id").to_pylist()
+        now[0] += 1
+        seen[0] = max(seen[0], now[0])
+        try:
+            if key == 3 and failing:
+                raise ValueError("not 3")
+            await (asyncio.Event().wait() if failing else asyncio.sleep(0.02))
+        except asyncio.CancelledError:
+            cancelled.append(key)
+            await asyncio.sleep(0.05)  # gives its connection back
+            raise
+        finally:
+            now[0] -= 1
+        return rows_of({n: [f"n{n}"] for n in range(9)})(keys)
+
+    function = AsyncFunction(answer, 1)
+    table = desk.serve(function, {**PARTIAL, **ONCE, "lookup.async.capacity": 5})
+    # Which key comes first is not said: the failing one is among the first five.
+    with pytest.raises(LookupFunctionError, match=r"key id = 3: ValueError\('not 3'\)"):
+        pairs(table, 1, 2, 3, 4, 5)
+    failing = False
+    assert len(pairs(table, 1, 2, 3, 4, 5)) == 5
+    assert sorted(cancelled) == [1, 2, 4, 5]
+    assert (seen[0], now[0]) == (5, 0)
+    assert counted(table) == {"missCount": 10, "numLoadFailures": 5, "loadCount": 5}
+
+
+def test_the_timeout_is_for_each_call(desk: Desk) -> None:
+    """Ten calls of a third of the timeout each, one after the other, are not too slow."""
+
+    async def answer(keys: pa.Table) -> pa.Table:
+        await asyncio.sleep(0.03)
+        return rows_of({n: ["x"] for n in range(10)})(keys)
+
+    options = {**ONCE, "lookup.async.capacity": 1, "lookup.async.timeout": "200 ms"}
+    assert len(pairs(desk.serve(AsyncFunction(answer, 1), options), *range(10))) == 10
+
+
+@KINDS
+def test_the_timeout_is_for_a_call_with_its_retries(desk: Desk, prompt: None, gate: threading.Event, kind: str) -> None:
+    """What is tried again and again, each time quickly, is given up when the timeout is over."""
+    desk.restart(lambda seconds: gate.wait(BOUND_S))
+    function = made(kind, raises(ValueError("again")))
+    table = desk.serve(function, {**PARTIAL, "lookup.max-retries": 50, "lookup.async.timeout": "100 ms"})
+    with pytest.raises(LookupTimeoutError, match="id = 1"):
+        table.get(1)
+    assert len(function.log.asked) == 1
+    assert counted(table) == {"missCount": 1, "numLoadFailures": 1}
+    function.answer = rows_of(USERS)
+    assert names(table, 1) == ["Alice"]
+
+
+def test_calls_wait_for_their_next_attempts_together(desk: Desk, prompt: None) -> None:
+    """However many calls are to be tried again, none waits for the waiting of another."""
+    calls = 40
+    together = threading.Barrier(calls)
+    desk.restart(lambda seconds: together.wait(1.0))
+    failed: set[int] = set()
+
+    def answer(keys: pa.Table) -> pa.Table:
+        (key,) = keys.column("id").to_pylist()
+        if key not in failed:
+            failed.add(key)
+            raise ValueError("first")
+        return rows_of({n: ["x"] for n in range(calls)})(keys)
+
+    table = desk.serve(AsyncFunction(answer, 1), {"lookup.max-retries": 1})
+    assert len(pairs(table, *range(calls))) == calls
