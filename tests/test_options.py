@@ -168,7 +168,7 @@ BAD_VALUES = [
     ("lookup.format", "parket", "did you mean parquet?", {}),
     ("lookup.format", "xyz", "parquet, arrow, csv, json, orc", {}),
     ("lookup.metadata.source", "UFO", "did you mean UFS?", {}),
-    ("lookup.metrics.tasks", "0", "1 or more", {}),
+    ("lookup.metrics.tasks", "0", "1 to 999999999", {}),
     ("lookup.filter-pushdown", "ture", "did you mean true?", {}),
     ("lookup.success-file", "yes", "true or false", {}),
     ("lookup.max-retries", "-1", "whole number", {}),
@@ -179,9 +179,9 @@ BAD_VALUES = [
     ("path", " ", "some text", {}),
     ("lookup.retry.predicate", "lookup-miss", "did you mean lookup_miss", RETRY),
     ("lookup.retry.fixed-delay", "0 s", "greater than zero", RETRY),
-    ("lookup.retry.max-attempts", "0", "1 or more", RETRY),
+    ("lookup.retry.max-attempts", "0", "1 to 999999999", RETRY),
     ("lookup.async.timeout", "0 s", "greater than zero", PROVIDER),
-    ("lookup.async.capacity", "0", "1 or more", PROVIDER),
+    ("lookup.async.capacity", "0", "1 to 999999999", PROVIDER),
     ("lookup.partial-cache.max-rows", "9" * 20, "a whole number, 0 to 9223372036854775807", PARTIAL),
 ]
 

@@ -567,7 +567,7 @@ FAULTS = [
         "cache/partial/host_cache.py",
         "absent = np.full(count, self.bounds.missing_keys)",
         "absent = np.full(count, True)",
-        ("tests/providers/test_functions.py::test_any_history",),
+        ("tests/providers/test_functions.py::test_a_default_cache_of_its_own",),
     ),
     Fault(
         "ages-of-another-boot-are-believed",
