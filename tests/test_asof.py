@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import OptionError, OverlapError
+from pyspark_lookup.base.errors import OverlapError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.engine.as_of import Validity, valid_rows
 from pyspark_lookup.options.enums import Overlap
-from pyspark_lookup.options.lookup_options import LookupOptions
 
 INSTANT = pa.timestamp("us", "UTC")
 moments = st.none() | st.integers(0, 8)
@@ -66,11 +65,3 @@ def test_a_row_that_was_valid(rows: list[Any], times: list[int | None], by_end: 
     answer = valid_rows(table, keys, at, validity)
     assert answer.column("number").to_pylist() == wanted
     assert answer.column(KEY_INDEX).to_pylist() == sorted(answer.column(KEY_INDEX).to_pylist())
-
-
-def test_options_without_others() -> None:
-    """valid-to needs valid-from, and overlap both."""
-    newest = {"lookup.overlap": "NEWEST"}
-    for options in ({"lookup.valid-to": "until"}, newest, {"lookup.valid-from": "since", **newest}):
-        with pytest.raises(OptionError, match=r"has no meaning without lookup.valid-from and lookup.valid-to"):
-            LookupOptions.parse({"path": "/t", **options})

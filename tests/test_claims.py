@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import itertools
@@ -95,6 +96,21 @@ def test_waiting_ends_with_the_claim(opened: Opened, timeout_s: float) -> None:
     for _ in range(2):
         assert opened.disk.wait_for_claim(SPACE, name, WAIT_S, clock.host())
         assert len(clock.fake.slept) == 4
+
+
+def test_a_lock_that_cannot_be_asked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file system fails to say who holds a claim, that is an error at once: nobody waits for a claim that may be dead."""
+    claim = opened.disk.create_claim(SPACE, V1, b"held")
+
+    def fail(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", fail)
+        with pytest.raises(OSError, match="no locks"):
+            opened.disk.claims(SPACE, V1)
+        assert opened.disk.wait_for_claim(SPACE, claim.path.name, WAIT_S, FakeClock().host())
+    claim.release()
 
 
 def test_a_claim_without_a_lock_is_nobodys(opened: Opened) -> None:

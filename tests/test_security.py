@@ -232,9 +232,9 @@ def test_inner_directories_are_held_to_the_rules(opened: Opened, tmp_path: Path,
             Opened(opened.root.parent)
 
 
-@pytest.mark.parametrize("place", ["blocks/ab", "records/version", "snapshots/t", "claims/t"])
+@pytest.mark.parametrize("place", ["blocks/ab", "records/version", "records/segment", "snapshots/t", "claims/t"])
 def test_nothing_is_removed_through_a_link(opened: Opened, tmp_path: Path, place: str) -> None:
-    """Evicting, sweeping and repairing leave alone what a link to a directory leads to."""
+    """Evicting, sweeping, repairing and clearing leave alone what a link to a directory leads to."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "letter").write_text("dear")
@@ -248,6 +248,7 @@ def test_nothing_is_removed_through_a_link(opened: Opened, tmp_path: Path, place
     disk.check(repair=True)
     disk.put_blocks({key(n, 2000): data_of(n, 2000) for n in range(20)})
     assert opened.count("blockEvictedCount") > 0
+    disk.clear()
     assert (precious / "letter").read_text() == "dear"
 
 

@@ -612,6 +612,7 @@ def test_foreign_errors_leave_as_ours(
         with pytest.raises(BaseException, match="f") as caught:
             call("scripted://f", ignore)
         assert type(caught.value) is ours
+        assert foreign in (caught.value, caught.value.__cause__)
     with pytest.raises(BaseException, match="f") as caught, store.pin(version) as read:
         read(0, 10)
     assert type(caught.value) is (SourceChangedError if ours is UfsNotFoundError else ours)
