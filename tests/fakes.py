@@ -21,6 +21,12 @@ from pyspark_lookup.io.stores import LOCAL_GRANULE_S, FileVersion, Store, open_s
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.table.resolver import Resolver
 
+CACHES: dict[str, dict[str, str]] = {
+    "NONE": {},
+    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"},
+    "FULL": {"lookup.cache": "FULL"},
+}
+"""The options of each cache mode, by its name."""
 _hosts = itertools.count(7)  # two processes of a host draw different names
 
 
@@ -81,7 +87,7 @@ def _noted(kind: str, name: str) -> Any:
 
 
 class FaultyStore:
-    """A store that lists each call as (kind, subject) and runs `before(kind, subject)` ahead of it.
+    """A store that lists each call as (kind, subject) and runs `before(kind, subject)` ahead of it, and `after` a put has arrived.
 
     `before` may raise what the store would raise, or change the files underneath. A "get" is listed
     per range, as (kind, (url, offset, length)).
@@ -92,6 +98,7 @@ class FaultyStore:
         self.scope, self.pins, self.url_of = inner.scope, inner.pins, inner.url_of
         self.calls: list[tuple[str, object]] = []
         self.before: Callable[[str, object], None] = lambda kind, subject: None
+        self.after: Callable[[], None] = lambda: None
 
     def _note(self, kind: str, subject: object) -> None:
         self.calls.append((kind, subject))
@@ -103,8 +110,13 @@ class FaultyStore:
     list_files = _noted("files", "list_files")
     list_tree = _noted("tree", "list_tree")
     last_change_s = _noted("change", "last_change_s")
-    put_if_absent = _noted("put", "put_if_absent")
     delete = _noted("delete", "delete")
+
+    def put_if_absent(self, path: str, *args: Any) -> FileVersion | None:
+        self._note("put", path)
+        found = self._inner.put_if_absent(path, *args)
+        self.after()
+        return found
 
     @contextlib.contextmanager
     def pin(self, file: FileVersion) -> Iterator[Callable[[int, int], bytes]]:
@@ -146,11 +158,12 @@ def make_host(
     boot: str = "boot-1",
     storage: dict[str, object] | None = None,
     start: Start = in_thread,
+    opened: Store | None = None,
 ) -> Host:
-    """The engine as the runtime composes it, with its parts at hand. `cache_dir` None: no cache."""
+    """The engine as the runtime composes it, with its parts at hand. `cache_dir` None: no cache. `opened`: its store."""
     clock = clock or FakeClock()
     metrics = CacheMetricGroup()
-    store = FaultyStore(open_store(path, storage or {}, lambda: clock.wall_s))
+    store = FaultyStore(opened or open_store(path, storage or {}, lambda: clock.wall_s))
     ufs = Ufs(store, metrics, max_retries, clock.sleep)
     disk = None
     if cache_dir is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import itertools
 import random
 import socket
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment  # from Python 3.11 on
 
 Headers = list[tuple[str, str]]
+Decision = tuple[bool, str | None]
+"""Whether a request is carried out, and what it is answered with (None: what the store says)."""
 
 _REFUSALS = {
     "400": (400, "ExpiredToken"),
@@ -156,19 +159,19 @@ class Proxy:
         self.requests, self._fault, self._lost, self._arrived = [], fault, None, 0
         self._rng.seed(seed)
         self._at_work = True
-        self._server.between = self._answered
+        self._server.between = functools.partial(self._answer, self._decide)
 
     def begin_always(self, kind: str, answer: str, first: int, times: int | None) -> None:
         """Answer requests of a kind so, so many times from the one with the number `first` on; they are not carried out."""
         self.begin(None)
         counts = itertools.count()
 
-        def answered(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+        def decide(environ: WSGIEnvironment) -> Decision:
             number = next(counts) if kind_of(environ) == kind else -1
             acts = number >= first and (times is None or number < first + times)
-            return self._answer(environ, start, app, not acts or not _is_whole(answer), answer if acts else None)
+            return not acts or not _is_whole(answer), answer if acts else None
 
-        self._server.between = answered
+        self._server.between = functools.partial(self._answer, decide)
 
     def begin_at_random(self, shares: Mapping[str, float], seed: int) -> None:
         """Let these shares of all requests be `delayed` or as `AT_RANDOM` says, and keep data files that are removed."""
@@ -176,7 +179,7 @@ class Proxy:
         if GRAVES not in backend().buckets:
             backend().create_bucket(GRAVES, "us-east-1")
 
-        def answered(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
+        def decide(environ: WSGIEnvironment) -> Decision:
             with self._lock:
                 drawn, delay_s = self._rng.random(), self._rng.uniform(0, _DELAY_S)
                 ends = itertools.accumulate(shares.values())
@@ -187,9 +190,9 @@ class Proxy:
             carried_out, answer = AT_RANDOM.get(name, (True, None))
             if carried_out:
                 _bury(environ)
-            return self._answer(environ, start, app, carried_out, answer)
+            return carried_out, answer
 
-        self._server.between = answered
+        self._server.between = functools.partial(self._answer, decide)
 
     def end(self) -> None:
         """Let the store answer as it does."""
@@ -213,15 +216,14 @@ class Proxy:
                 return True
             return fault.mode in (Mode.LASTING, Mode.OUTAGE)
 
-    def _answered(self, environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
-        with self._lock:
-            self._arrived += 1
-            carried_out, name = self._decided(self._arrived == 1)
-        return self._answer(environ, start, app, carried_out, name)
-
     def _answer(
-        self, environ: WSGIEnvironment, start: StartResponse, app: Application, carried_out: bool, name: str | None
+        self,
+        decide: Callable[[WSGIEnvironment], Decision],
+        environ: WSGIEnvironment,
+        start: StartResponse,
+        app: Application,
     ) -> Iterable[bytes]:
+        carried_out, name = decide(environ)
         with self._lock:
             rng = random.Random(self._rng.getrandbits(32))
         found = _ask(environ, app) if carried_out else _unasked(environ)
@@ -233,9 +235,11 @@ class Proxy:
             return _cut(environ, answer.body)
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else answer.body]
 
-    def _decided(self, first: bool) -> tuple[bool, str | None]:
-        """(whether a request that has arrived is carried out, what it is answered with)."""
+    def _decide(self, environ: WSGIEnvironment) -> Decision:
         fault = self._fault
+        with self._lock:
+            self._arrived += 1
+            first = self._arrived == 1
         if fault is None:
             return True, None
         if first:

@@ -14,18 +14,14 @@ import pytest
 
 from pyspark_lookup.base.errors import TableBusyError, TableEmptyError, UfsNotFoundError
 from pyspark_lookup.io.stores import open_store
+from tests.fakes import CACHES
 from tests.s3server import S3Server
 from tests.test_writing import Site, site
 
 __all__ = ["site"]
 
 JOBS = ["_temporary", "_temporary/0/_temporary/attempt_1", ".spark-staging-8c1f/p=1", "__magic/job-1"]
-MODES: dict[str, dict[str, str]] = {
-    "none": {},
-    "partial": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"},
-    "full": {"lookup.cache": "FULL"},
-    "cached": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"},
-}
+MODES = {**CACHES, "cached": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "0"}}
 KEYED = {"lookup.keys": "id"}
 
 

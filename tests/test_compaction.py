@@ -21,11 +21,14 @@ from pyspark_lookup.base.errors import (
     WriteConflictError,
 )
 from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.managed import data_files as files_module
 from pyspark_lookup.managed.rows_by_key import KeyedRows
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import TableState, WriteMode
 from tests.test_by_key import MODES
-from tests.test_writing import ORDER, SCHEMA, Site, ids_of, put, rows, site
+from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
 
 __all__ = ["site"]
 
@@ -92,8 +95,14 @@ def test_many_small_files_become_one(site: Site, keys: str | None) -> None:
         assert list(site.state().deletes(site.state().valid_write_ids())) == []
 
 
-def overlapping(site: Site, monkeypatch: pytest.MonkeyPatch) -> LookupTable:
-    """A table with a large file, of which two upserts that overlapped hide the same row, folded beside that file."""
+def twice(rows: pa.Table) -> pa.Table:
+    return rows.sort_by([("_lookup_file", "ascending"), ("_lookup_row", "ascending")])
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "folded by an earlier release"])
+def test_overlapping_upserts_are_folded(site: Site, monkeypatch: pytest.MonkeyPatch, earlier: bool) -> None:
+    """Writes that overlapped hide one row of a large file, which stays outside the fold: it is hidden once, and all can be read,
+    written and folded again, also where an earlier release has named the row twice."""
     table = site.created(OFF)
     table.write(wide(0, 2000))
     find, others = KeyedRows.find, [of_ids(7, 9, "other")]
@@ -104,43 +113,25 @@ def overlapping(site: Site, monkeypatch: pytest.MonkeyPatch) -> LookupTable:
             site.table(OFF, host="b").upsert(others.pop())
         return places
 
+    site.resize(compact_bytes=20_000)
     with monkeypatch.context() as patch:
         patch.setattr(KeyedRows, "find", found)
+        if earlier:
+            patch.setattr(files_module, "distinct_places", twice)
         table.upsert(of_ids(7, 8, "last"))
-    site.resize(compact_bytes=20_000)
-    table.compact()
+        table.compact()
     assert len(site.committed()) == 2  # the large file stays, and what hides its rows with it
-    return table
-
-
-def test_overlapping_upserts_are_folded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes that overlapped hide one row of a file that stays outside the fold: it is hidden once, and all can be read."""
-    table = overlapping(site, monkeypatch)
     for mode in MODES.values():
         names = {row["id"]: row["name"] for row in site.table(mode, host="late").scan().to_pylist()}
         assert (len(names), names[7], names[8]) == (2000, "last", "other")
         assert site.table(mode, host="b").get(7) == [{"id": 7, "name": "last"}]
     table.upsert(of_ids(7, 8, "new"))
-    table.compact()
-    for mode in MODES.values():
-        assert site.table(mode, host="c").get(7) == [{"id": 7, "name": "new"}]
-
-
-def test_a_place_named_twice_is_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of an earlier release, whose fold named a row twice, is read, written, and mended by the next compaction."""
-
-    def twice(rows: pa.Table) -> pa.Table:
-        return rows.sort_by([("_lookup_file", "ascending"), ("_lookup_row", "ascending")])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files_module, "distinct_places", twice)
-        table = overlapping(site, monkeypatch)
-    assert site.table(host="late").scan().num_rows == 2000
-    table.upsert(of_ids(7, 8, "new"))
-    site.resize(compact_bytes=2**26)
-    table.compact()
-    assert len(site.committed()) == 1
-    assert (table.get(7), table.scan().num_rows) == ([{"id": 7, "name": "new"}], 2000)
+    for size, files in ((20_000, 2), (2**26, 1)):
+        site.resize(compact_bytes=size)
+        table.compact()
+        assert (len(site.committed()), table.scan().num_rows) == (files, 2000)
+        for mode in MODES.values():
+            assert site.table(mode, host="c").get(7) == [{"id": 7, "name": "new"}]
 
 
 def test_a_compaction_that_cannot_be_read_is_not_committed(site: Site) -> None:
@@ -187,44 +178,33 @@ def test_a_large_write_stays_as_it_is(site: Site) -> None:
     assert full.metrics()["ufsGetBytes"] - bytes_before < 20_000
 
 
-def test_rows_are_folded_in_parts(site: Site) -> None:
-    """More than fits in memory is put in order part by part: no two files have keys between each other's."""
-    site.resize(merge_bytes=20_000, file_bytes=30_000, row_group_rows=(10, 20), row_group_bytes=1000)
-    table = site.created(OFF)
-    for given in (wide(0, 500), wide(250, 750), rows(None, None)):
-        table.write(given)
-    before = table.scan().sort_by(ORDER)
-    table.compact()
-    bounds = []
-    for file in site.committed():
-        ids = [id_ for id_ in pq.read_table(site.path / file).column("id").to_pylist() if id_ is not None]
-        bounds.append((ids[0], ids[-1]))
-        assert ids == sorted(ids)
-    bounds.sort()
-    assert len(bounds) > 5
-    assert all(one[1] <= other[0] for one, other in itertools.pairwise(bounds))
-    assert table.scan().sort_by(ORDER) == before
-
-
 @pytest.mark.parametrize(
-    ("keys", "files"),
+    ("keys", "size", "files"),
     [
-        ({"kind": random.Random(1).choices(["a", "b", None], k=400), "id": [None, *range(99)] * 4}, 6),
-        ({"k": [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, None, 1.5, 2.5] * 2}, 1),
+        ({"id": [*range(500), *range(250, 748), None, None]}, 2000, 6),
+        ({"kind": random.Random(1).choices(["a", "b", None], k=400), "id": [None, *range(99)] * 4}, 2000, 6),
+        ({"k": [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, None, 1.5, 2.5] * 2}, 100, 1),
     ],
-    ids=["few values", "floats"],
+    ids=["many values", "few values", "floats"],
 )
-def test_no_row_is_lost_between_parts(site: Site, keys: dict[str, list[Any]], files: int) -> None:
-    """Where the first key column has few values, rows are cut by the second; nulls, NaN, infinities and zeros are in some part."""
-    site.resize(merge_bytes=100 if files == 1 else 2000, row_group_rows=(2, 20), row_group_bytes=100)
+def test_rows_are_folded_in_parts(site: Site, keys: dict[str, list[Any]], size: int, files: int) -> None:
+    """More than fits in memory is put in order part by part: no two files have keys between each other's, no row is lost.
+
+    Where the first key column has few values, rows are cut by the second; nulls, NaN, infinities and zeros are in some part.
+    """
+    site.resize(merge_bytes=size, file_bytes=3 * size // 2, row_group_rows=(2, 20), row_group_bytes=size // 20)
     table = site.table({**OFF, "lookup.keys": ",".join(keys)})
     count = len(next(iter(keys.values())))
     whole = pa.table({**keys, "v": range(count)})
     for half in range(2):
         table.write(whole.slice(half * count // 2, count // 2))
     table.compact()
-    assert table.describe()["files"] >= files
+    assert len(site.committed()) >= files
     assert sorted(table.scan().column("v").to_pylist()) == list(range(count))
+    if "id" in keys and len(keys) == 1:
+        found = [pq.read_table(site.path / file).column("id").drop_null().to_pylist() for file in site.committed()]
+        assert all(ids == sorted(ids) for ids in found)
+        assert all(one[-1] <= other[0] for one, other in itertools.pairwise(sorted(ids for ids in found if ids)))
 
 
 def beside(site: Site, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any], times: int = 1) -> None:
@@ -310,7 +290,8 @@ def test_an_overwrite_that_began_before_what_was_folded(site: Site) -> None:
 
 
 def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
-    """A list that lets through only some of a compaction's writes is answered from their own files."""
+    """A list that lets through only some of a compaction's writes is answered from their own files. Where a delete came after the
+    compaction, a list with that, but without all that was folded, is refused: nobody knows what it hides there."""
     table = site.created(OFF)
     for id_ in (1, 2, 3):
         table.write(rows(id_))
@@ -321,6 +302,12 @@ def test_a_list_of_some_of_what_was_folded(site: Site) -> None:
     without = [type(now)(after.table, after.high_watermark, open=[id_]) for id_ in (3, 4)]  # a write, and the delete
     for ids, expected in ((now, [2, 3]), (after, [2, 3]), (without[0], [2]), (without[1], [1, 2, 3])):
         assert ids_of(table.scan(valid_write_ids=ids)) == expected
+    table.delete(pa.table({"id": [2]}))
+    last = table.valid_write_ids
+    assert [ids_of(table.scan(valid_write_ids=ids)) for ids in (after, last)] == [[2, 3], [3]]
+    for id_ in range(1, 6):
+        with pytest.raises(VersionGoneError, match="was made after a compaction"):
+            table.scan(valid_write_ids=type(now)(last.table, last.high_watermark, open=[id_]))
 
 
 def test_keys_that_were_changed(site: Site) -> None:
@@ -426,6 +413,14 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     assert site.files() == site.committed()
     assert ids_of(table.scan()) == [2, 3]
     assert table.vacuum()["files"] == 0
+    # What one vacuum has removed is gone for the answer of a gentler one, too; the versions view says what it does not know.
+    last = table.write(rows(4), "overwrite")
+    assert [table.vacuum("0 s", force=True)["oldest"], table.vacuum()["oldest"]] == [last] * 2
+    options = LookupOptions.parse({**site.options("a", {}), "lookup.view": "versions"})
+    (batch,) = view_batches(site.runtime.engine(options), ViewTask(View.VERSIONS), options, bytes)
+    added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
+    assert (added[first], added[last]) == (None, 1)
+    assert TableState.from_json(site.state().to_json(), "a copy").oldest == last
 
 
 def test_vacuum_removes_orphans(site: Site) -> None:

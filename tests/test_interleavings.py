@@ -12,17 +12,13 @@ import pytest
 from pyspark_lookup.base.errors import (
     NonUniqueKeyError,
     PysparkLookupError,
-    SchemaError,
-    VersionGoneError,
+    UfsNotFoundError,
     WriteConflictError,
 )
-from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.managed import Job, TableWriter
 from pyspark_lookup.managed import data_files as files_module
 from pyspark_lookup.managed.rows_by_key import KeyedRows
-from pyspark_lookup.options.enums import View
-from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.log import TableState, WriteMode
+from pyspark_lookup.table.log import WriteMode
 from tests.test_compaction import OFF, beside, of_ids
 from tests.test_writing import SCHEMA, Site, ids_of, put, rows, site
 
@@ -97,22 +93,6 @@ def test_a_part_that_is_larger_than_its_files_say(site: Site, monkeypatch: pytes
     assert ids_of(table.scan()) == list(range(40_000))
 
 
-@pytest.mark.parametrize("left_out", [[1], [2], [3]])
-def test_a_list_without_what_was_folded(site: Site, left_out: list[int]) -> None:
-    """Where a delete came after the compaction, a list without that, or without all in it, is refused: nobody knows what it hides there."""
-    table = site.created(OFF)
-    table.write(rows(1, 5))
-    table.write(rows(2))
-    table.compact()
-    before = table.valid_write_ids
-    table.delete(pa.table({"id": [1]}))
-    now = table.valid_write_ids
-    assert ids_of(table.scan(valid_write_ids=now)) == [2, 5]
-    assert ids_of(table.scan(valid_write_ids=before)) == [1, 2, 5]
-    with pytest.raises(VersionGoneError, match="was made after a compaction"):
-        table.scan(valid_write_ids=type(now)(now.table, now.high_watermark, open=left_out))
-
-
 # --- keys that are altered ------------------------------------------------------------------------------
 
 
@@ -161,33 +141,6 @@ def test_keys_that_are_altered(site: Site, monkeypatch: pytest.MonkeyPatch) -> N
     assert named(table.scan()) == [(1, "a"), (2, "a")]
 
 
-def test_columns_of_the_marks(site: Site) -> None:
-    """Names that files of hidden rows use are refused for columns, when the table is made and when one is added."""
-    for name in ("_lookup_row", "_LOOKUP_FILE"):
-        with pytest.raises(SchemaError, match="rename it"):
-            site.table(OFF).write(pa.table({"id": [1], name: [1]}))
-    table = site.created({**OFF, "lookup.write.merge-schema": "true"})
-    with pytest.raises(SchemaError, match="rename it"):
-        table.write(pa.table({"id": [1], "_lookup_row": [1]}))
-    with pytest.raises(SchemaError, match="rename it"):
-        table.alter(columns=pa.schema([("_lookup_file", pa.string())]))
-
-
-# --- unique keys ----------------------------------------------------------------------------------------
-
-
-def test_a_key_that_it_replaces_itself(site: Site) -> None:
-    """A transaction may write a key anew that it has deleted, also where its old row is in a file that it has not seen."""
-    table = site.created(UNIQUE)
-    table.write(rows(1, 2))
-    table.write(rows(3, 4))
-    with table.transaction() as t:
-        t.delete(pa.table({"id": [1]}))
-        t.write(rows(1, name="again"))
-        site.table(OFF, host="b").compact()
-    assert named(table.scan()) == [(1, "again"), (2, "a"), (3, "a"), (4, "a")]
-
-
 def test_an_overwrite_beside_an_append(site: Site) -> None:
     """What stays beside an overwrite, for it began later, is looked into for its keys."""
     table = site.created(UNIQUE)
@@ -223,19 +176,22 @@ def test_a_transaction_that_others_have_aborted(site: Site) -> None:
 
 
 def test_a_compaction_under_a_transaction(site: Site) -> None:
-    """It goes on seeing the rows as they were, and what it hides of them; at its end that is hidden in the new files."""
-    table = site.created(OFF)
+    """It goes on seeing the rows as they were, and what it hides of them; at its end that is hidden in the new files. A key that
+    is to be unique may be written anew after its delete, though its old row is in a file that the transaction has not seen."""
+    table = site.created(UNIQUE)
     table.write(rows(1, 2))
-    table.write(rows(3))
+    table.write(rows(3, 4))
     with table.transaction() as t:
         t.upsert(rows(1, name="mine"))
-        table.compact()
-        assert named(t.scan()) == [(1, "mine"), (2, "a"), (3, "a")]
+        t.delete(pa.table({"id": [4]}))
+        t.write(rows(4, name="again"))
+        site.table(OFF, host="b").compact()
+        assert named(t.scan()) == [(1, "mine"), (2, "a"), (3, "a"), (4, "again")]
         table.delete(pa.table({"id": [2]}))
         t.delete(pa.table({"id": [3]}))
-        assert named(t.scan()) == [(1, "mine"), (2, "a")]
+        assert named(t.scan()) == [(1, "mine"), (2, "a"), (4, "again")]
         assert t.get(3) == []
-    assert named(table.scan()) == [(1, "mine")]
+    assert named(table.scan()) == [(1, "mine"), (4, "again")]
 
 
 def test_a_transaction_that_found_no_table(site: Site) -> None:
@@ -253,50 +209,33 @@ def test_a_transaction_that_found_no_table(site: Site) -> None:
     assert ids_of(table.scan()) == [1, 5, 9]
 
 
-def test_a_table_that_is_made_anew_as_a_write_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer of the dropped table removes none of the new table's files, which lie in directories of the same names."""
+def test_a_table_that_is_made_anew_as_a_write_ends(site: Site) -> None:
+    """A writer of the dropped table, and a transaction, are refused by name, and remove none of the new table's files, which lie in
+    directories of the same names."""
     table = site.created(OFF)
     table.write(rows(1))
-    writer = site.writer(host="b")
+    writer, t = site.writer(host="b"), table.transaction()
     job = writer.begin(SCHEMA, WriteMode.APPEND)
     files = put(writer, job, 2)
+    t.write(rows(3))
     shutil.rmtree(site.path)
     other = site.table({**OFF, "lookup.keys": "id"}, host="z")
     for id_ in (7, 8, 9):
         other.write(rows(id_))
     with contextlib.suppress(PysparkLookupError):
         writer.abort(job, files)
-    with pytest.raises(WriteConflictError):
-        writer.commit(job, files)
+    for refused in (lambda: writer.commit(job, files), lambda: t.write(rows(2)), t.commit):
+        with pytest.raises((WriteConflictError, UfsNotFoundError)):
+            refused()
     assert ids_of(site.table(OFF, host="y").scan()) == [7, 8, 9]
 
 
-# --- vacuum ---------------------------------------------------------------------------------------------
-
-
-def test_the_oldest_version_after_a_gentler_vacuum(site: Site) -> None:
-    """What one vacuum has removed is gone for the next one's answer, too; the versions view says what it does not know."""
-    table = site.created(OFF)
-    first = table.write(rows(1))
-    second = table.write(rows(2), "overwrite")
-    assert table.vacuum("0 s", force=True)["oldest"] == second
-    assert table.vacuum()["oldest"] == second
-    with pytest.raises(VersionGoneError):
-        site.table({"lookup.version": str(first)}).scan()
-    options = LookupOptions.parse({**site.options("a", {}), "lookup.view": "versions"})
-    (batch,) = view_batches(site.runtime.engine(options), ViewTask(View.VERSIONS), options, bytes)
-    added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
-    assert (added[first], added[second]) == (None, 1)
-    state = site.state()
-    assert TableState.from_json(state.to_json(), "a copy").oldest == second
-
-
-# --- a commit -------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("mode", [WriteMode.APPEND, WriteMode.UPSERT])
-def test_a_key_that_is_committed_while_it_looks(site: Site, monkeypatch: pytest.MonkeyPatch, mode: WriteMode) -> None:
-    """What others commit after it has begun to look for its keys is looked into as well: the commit waits for that."""
+def test_a_key_that_is_committed_while_it_looks(
+    site: Site, monkeypatch: pytest.MonkeyPatch, mode: WriteMode, late: bool
+) -> None:
+    """What others commit after it has begun, or (`late`) begun to look for its keys, is looked into as well."""
     site.created(UNIQUE)
     one, other = site.writer(UNIQUE), site.writer(UNIQUE, host="b")
     job, beside_it = one.begin(SCHEMA, mode), other.begin(SCHEMA, mode)
@@ -311,10 +250,15 @@ def test_a_key_that_is_committed_while_it_looks(site: Site, monkeypatch: pytest.
             other.commit(beside_it, theirs)
         return keys_of(self, *args)
 
-    monkeypatch.setattr(KeyedRows, "keys_of", look_and_commit)
+    if late:
+        monkeypatch.setattr(KeyedRows, "keys_of", look_and_commit)
+    else:
+        other.commit(beside_it, theirs)
     if mode is WriteMode.APPEND:
         with pytest.raises(NonUniqueKeyError, match="id = 1"):
             one.commit(job, files)
     else:
         one.commit(job, files)
     assert named(site.table(UNIQUE).scan()) == [(1, "theirs" if mode is WriteMode.APPEND else "mine")]
+    assert site.state().open_writes() == []
+    assert (files[0].path in site.files()) is (mode is WriteMode.UPSERT)

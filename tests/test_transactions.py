@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +135,6 @@ def test_new_columns(site: Site) -> None:
         assert t.scan(["more"], "id = 1").to_pylist() == [{"more": None}]
         assert table.scan().column_names == ["id", "name"]
     assert table.scan().sort_by("id").column("most").to_pylist() == [None, None, "x"]
-
-
-def test_a_table_that_was_dropped(site: Site) -> None:
-    """Dropped and made anew: what was written before is refused by name."""
-    table = site.created()
-    t = table.transaction()
-    t.write(rows(1))
-    shutil.rmtree(site.path)
-    site.table({"lookup.keys": "id"}, host="b").write(rows(5))
-    for refused in (lambda: t.write(rows(2)), t.commit):
-        with pytest.raises((WriteConflictError, UfsNotFoundError)):
-            refused()
-    assert ids_of(site.table(host="c").scan()) == [5]
 
 
 def test_a_store_that_fails(site: Site) -> None:

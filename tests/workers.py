@@ -57,27 +57,6 @@ def run_processes(method: str, function: Callable[..., None], arguments: Iterabl
     must_end(processes)
 
 
-class Forked:
-    """Processes forked of this one, by the number of their place: killed, and followed by another in the same place."""
-
-    def __init__(self, begin: Callable[[int], tuple[Callable[..., None], tuple[Any, ...]]], places: int) -> None:
-        self._begin = begin
-        self._context = multiprocessing.get_context("fork")
-        self.processes = [self._started(place) for place in range(places)]
-
-    def _started(self, place: int) -> Any:
-        function, given = self._begin(place)
-        process = self._context.Process(target=function, args=given)
-        process.start()
-        return process
-
-    def replace(self, place: int) -> None:
-        """Kill the one in a place, wherever it is, and start the next."""
-        self.processes[place].kill()
-        self.processes[place].join()
-        self.processes[place] = self._started(place)
-
-
 class Workers:
     """Processes by name: modules that are run as programs, each with a JSON object. What they complain of is in `<name>.err`."""
 
@@ -132,11 +111,11 @@ class Workers:
             self.kill(name)
 
 
-def fail_at_random(rng: random.Random, failing: float, slow_s: float, graves: Path | None = None) -> None:
+def fail_at_random(rng: random.Random, failing: float, slow_s: float, graves: Path) -> None:
     """From now on so many calls of this process's stores fail, and a tenth is slow. `graves` keeps data files that it removes."""
 
     def before(kind: str, subject: object) -> None:
-        if kind == "delete" and graves is not None:
+        if kind == "delete":
             _bury(str(subject).removeprefix("file://"), graves)
         if rng.random() < 0.1:
             time.sleep(rng.random() * slow_s)  # what a slow store does

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.differential.shapes import FAMILIES, JSON_FAMILIES, KEYS, SHAPES
-
-__all__ = ["History", "Setup", "Step", "draw"]
 
 Args = tuple[Any, ...]
 
@@ -32,19 +30,7 @@ PARTITIONS: tuple[tuple[str, ...], ...] = (
 WHERES = ("v >= 3 AND v <> 5", "v IS NULL OR v < 4", "c IS NOT NULL", "v IN (1, 2, 3) AND NOT c IS NULL", "s > 0")
 WRITERS = ("pyarrow", "pyarrow", "duckdb", "polars")
 WRITES = ("append", "append", "upsert", "upsert", "delete", "overwrite")
-MANAGED = (
-    *WRITES,
-    "transaction",
-    "alter",
-    "compact",
-    "compact",
-    "vacuum",
-    "begin",
-    "begin",
-    "begin",
-    "commit",
-    "commit",
-)
+MANAGED = (*WRITES, "transaction", "alter", *["compact"] * 2, "vacuum", *["begin"] * 3, *["commit"] * 2)
 COPIES = ("copy_aside", "restore", "swap_copies")
 PLAIN = ("put", "put", "put", "put", "remove", "roll_back", "touch", "swap", "junk", "begin_job", "end_job", "clear")
 KINDS = ("file", "directory", "directory", "linked", "managed")
@@ -89,8 +75,7 @@ class History:
         return "\n".join([f"History(\n  {self.setup},\n  (", *lines, f"  ),\n  {self.seed},\n)"])
 
 
-@dataclasses.dataclass
-class _Families:
+class _Families(NamedTuple):
     """The shapes from which the columns of one history are drawn."""
 
     key: tuple[str, ...]
@@ -102,12 +87,9 @@ def draw(seed: int) -> History:
     rng = random.Random(f"history {seed}")
     form = rng.choices(("parquet", "arrow", "json"), (6, 2, 2))[0]
     json = form == "json"
-    families = _Families(
-        ("int64",) if json else rng.choice(list(KEYS.values())),
-        rng.choice(list((JSON_FAMILIES if json else FAMILIES).values())),
-    )
-    if rng.random() < 0.05 and not json:
-        families.changing = tuple(SHAPES)
+    key = ("int64",) if json else rng.choice(list(KEYS.values()))
+    changing = rng.choice(list((JSON_FAMILIES if json else FAMILIES).values()))
+    families = _Families(key, tuple(SHAPES) if rng.random() < 0.05 and not json else changing)
     setup = _setup(rng, form)
     copies = rng.random() < 0.1
     kind = "managed" if copies else rng.choice(KINDS)

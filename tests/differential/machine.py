@@ -24,8 +24,6 @@ from tests.differential.tables import Place
 from tests.differential.values import plain
 from tests.fakes import FakeClock
 
-__all__ = ["CACHES", "EVERY_READER", "Discrepancy", "Reader", "report", "run"]
-
 CACHES = ("NONE", "PARTIAL", "FULL")
 SOURCES = ("UFS", "CACHE")
 PROCESSES = ("here", "other", "new", "once", "late")
@@ -65,9 +63,8 @@ class Discrepancy:
     actual: str
 
     def __str__(self) -> str:
-        return (
-            f"after step {self.step}, {self.reader}, {self.call}:\n  expected {self.expected}\n  actual   {self.actual}"
-        )
+        asked = f"after step {self.step}, {self.reader}, {self.call}"
+        return f"{asked}:\n  expected {self.expected}\n  actual   {self.actual}"
 
     @property
     def signature(self) -> str:
@@ -192,12 +189,8 @@ class _Machine:
         keys = key_table(pa.schema([(name, types.get(name, pa.int64())) for name in question.keys]), wanted)
         self._asked_types = list(keys.schema.types)
         single = rng.choice(wanted)
-        asks: tuple[tuple[Any, ...], ...] = (
-            ("schema",),
-            ("scan",),
-            ("get_many", keys),
-            ("get", single if len(single) > 1 else single[0]),
-        )
+        key = single if len(single) > 1 else single[0]
+        asks: tuple[tuple[Any, ...], ...] = (("schema",), ("scan",), ("get_many", keys), ("get", key))
         if reader.process == "once":
             asks = (rng.choice(asks[1:3]),)
         elif reader.cache == "FULL" and reader.source == "CACHE":
@@ -217,9 +210,8 @@ class _Machine:
             if content.busy and self._quiet is not None and not late:
                 allowed.append(self._quiet.answer(question))
             if content.busy and expected.problem:
-                allowed += (
-                    older  # all files gone while a job that seemed dead was there: the last that was read goes on
-                )
+                # All files gone while a job that seemed dead was there: the last that was read goes on.
+                allowed += older
             self._compare(reader, ask, answer, allowed, question, [single] if ask[0] == "get" else wanted)
 
     def _check_past(self, table: Managed, rng: random.Random) -> None:

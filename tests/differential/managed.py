@@ -21,8 +21,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import DataFile, WriteMode
 from tests.differential.histories import Step
 
-__all__ = ["SIZES", "Managed"]
-
 _COMPACT_AFTER = "4"
 Row = dict[str, Any]
 

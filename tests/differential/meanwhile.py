@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["at_call"]
-
 _CALLS = ("scandir", "listdir", "stat", "lstat", "open", "readlink", "fstat")
 
 
@@ -30,26 +28,14 @@ class _Entry:
         return self._entry.path
 
 
-class _Entries:
-    """What `os.scandir` gives."""
-
-    def __init__(self, entries: Any, count: Callable[[], None]) -> None:
-        self._entries, self._count = entries, count
-
-    def __iter__(self) -> _Entries:
-        return self
-
-    def __next__(self) -> _Entry:
-        return _Entry(next(self._entries), self._count)
+class _Entries(list[_Entry]):
+    """What `os.scandir` gives, read at once, as the system does for a small directory."""
 
     def __enter__(self) -> _Entries:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._entries.close()
-
-    def close(self) -> None:
-        self._entries.close()
+        pass
 
 
 @contextlib.contextmanager
@@ -87,7 +73,11 @@ def at_call(number: int, root: Path, change: Callable[[], None]) -> Iterator[Non
                     return _original(path, *args, **more)
                 counted()
                 found = _original(path, *args, **more)
-                return _Entries(found, counted) if _name == "scandir" and not changing else found
+                return (
+                    _Entries(_Entry(entry, counted) for entry in found)
+                    if _name == "scandir" and not changing
+                    else found
+                )
 
             patch.setattr(os, name, asked)
         yield

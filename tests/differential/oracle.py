@@ -21,8 +21,6 @@ import pyarrow.parquet as pq
 from tests.differential.tables import Place
 from tests.differential.values import ImpossibleError, converted, finished, plain, shown, united
 
-__all__ = ["Content", "Expected", "Question", "content_of"]
-
 Row = dict[str, Any]
 _NONE = pa.schema([])
 _PREDICATES: dict[str, tuple[set[str], Callable[[Row], bool]]] = {
@@ -47,14 +45,8 @@ class Question:
     @property
     def options(self) -> dict[str, str]:
         """The question as options."""
-        given = {
-            "lookup.keys": ",".join(self.keys),
-            "lookup.partition": self.partition,
-            "lookup.columns": ",".join(self.columns),
-            "lookup.where": self.where,
-            "lookup.version": self.version,
-        }
-        return {name: value for name, value in given.items() if value}
+        given = {**vars(self), "keys": ",".join(self.keys), "columns": ",".join(self.columns)}
+        return {f"lookup.{name}": value for name, value in given.items() if value}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,6 @@ from pyspark_lookup.io.context import in_thread
 from tests.differential.managed import SIZES
 from tests.fakes import FakeClock
 
-__all__ = ["Answer", "Nursery", "Request", "Session", "reader_runtime"]
-
 _BOUND_S = 60.0  # far above what a request takes; a process not done by then hangs
 
 
@@ -125,9 +123,8 @@ class Nursery:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            [__name__, "pandas", "sqlglot.dialects.spark"]
-        )  # what is imported late, too
+        # What is imported late, too.
+        self._context.set_forkserver_preload([__name__, "pandas", "sqlglot.dialects.spark"])
         self._living: dict[str, Connection] = {}
 
     def ask(self, name: str, request: Request) -> tuple[list[Answer], tuple[float, float]]:

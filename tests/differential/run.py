@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import shutil
 import sys
 import tempfile
 import time
@@ -25,11 +24,8 @@ def run_in_new_directory(
     history: History, nursery: Nursery, readers: Sequence[Reader] | None = None
 ) -> list[Discrepancy]:
     """What is wrong in a history, whose files are gone afterwards."""
-    root = Path(tempfile.mkdtemp(prefix="lookupcache-differential-"))
-    try:
-        return run(history, root, nursery, readers)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="lookupcache-differential-", ignore_cleanup_errors=True) as root:
+        return run(history, Path(root), nursery, readers)
 
 
 def shortened(history: History, found: Discrepancy, nursery: Nursery) -> tuple[History, Discrepancy]:
@@ -41,28 +37,20 @@ def shortened(history: History, found: Discrepancy, nursery: Nursery) -> tuple[H
     if len(parts := found.reader.split("/")) == 4:
         readers = [Reader(*parts)]
     best, wrong = dataclasses.replace(history, steps=history.steps[: found.step]), found
-    again = _same(best, wrong, nursery, readers)
-    if again is None:
+
+    def again(shorter: History) -> Discrepancy | None:
+        same = run_in_new_directory(shorter, nursery, readers)
+        return next((one for one in same if one.signature == wrong.signature), None)
+
+    if again(best) is None:
         readers = None
-        again = _same(best, wrong, nursery, readers)
-    if again is None:
-        return history, found  # a race; the seed may show it once more
-    number = 0
-    while number < len(best.steps):
+        if again(best) is None:
+            return history, found  # a race; the seed may show it once more
+    for number in reversed(range(len(best.steps))):
         shorter = dataclasses.replace(best, steps=best.steps[:number] + best.steps[number + 1 :])
-        again = _same(shorter, wrong, nursery, readers)
-        if again is None:
-            number += 1
-        else:
-            best, wrong = shorter, again
+        if (same := again(shorter)) is not None:
+            best, wrong = shorter, same
     return best, wrong
-
-
-def _same(
-    history: History, wanted: Discrepancy, nursery: Nursery, readers: Sequence[Reader] | None
-) -> Discrepancy | None:
-    found = run_in_new_directory(history, nursery, readers)
-    return next((one for one in found if one.signature == wanted.signature), None)
 
 
 def main() -> int:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["FAMILIES", "JSON_FAMILIES", "KEYS", "SHAPES", "column"]
-
 _INSTANT = datetime.datetime(2024, 1, 1, 12)
 
 

@@ -18,8 +18,6 @@ from tests.differential.managed import Managed
 from tests.differential.shapes import column, draw_numbers
 from tests.differential.writers import file_bytes
 
-__all__ = ["Place"]
-
 _FILLER_ROWS = 200
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["ImpossibleError", "converted", "plain", "shown", "united"]
-
 _INTS = {"int8": 3, "int16": 5, "int32": 10, "int64": 19}
 """Digits of each type."""
 _EXACT = decimal.Context(prec=60)

@@ -17,8 +17,6 @@ import pyarrow.parquet as pq
 
 from tests.differential.values import shown
 
-__all__ = ["file_bytes"]
-
 
 def _group_rows(table: pa.Table) -> int:
     """Several row groups in every file, and not too many."""

@@ -28,10 +28,11 @@ from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io import ufs as ufs_module
 from pyspark_lookup.io.stores import open_store
 from pyspark_lookup.io.stores.s3 import S3Store
+from tests import fakes
 from tests.faults.direct import door, put
 from tests.faults.writes import Caller, Events, Kind, counted, events_of, left_of, named, parsed, rows
 from tests.history.checker import Rows, State, states
-from tests.proxy import Fault, Mode, Proxy, Sent, backend, objects_in
+from tests.proxy import Fault, Mode, Proxy, Sent, backend, kind_of, objects_in
 from tests.s3server import Application, S3Server
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 BUCKET, BELOW = "faults", "table/"
 RETRIES = 2
-CACHES = ({}, {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}, {"lookup.cache": "FULL"})
+CACHES = tuple(fakes.CACHES.values())
 _HOUR = datetime.timedelta(hours=1)
 
 
@@ -120,11 +121,7 @@ class Bench:
         gets = itertools.count()
 
         def between(environ: WSGIEnvironment, start: StartResponse, app: Application) -> Iterable[bytes]:
-            if (
-                environ["REQUEST_METHOD"] == "GET"
-                and "list-type" not in environ["QUERY_STRING"]
-                and next(gets) == number
-            ):
+            if kind_of(environ) == "get" and next(gets) == number:
                 self.fill(later)
             environ.pop("HTTP_IF_MATCH", None)
             return app(environ, start)

@@ -79,10 +79,8 @@ def _all(bench: Bench, kinds: list[Kind], share: tuple[int, int]) -> int:
             print(f"--case {named_case(kind, fault, seed)!r}", traceback.format_exc(limit=-2), sep="\n", flush=True)
         if told["cases"] % 1000 == 0:
             print(f"{time.monotonic() - began:.0f} s: {dict(told)}, {wrong} wrong", flush=True)
-    print(
-        f"{time.monotonic() - began:.0f} s: {dict(told)}, {wrong} wrong; requests more at most: {dict(most)}",
-        flush=True,
-    )
+    took = f"{time.monotonic() - began:.0f} s"
+    print(f"{took}: {dict(told)}, {wrong} wrong; requests more at most: {dict(most)}", flush=True)
     return 1 if wrong else 0
 
 

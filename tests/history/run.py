@@ -15,9 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 from tests import nightly
+from tests.fakes import CACHES
 from tests.history.checker import check, states
 from tests.proxy import GRAVES, Proxy, objects_in
 from tests.s3server import S3Server
+from tests.soak.watch import check_directory
 from tests.workers import Workers, notes_in
 
 FAILING = 0.08
@@ -25,7 +27,8 @@ FAILING = 0.08
 FAULTS = {"delayed": FAILING / 4, "lost": FAILING, "unanswered": FAILING}
 WRITERS = 6
 READERS = ("NONE-UFS-shared", "NONE-CACHE-own", "PARTIAL-UFS-shared", "PARTIAL-CACHE-own", "PARTIAL-CACHE-shared")
-READERS += ("FULL-UFS-shared", "FULL-CACHE-own")
+READERS += ("FULL-UFS-shared", "FULL-CACHE-own", "FULL-CACHE-shared")
+DAMAGE = {"blockDamagedCount", "snapshotDamagedCount"}
 PAUSED = 3
 """How many processes stand still at any time, for up to two seconds."""
 ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50}
@@ -40,16 +43,17 @@ SIZES = {
     "small_file_bytes": 1500,
 }
 """`WriteSizes` that its tables cross: writes of several files and row groups, folds that leave files outside."""
-_CACHE = {
-    "NONE": {},
-    "PARTIAL": {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"},
-    "FULL": {"lookup.cache": "FULL"},
-}
 _SOURCE: dict[str, dict[str, str]] = {
     "UFS": {},
     "CACHE": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"},
 }
 _FULL_CACHE = {"lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 s"}
+_SMALL = {
+    "NONE": {},
+    "PARTIAL": {**CACHES["PARTIAL"], "lookup.partial-cache.max-rows": "150"},
+    "FULL": {**CACHES["FULL"], "lookup.full-cache.retain": "1 s"},
+}
+"""Caches that lose keys, and snapshots, under their readers."""
 
 
 class Place:
@@ -114,7 +118,7 @@ def readers(work: Path) -> dict[str, dict[str, str]]:
         cache, source, host = name.split("-")
         chosen = _FULL_CACHE if (cache, source) == ("FULL", "CACHE") else _SOURCE[source]
         directory = work / "cache" / ("shared" if host == "shared" else name)
-        found[name] = {**_CACHE[cache], **chosen, "lookup.cache.dir": str(directory)}
+        found[name] = {**_SMALL[cache], **chosen, "lookup.cache.dir": str(directory)}
     return found
 
 
@@ -178,6 +182,9 @@ def run(
         lambda who: "-UFS-" in who or who.startswith("writer"),
         lambda who: who.endswith("-shared"),
     )
+    for directory in (work / "cache").iterdir():
+        seen, wrong = check_directory(directory)
+        assert (wrong, seen["counted"].keys() & DAMAGE) == ([], set())
     told.update(collections.Counter(f"{state.mode} commits" for state in found if state.mode))
     told.update({"kills": kills, "commits": len(found) - 1, "events": len(place.log()), "removed files": removed})
     log(f"{place.path}: {dict(told)}")

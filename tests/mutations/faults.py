@@ -494,7 +494,9 @@ FAULTS = [
             "data, partitions = self.schema(table, version.of_files(select_partitions(table, version, options)))\n"
             "        everything"
         ),
-        tuple(f"tests/differential/test_found.py::test_what_was_found[W2 {cache}]" for cache in ("PARTIAL", "FULL")),
+        tuple(
+            f"tests/differential/test_histories.py::test_what_was_found[W2 {cache}]" for cache in ("PARTIAL", "FULL")
+        ),
     ),
     Fault(
         "a-table-is-read-while-a-job-writes-it",
@@ -725,7 +727,7 @@ FAULTS = [
         "table/log/events.py",
         'if found["format"] <= FORMAT and not data',
         'if found["format"] < 0 and not data',
-        ("tests/test_notifications.py::test_any_flipped_bit_of_an_event_is_noticed",),
+        ("tests/test_notifications.py::test_events_round_trip",),
     ),
     Fault(
         "a-commit-of-unknown-end-is-made-again",

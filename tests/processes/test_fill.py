@@ -1,4 +1,4 @@
-"""Real processes that fill one cache directory: racing, killed at every step, forked in the middle.
+"""Real processes that fill one cache directory: racing, killed at every step, forked in the middle; and what a snapshot costs them.
 
 Each test hands a function of this module to a fresh ("spawn") process, because the test process has
 threads and must not fork. What that process asserts is asserted here: it must exit with 0.
@@ -6,9 +6,9 @@ threads and must not fork. What that process asserts is asserted here: it must e
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -18,10 +18,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.engine.lookup_table import LookupTable
@@ -38,6 +42,7 @@ __all__ = ["BOUND_S", "in_fresh_process", "must_end"]
 
 BLOCKS = [(n * 70_000, 1000) for n in range(12)]  # too far apart to share a request
 FEW = BLOCKS[:3]
+MAX_BYTES = 2**20  # of the directories of those that are killed
 
 
 @pytest.fixture
@@ -128,50 +133,26 @@ def test_a_record_has_one_winner(tmp_path: Path, cache_dir: Path) -> None:
     assert [disk.get_record("execution", f"k{n}") for n in range(300)] == [told[0] for told in rounds]
 
 
-def repair_in_turns(cache_dir: Path) -> None:
+def test_two_that_found_a_damaged_record_agree(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is about to clear a damaged record away never clears away what another has put in its place."""
     disk = disk_of(cache_dir)
     disk.create_record("execution", "k", "damaged next")
-    record = cache_dir / "v1" / "records" / "execution" / "k"
-    record.write_bytes(b"noise")
-    late_saw_damage, early_removed_it, late_looked, early_done = (threading.Event() for _ in range(4))
-    links = Counter[str]()
+    (cache_dir / "v1" / "records" / "execution" / "k").write_bytes(b"noise")
+    answers: list[str] = []
+    early = threading.Thread(target=lambda: answers.append(disk.create_record("execution", "k", "early")))
+    look, looks = Disk.get_record, itertools.count(1)
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        who = threading.current_thread().name
-        if event == "os.link":
-            links[who] += 1
-        if who == "late" and event == "open" and str(args[0]).endswith("repair.lock"):
-            late_saw_damage.set()
-            early_removed_it.wait(BOUND_S)
-        elif who == "early" and event == "os.link" and links[who] == 2:
-            early_removed_it.set()
-            late_looked.wait(BOUND_S)
-        elif who == "late" and event == "os.link" and links[who] == 2:
-            late_looked.set()
-        elif who == "late" and event == "os.remove" and str(args[0]) == str(record):
-            late_looked.set()
-            early_done.wait(BOUND_S)
+    def looked(self: Disk, *args: Any) -> Any:
+        found = look(self, *args)
+        if next(looks) == 2:  # the last look at what is damaged
+            early.start()
+            early.join(0.2)
+        return found
 
-    sys.addaudithook(hook)
-    answers: dict[str, Any] = {}
-
-    def work() -> None:
-        who = threading.current_thread().name
-        answers[who] = disk.create_record("execution", "k", who)
-
-    late, early = threading.Thread(target=work, name="late"), threading.Thread(target=work, name="early")
-    late.start()
-    assert late_saw_damage.wait(BOUND_S)
-    early.start()
+    monkeypatch.setattr(Disk, "get_record", looked)
+    answers.append(disk.create_record("execution", "k", "late"))
     early.join(BOUND_S)
-    early_done.set()
-    late.join(BOUND_S)
-    assert answers["late"] == answers["early"] == disk.get_record("execution", "k")
-
-
-def test_two_that_found_a_damaged_record_agree(cache_dir: Path) -> None:
-    """One that saw the damage, and looks again when another has cleared it away, never clears away that other's record."""
-    in_fresh_process(repair_in_turns, cache_dir)
+    assert answers == ["late"] * 2 == [disk.get_record("execution", "k")] * 2
 
 
 # --- killed ------------------------------------------------------------------------------------------
@@ -187,7 +168,8 @@ class Steps:
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if event in STEPS and (event == "fcntl.flock" or self._directory in map_text(args)):
+        paths = " ".join(os.fsdecode(arg) for arg in args if isinstance(arg, (str, bytes, os.PathLike)))
+        if event in STEPS and (event == "fcntl.flock" or self._directory in paths):
             self.step(event)
 
     def step(self, name: str) -> None:
@@ -195,10 +177,6 @@ class Steps:
         if self._left == 0:
             os.write(self._report, name.encode())
             signal.pause()
-
-
-def map_text(args: tuple[Any, ...]) -> str:
-    return " ".join(os.fsdecode(arg) for arg in args if isinstance(arg, (str, bytes, os.PathLike)))
 
 
 def host_now(path: Path, cache_dir: Path, max_bytes: int = 2**30, later_s: float = 0) -> Host:
@@ -212,9 +190,9 @@ def disk_of(cache_dir: Path, later_s: float = 0) -> Disk:
     return disk
 
 
-def fill(path: Path, cache_dir: Path, max_bytes: int, step: Callable[[str], None]) -> None:
+def fill(path: Path, cache_dir: Path, step: Callable[[str], None]) -> None:
     """What a worker does to the directory: blocks, an exclusive record, a replaced one, a lock."""
-    host = host_now(path, cache_dir, max_bytes)
+    host = host_now(path, cache_dir, MAX_BYTES)
     host.store.before = lambda kind, subject: step(kind)
     read(host, path, FEW)
     assert host.disk is not None
@@ -223,28 +201,28 @@ def fill(path: Path, cache_dir: Path, max_bytes: int, step: Callable[[str], None
     host.disk.sweep()
 
 
-def prepared(path: Path, cache_dir: Path, max_bytes: int, full: bool) -> None:
+def prepared(path: Path, cache_dir: Path, full: bool) -> None:
     """The directory as the killed process finds it: a record, and if `full` no room for its blocks."""
-    host = host_now(path, cache_dir, max_bytes)
+    host = host_now(path, cache_dir, MAX_BYTES)
     assert host.disk is not None
     host.disk.replace_record("version", "r", 1)
     if full:
         read(host, path, [(n * 80_000, 104_800) for n in range(10)])
-        assert 0 < max_bytes - host.disk.used_bytes() < 1000
+        assert 0 < MAX_BYTES - host.disk.used_bytes() < 1000
 
 
-def assert_sound(path: Path, cache_dir: Path, max_bytes: int, where: str) -> None:
+def assert_sound(path: Path, cache_dir: Path, where: str) -> None:
     """After a kill: no lock is held, nothing broken is served, what is missing is fetched, and repair leaves it clean."""
     root = cache_dir / "v1"
     for lock in [*(root.glob("*.lock")), *(root.glob("locks/*"))]:
         with open(lock, "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    host = host_now(path, cache_dir, max_bytes)
+    host = host_now(path, cache_dir, MAX_BYTES)
     disk = host.disk
     assert disk is not None
     if (root / "usage").exists():  # it may claim what is not there yet, never less than there is
         assert int((root / "usage").read_text()) >= disk.used_bytes(), where
-    assert disk.used_bytes() <= max_bytes, where
+    assert disk.used_bytes() <= MAX_BYTES, where
     assert disk.check().damaged == (), where
     held = located(host, path).held
     assert read(host, path, FEW) == right(path, FEW), where
@@ -266,28 +244,35 @@ def assert_sound(path: Path, cache_dir: Path, max_bytes: int, where: str) -> Non
     assert gets(after) == [], where
 
 
+def forked(function: Callable[..., None], *given: Any) -> int:
+    """A forked process that runs it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function(*given)
+        finally:
+            os._exit(0)
+    return child
+
+
+def fill_until(path: Path, cache_dir: Path, last: int, report: int) -> None:
+    fill(path, cache_dir, Steps(cache_dir, last, report).step)
+
+
 def kill_at_every_step(path: Path, base: Path, full: bool, answer: Path) -> None:
-    max_bytes = 2**20
     reached: list[str] = []
     while True:
         cache_dir = base / str(len(reached))
-        prepared(path, cache_dir, max_bytes, full)
+        prepared(path, cache_dir, full)
         report, tell = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.close(report)
-                steps = Steps(cache_dir, len(reached) + 1, tell)
-                fill(path, cache_dir, max_bytes, steps.step)
-            finally:
-                os._exit(0)
+        child = forked(fill_until, path, cache_dir, len(reached) + 1, tell)
         os.close(tell)
         with os.fdopen(report) as reports:
             step = os.read(reports.fileno(), 100).decode()
         if step:
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        assert_sound(path, cache_dir, max_bytes, f"killed before step {len(reached) + 1} ({step}), after {reached}")
+        assert_sound(path, cache_dir, f"killed before step {len(reached) + 1} ({step}), after {reached}")
         if not step:
             break
         reached.append(step)
@@ -305,24 +290,23 @@ def test_killed_at_every_step_of_a_fill(tmp_path: Path, source: Path, full: bool
     assert len(reached) > 50
 
 
+def fill_at_most(path: Path, cache_dir: Path, limit: int) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    fill(path, cache_dir, lambda kind: None)
+
+
 def kill_at_every_byte(path: Path, base: Path, answer: Path) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ends: list[int] = []
     for limit in (0, 1, 3, 4, 35, 36, 37, 50, 52, 500, 1000, 1035, 1036):
         cache_dir = base / str(limit)
-        prepared(path, cache_dir, 2**20, False)
-        child = os.fork()
-        if child == 0:
-            try:
-                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-                fill(path, cache_dir, 2**20, lambda kind: None)
-            finally:
-                os._exit(0)
+        prepared(path, cache_dir, False)
+        child = forked(fill_at_most, path, cache_dir, limit)
         ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         if 36 < limit < 1036:
             assert limit in [left.stat().st_size for left in (cache_dir / "v1" / "tmp").iterdir()]
-        assert_sound(path, cache_dir, 2**20, f"killed when a file had {limit} bytes")
+        assert_sound(path, cache_dir, f"killed when a file had {limit} bytes")
     answer.write_text(json.dumps(ends))
 
 
@@ -334,28 +318,6 @@ def test_killed_in_the_middle_of_a_write(tmp_path: Path, source: Path) -> None:
 
 
 # --- forked ------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def busy(work: Callable[[], object]) -> Iterator[None]:
-    """Another thread that does `work` over and over."""
-    stop, failed = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            while not stop.is_set():
-                work()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        assert failed == []
 
 
 def read_in_child(path: Path, cache_dir: Path, blocks: list[tuple[int, int]]) -> None:
@@ -405,9 +367,20 @@ def fork_while_busy(path: str, cache_dir: Path, conf: Path, environ: dict[str, s
     before = runtime()
     table = LookupTable(path)
     table.scan()  # imports what its store needs: no Python can fork while another thread imports
-    with busy(table.scan):
-        for _ in range(10):
-            run_processes("fork", scan_in_child, [(path, os.getpid())] * 2)
+    stop = threading.Event()
+
+    def scan() -> None:
+        while not stop.is_set():
+            table.scan()
+
+    with ThreadPoolExecutor(1) as pool:
+        scanning = pool.submit(scan)
+        try:
+            for _ in range(10):
+                run_processes("fork", scan_in_child, [(path, os.getpid())] * 2)
+        finally:
+            stop.set()
+        scanning.result()
     assert runtime() is before
     assert table.scan().num_rows == 1000
 
@@ -426,3 +399,50 @@ def test_a_forked_child_builds_its_own_runtime(tmp_path: Path, cache_dir: Path, 
         s3.client.put_object(Bucket="forked", Key="t.csv", Body=CSV.encode())
         given = "s3://forked/t.csv", {"lookup.storage.endpoint_url": s3.endpoint}
     in_fresh_process(fork_while_busy, given[0], cache_dir, tmp_path / "conf", given[1])
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+ROWS = 1_000_000
+
+
+def memory(within: str = "") -> Counter[str]:
+    """Bytes of this process's memory by smaps' names, of the mappings of such files."""
+    found = Counter[str]()
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()
+        if not head[0].endswith(":"):
+            inside = within in line
+        elif inside and head[-1] == "kB":
+            found[head[0].rstrip(":")] += int(head[1]) * 1024
+    return found
+
+
+def probe(path: Path, options: dict[str, str], size: int) -> None:
+    table = LookupTable(str(path), options)
+    table.get(1)
+    rng = np.random.default_rng(1)
+    ids = [pa.table({"id": rng.integers(0, ROWS, 65_536)}) for _ in range(20)]
+    table.get_many(ids[0].slice(0, 10))
+    before = memory()
+    for keys in ids:
+        assert table.get_many(keys).num_rows == 65_536
+    assert memory("/snapshots/")["Rss"] > 0.5 * size
+    assert memory("/snapshots/")["Private_Dirty"] == 0
+    assert memory()["Private_Dirty"] - before["Private_Dirty"] < 0.1 * size + 40 * 2**20  # a batch of answers, once
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_a_worker_has_no_copy(tmp_path: Path) -> None:
+    """A process that probes a snapshot all over has under a tenth of it to itself; what is mapped it shares (`test_segments`)."""
+    path = tmp_path / "dim"
+    path.mkdir()
+    ids = np.random.default_rng(1).permutation(ROWS)
+    texts = pa.array([f"customer-{n:016d}" for n in ids])
+    pq.write_table(pa.table({"id": ids, "v": ids / 7, "name": texts, "w": ids * 3}), path / "a.parquet")
+    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache")}
+    LookupTable(str(path), options).warm()
+    (segment,) = (tmp_path / "cache" / "v1" / "snapshots").glob("*/*")
+    in_fresh_process(probe, path, options, segment.stat().st_size)

@@ -24,8 +24,7 @@ from pyspark_lookup.base.errors import PysparkLookupError
 from tests.soak import tables
 from tests.workers import Notes
 
-SWEPT_EVERY = 15
-KEPT_PUBLISHES = 15
+SWEPT_EVERY = 15  # publishes, of which so many are kept
 T = TypeVar("T")
 
 
@@ -51,7 +50,7 @@ class Publisher:
             time.sleep(self._rng.uniform(2, 8))
             if number % SWEPT_EVERY == 0:
                 for name in self._names():
-                    if _number_of(name) <= number - KEPT_PUBLISHES:
+                    if _number_of(name) <= number - SWEPT_EVERY:
                         _done(lambda name=name: self._s3.delete_object(Bucket=tables.BUCKET, Key=name))
                         self._note(number)
 
