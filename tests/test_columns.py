@@ -162,9 +162,6 @@ def test_nans_keep_their_bits(kind: pa.DataType) -> None:
     assert found.view(unsigned).to_pylist() == raw[2:] + raw
 
 
-# --- beyond 32 bits ----------------------------------------------------------------------------------------
-
-
 def large(kind: pa.DataType) -> pa.DataType:
     """The same type of text and bytes with 64-bit offsets."""
     if pa.types.is_struct(kind):

@@ -158,9 +158,6 @@ def test_what_modules_say() -> None:
     assert wrong == []
 
 
-# --- what importing costs ----------------------------------------------------------------------------
-
-
 def python(script: str) -> str:
     """What a fresh interpreter prints that runs `script` with this package on its path."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT.parent), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -80,8 +80,6 @@ def test_in_a_transaction(site: Site) -> None:
         t.upsert(rows({"id": 1, "b": 5}))
 
 
-# --- others commit meanwhile -----------------------------------------------------------------------------
-
 IDS = st.integers(1, 4)
 FULL = st.fixed_dictionaries({"id": IDS, "a": st.sampled_from("xyz"), "b": st.integers(0, 9)})
 KEYLESS = FULL | FULL.map(lambda row: {**row, "id": None})

@@ -139,9 +139,6 @@ def _bury(path: str, graves: Path) -> None:
             copy.rename(graves / name)
 
 
-# --- notes --------------------------------------------------------------------------------------------
-
-
 class Notes:
     """A process's notes: JSON lines that outlive a kill. Times are of the machine's monotonic clock, which all processes share."""
 

@@ -100,9 +100,6 @@ def _error(problem: Exception) -> Answer:
     return Answer(error=type(problem).__name__ if ours else f"internal {type(problem).__name__}", text=str(problem))
 
 
-# --- processes ------------------------------------------------------------------------------------
-
-
 def _read_until_closed(pipe: Connection, once: bool) -> None:
     logging.disable(logging.CRITICAL)
     clock = FakeClock(0.0)

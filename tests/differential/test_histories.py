@@ -70,8 +70,6 @@ def test_a_lost_row_is_found(tmp_path: Path, nursery: Nursery, monkeypatch: pyte
     }
 
 
-# --- what was found: each history as short as it can be --------------------------------------------------
-
 ONE_FILE = 2  # the salt of a directory that has one file
 REGIONS = (("r", ("01", "02", "eu")),)
 IN_PARTITION = Setup(partitions=REGIONS, partition="r=01")

@@ -30,8 +30,6 @@ def test_every_read_is_of_some_prefix_of_the_log(store: str, s3: S3Server, tmp_p
     assert all(told[kind] >= least for kind, least in ENOUGH.items())
 
 
-# --- the checker ---------------------------------------------------------------------------------------
-
 ROWS = {1: [(1, "a", 0)], 2: [(2, "b", 0)], 3: [(3, "c", 0)]}
 
 

@@ -182,8 +182,6 @@ def bytes_below(directory: Path) -> int:
     return size
 
 
-# --- what is left -----------------------------------------------------------------------------------------
-
 LATER_S = 2 * 3600.0
 """When leftovers of the dead are old enough to be swept."""
 LOCKS = 4096

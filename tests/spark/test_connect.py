@@ -129,8 +129,6 @@ print("THERE", " ".join(f"{row.id}{row.name}:{row._change_type}" for row in foun
     ]
 
 
-# --- two executors -------------------------------------------------------------------------------
-
 _CLUSTER = """
 import os, sys
 from pyspark.sql import SparkSession, functions as sf
