@@ -60,8 +60,6 @@ def memory_at_most(size: int = ALLOWED) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-# --- bytes --------------------------------------------------------------------------------------------
-
 _SIZES = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**60, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -106,9 +104,6 @@ def _place(draw: st.DrawFn, size: int) -> int:
     """Anywhere, and more often where headers and footers are."""
     near = min(size, 100)
     return draw(st.one_of(st.integers(0, near), st.integers(max(size - near, 0), size), st.integers(0, size)))
-
-
-# --- values -------------------------------------------------------------------------------------------
 
 
 def nested(depth: int) -> Any:

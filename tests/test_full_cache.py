@@ -184,6 +184,18 @@ def test_queries_and_builds(directory: Path, cache_dir: Path) -> None:
     assert waiting.metrics("hitCount", "snapshotReadThroughCount") == [2, 0]
 
 
+def test_values_that_are_one_key(tmp_path: Path, cache_dir: Path) -> None:
+    """Values of an IN that are one key of the index, as NaN and NaN, or two texts of one float32, find its rows once."""
+    path, ids = str(tmp_path / "a.parquet"), pa.array([0.1, float("nan"), 0.2], pa.float32())
+    pq.write_table(pa.table({"id": ids, "n": [1, 2, 3]}), path)
+    with LookupTable(path, {**FULL, "lookup.cache.dir": str(cache_dir)}) as table:
+        for values, found in (
+            ("CAST('nan' AS FLOAT), CAST('nan' AS DOUBLE)", [2]),
+            ("0.2, 0.20000000298023224, 0.10000000149011612", [3, 1]),
+        ):
+            assert table.scan(predicate=f"id IN ({values})").column("n").to_pylist() == found
+
+
 @pytest.mark.parametrize("options", [{**FULL, "lookup.full-cache.build-wait": "0 s"}, CACHE], ids=["UFS", "CACHE"])
 def test_a_failing_build_does_not_fail_the_query(directory: Path, cache_dir: Path, options: dict[str, str]) -> None:
     """When a snapshot cannot be written the query reads the files, and the failure is counted."""

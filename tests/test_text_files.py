@@ -196,6 +196,7 @@ def test_json_of_any_shape(
         ("1.50", "x", ["1.50", "x"]),
         ("2020-01-01", "", [datetime.date(2020, 1, 1), None]),
         ("true", "1", ["true", "1"]),
+        ("Infinity", "2.5", [math.inf, 2.5]),
     ],
 )
 def test_a_second_file_decides_the_type(dim: Path, mode: str, first: str, second: str, expected: list[Any]) -> None:

@@ -158,8 +158,10 @@ def test_a_store_that_fails(site: Site) -> None:
 
 
 def replayed(state: list[Row], history: list[Any], number: int) -> list[Row]:
-    """The rows after the writes of a transaction. What others began to write after it, its overwrites leave in place."""
-    for step, asked in history:
+    """The rows after the writes of a transaction. What others began to write after it, its overwrites leave in place, and what
+    it wrote by key before an overwrite is as if it had not been."""
+    overwrites = [place for place, (step, _) in enumerate(history) if step == "overwrite"]
+    for step, asked in history[max(overwrites, default=0) :]:
         named = {key for key in asked if None not in key} if step in ("upsert", "delete") else set()
         kept = [row for row in state if row[:2] not in named and (step != "overwrite" or row[2] == 100 + number)]
         state = kept if step == "delete" else kept + [(*key, number) for key in asked]

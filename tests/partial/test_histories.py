@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,8 +88,9 @@ class History:
         elif kind in {"put", "straggle"}:
             number = max(current - (args[2] if kind == "straggle" else 0), 0)
             table = self.tables[number]
-            rows, is_latest = {key: table[key] for key in args[1]}, number == current
-            self.processes[args[0]].put(rows, f"v{number}", self.may_differ(number), lambda: is_latest)
+            rows = {key: table[key] for key in args[1]}
+            is_latest = functools.partial(lambda number: number == len(self.tables) - 1, number)  # when it is asked
+            self.processes[args[0]].put(rows, f"v{number}", self.may_differ(number), is_latest)
             now = dict.fromkeys(args[1], self.clock.steady_s)
             self.written |= now
             self.used |= now

@@ -35,9 +35,6 @@ WAYS: dict[str, dict[str, Any]] = {
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
-# --- tables ---------------------------------------------------------------------------------------
-
-
 def saved(path: Path, rows: pa.Table | dict[str, Any], group: int = 1000) -> Path:
     """Publish a file of rows by rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,9 +88,6 @@ def conf(spark: SparkSession, key: str, value: str) -> Iterator[None]:
         spark.conf.unset(key)
 
 
-# --- streams --------------------------------------------------------------------------------------
-
-
 def events(directory: Path, number: int, keys: range = range(200)) -> None:
     """A file of the stream: (id, event, batch)."""
     rows = {"id": list(keys), "event": [number * 100_000 + key for key in keys], "batch": [number] * len(keys)}
@@ -135,9 +129,6 @@ def batches_of(stream: DataFrame, checkpoint: Path) -> list[list[tuple[Any, ...]
     found: list[list[tuple[Any, ...]]] = []
     each_batch(stream, checkpoint, lambda batch, _: found.append(sorted(map(tuple, batch.collect()), key=repr)))
     return [batch for batch in found if batch]
-
-
-# --- applications ---------------------------------------------------------------------------------
 
 
 def said_by(

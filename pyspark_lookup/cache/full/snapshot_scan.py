@@ -6,12 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import SchemaError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full.snapshot import Ranges, Snapshot
-from pyspark_lookup.columnar.keys import Keys
+from pyspark_lookup.columnar.key_rows import SEED, distinct_keys
+from pyspark_lookup.columnar.keys import Keys, as_indices
 from pyspark_lookup.columnar.predicate import And, Compare, In, Predicate, columns_of
 from pyspark_lookup.columnar.types import check_readable, conform_columns
 from pyspark_lookup.scan.contract import coalesce, matching_rows
@@ -42,7 +44,12 @@ def snapshot_batches(
     keyed = pa.schema([snapshot.schema.field(name) for name in snapshot.keys])
     keys = key_values(predicate, keyed) if predicate is not None and ranges is None else None
     if keys is not None:
-        answer = snapshot.get(stored, Keys(keys))
+        # Values that differ may be one key: NaN and NaN, or two that are one number as a float32.
+        probed = Keys(keys)
+        if probed.rows > 1:
+            chosen = as_indices(np.sort(distinct_keys(probed, probed.hashes(SEED))[0]))
+            probed = Keys([values.take(chosen) for values in keys])
+        answer = snapshot.get(stored, probed)
         pieces: Iterator[tuple[int, list[pa.Array]]] = iter([(len(answer.keys), answer.columns)])
     else:
         pieces = snapshot.batches(stored, ranges)

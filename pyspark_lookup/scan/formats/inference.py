@@ -101,12 +101,15 @@ _TYPES = {
     "nothing": pa.null(),
     "empty": pa.string(),
     "text": pa.string(),
+    "special": pa.string(),
     **dict.fromkeys(_BOOLEANS, pa.bool_()),
     "date": pa.date32(),
     "instant": _INSTANT,
     "local": _LOCAL,
 }
 NOTHING, TEXT, BOOLEAN, _EMPTY = (Inferred(kind) for kind in ("nothing", "text", "boolean true", "empty"))
+_ONLY_SPECIAL = Inferred("special")  # words that are numbers beside numbers
+_SPECIAL_NUMBER = Number(0, (0, MANY_DIGITS), integers=False, fractions=True, fits64=True, exact=True)
 
 
 def join_inferred(one: Inferred, other: Inferred) -> Inferred:
@@ -115,6 +118,9 @@ def join_inferred(one: Inferred, other: Inferred) -> Inferred:
         for tells_least in (NOTHING, _EMPTY):
             if tells_least in (one, other):
                 return other if one == tells_least else one
+        for words, numbers in ((one, other), (other, one)):
+            if words == _ONLY_SPECIAL and numbers.number is not None:
+                return dataclasses.replace(numbers, number=numbers.number.join(_SPECIAL_NUMBER))
         return TEXT
     if one.number is not None and other.number is not None:
         return dataclasses.replace(one, number=one.number.join(other.number))
@@ -133,6 +139,8 @@ def fits(inferred: Inferred, kind: pa.DataType) -> bool:
     found = inferred.type()
     if found == kind or pa.types.is_string(kind) or widens(found, kind):
         return True
+    if inferred == _ONLY_SPECIAL:
+        return bool(pa.types.is_float64(kind))
     if inferred.number is not None and pa.types.is_decimal(kind):
         return bool(inferred.number.whole <= kind.precision - kind.scale and inferred.number.scales[1] <= kind.scale)
     if inferred.number is not None:
@@ -158,6 +166,8 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
         return _EMPTY if empty else NOTHING
     if (number := infer_numbers(texts)) is not None:
         return Inferred("number", number)
+    if _all(pc.is_in(texts, value_set=_SPECIAL)):
+        return _ONLY_SPECIAL
     for spelled, words in _BOOLEANS.items():
         if _all(pc.is_in(texts, value_set=words)):
             return Inferred(spelled)
