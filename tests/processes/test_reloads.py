@@ -29,6 +29,7 @@ CACHE = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-
 UFS = {**FULL, "lookup.full-cache.build-wait": "20 ms", "lookup.on-version-gone": "FAIL"}
 PARTIAL = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "300"}
 READERS = (CACHE, CACHE, UFS, UFS, PARTIAL, PARTIAL)
+STOP = len(READERS)  # where the readers see that it is over
 
 
 def publish(path: Path, step: int) -> None:
@@ -53,10 +54,10 @@ def state_of(table: LookupTable, ids: list[int]) -> int:
     return latest
 
 
-def read(path: Path, options: Mapping[str, str], place: int, counts: Any, stop: Any, answer: Path) -> None:
+def read(path: Path, options: Mapping[str, str], place: int, counts: Any, answer: Path) -> None:
     rng, table = random.Random(os.getpid()), LookupTable(str(path), dict(options))
     newest, fds = 0, len(os.listdir("/proc/self/fd"))
-    while not stop.is_set() or not newest:
+    while not counts[STOP] or not newest:
         try:
             state = state_of(table, IDS + rng.choices(range(2 * FILES * EACH), k=50))
         except VersionGoneError:  # replaced in place before it was read: said, not mixed
@@ -80,18 +81,18 @@ def cached(home: Path, options: Mapping[str, str]) -> dict[str, str]:
 
 def chaos(path: Path, home: Path) -> None:
     context, rng = multiprocessing.get_context("fork"), random.Random(11)
-    counts, stop = context.Array("q", len(READERS), lock=False), context.Event()
+    counts = context.Array("q", len(READERS) + 1, lock=False)  # without a lock, which one that is killed would keep
     path.mkdir()
     for step in range(FILES):
         publish(path, step)
 
     def start(function: Any, *given: Any) -> Any:
-        process = context.Process(target=function, args=(path, *given))
+        process = context.Process(target=function, args=(path, *given), daemon=True)
         process.start()
         return process
 
     def reader(place: int) -> Any:
-        return start(read, cached(home, READERS[place]), place, counts, stop, home / f"answer-{place}")
+        return start(read, cached(home, READERS[place]), place, counts, home / f"answer-{place}")
 
     def reloader() -> tuple[Any, Any]:
         mine, theirs = context.Pipe()  # what was under way in that of a process which was killed is nobody's
@@ -124,7 +125,7 @@ def chaos(path: Path, home: Path) -> None:
             process.join()
         (reloading, pipe), readers[place] = reloader(), reader(place)
         kills += 1
-    stop.set()
+    counts[STOP] = 1
     pipe.send(False)
     must_end([*readers, reloading])
     assert kills > 100
