@@ -46,9 +46,6 @@ def files_of(opened: Opened) -> list[str]:
     return sorted(path.name for path in (opened.root / "claims").glob("*/*"))
 
 
-# --- claims ------------------------------------------------------------------------------------------
-
-
 def test_a_claim_is_seen_while_it_is_held(opened: Opened) -> None:
     """What was claimed is told to others by group and space, until it is released; then nothing is left."""
     claim = opened.disk.create_claim(SPACE, V1, b"payload")
@@ -127,9 +124,6 @@ def test_a_claim_that_cannot_be_written(opened: Opened) -> None:
         opened.disk.create_claim(SPACE, V1, bytes(100))
     assert files_of(opened) == os.listdir(opened.root / "tmp") == []
     assert handles_below(opened.root) == []
-
-
-# --- flights -----------------------------------------------------------------------------------------
 
 
 def numbers(*hashes: int) -> Numbers:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -347,9 +348,12 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
     assert table.versions(0) == other.versions(0) == [1]
 
 
-def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(directory: Path, cache_dir: Path) -> None:
+def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new worker does not reload a fresh snapshot; the first query that comes late waits for a reload, if nobody else makes it. Of two
     processes one reloads when it is due; the other takes over when that one is gone. A store that fails is asked once in an interval."""
+
     first = Table(directory, cache_dir, CACHE)
     first.get(0)
     first.end()
@@ -384,6 +388,12 @@ def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(di
         assert broken.versions(0) == [3]
         assert broken.metrics("numLoadFailures", "staleServedCount") == [failures, 1]
         broken.end()
+    first.host.clock.tick(3600)
+    stuck = Table(directory, cache_dir, CACHE, first.host.clock)
+    # A table whose lock cannot be taken ends no query.
+    monkeypatch.setattr(stuck.full._stored, "lock", mock.Mock(side_effect=PermissionError("no lock")))
+    assert stuck.versions(0) == [3]
+    assert stuck.metric("cacheFailureCount") > 0
 
 
 @pytest.mark.parametrize("kind", ["files", "snapshot"])

@@ -41,8 +41,6 @@ def test_a_stream_is_right_through_all_that_happens(tmp_path: Path) -> None:
     assert sum(directory["counted"]["blockEvictedCount"] for directory in told["directories"].values()) > 0
 
 
-# --- the checker ----------------------------------------------------------------------------------------
-
 MANAGED = [
     State(1, Rows()),
     State(4, Rows([(1, "a", 0), (2, "a", 1), (2, "b", 0)]), "append"),
@@ -132,9 +130,6 @@ def test_batches_of_a_long_run(tmp_path: Path) -> None:
     assert [batch.rows.column("value").to_pylist() for batch in found] == [[0], [119], [121]]
 
 
-# --- what grows -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("notes", "hangs_at"),
     [
@@ -170,9 +165,6 @@ def test_growth() -> None:
     assert growth("workers, handles", [(float(at), 20.0 + at) for at in range(80)]) is not None
     assert growth("workers, handles", [(float(at), 20.0 + at % 3) for at in range(80)]) is None
     assert quarters([(float(at), float(at // 20)) for at in range(80)]) == [0, 1, 2, 3]
-
-
-# --- the proxy ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", AT_RANDOM)

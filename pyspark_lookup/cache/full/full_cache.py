@@ -146,9 +146,8 @@ class FullCache:
             return state, snapshot
         try:
             self._load_after(state)
-        except (
-            Exception
-        ) as problem:  # a load's own is said and counted where it happened; what there is goes on serving
+        except Exception as problem:
+            # A load's own is said and counted where it happened. What there is goes on serving.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
         return self._stored.find(lambda state: state.latest)
