@@ -96,6 +96,7 @@ class FaultyStore:
     def __init__(self, inner: Store) -> None:
         self._inner = inner
         self.scope, self.pins, self.url_of = inner.scope, inner.pins, inner.url_of
+        self.lists_after = inner.lists_after
         self.calls: list[tuple[str, object]] = []
         self.before: Callable[[str, object], None] = lambda kind, subject: None
         self.after: Callable[[], None] = lambda: None
@@ -111,6 +112,7 @@ class FaultyStore:
     list_tree = _noted("tree", "list_tree")
     last_change_s = _noted("change", "last_change_s")
     delete = _noted("delete", "delete")
+    delete_many = _noted("delete", "delete_many")
 
     def put_if_absent(self, path: str, *args: Any) -> FileVersion | None:
         self._note("put", path)

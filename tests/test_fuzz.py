@@ -54,7 +54,7 @@ from pyspark_lookup.spark.change_stream import ChangeReader
 from pyspark_lookup.spark.source import DefaultSource
 from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile, delete_file_bytes, distinct_places
 from pyspark_lookup.table.host_versions import HostVersions
-from pyspark_lookup.table.log import TableState
+from pyspark_lookup.table.log.checkpoints import state_of_bytes, state_to_json
 from pyspark_lookup.table.log.events import seal
 from pyspark_lookup.table.log_source import managed_version
 from tests.fakes import FakeClock, Host, make_host
@@ -322,7 +322,7 @@ def asked_all(made: World, cache: Path) -> None:
     list(changes_between(table, state, 0, state.position, False))
     state.open_writes()
     state.definition_at(state.position)
-    assert TableState.of_bytes(seal(state.to_json()), "x").to_json() == state.to_json()
+    assert state_to_json(state_of_bytes(seal(state_to_json(state)), "x")) == state_to_json(state)
 
 
 # --- what is small: files, texts, and what Spark keeps and hands back --------------------------------------

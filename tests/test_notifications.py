@@ -24,7 +24,9 @@ from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.stores import Store, open_store
 from pyspark_lookup.table import log
 from pyspark_lookup.table.log import Allocate, DataFile, Event, TableState, WriteMode
+from pyspark_lookup.table.log.checkpoints import state_of_bytes, state_to_json
 from pyspark_lookup.table.log.events import event_bytes, event_of, seal
+from pyspark_lookup.table.log.state import PAGE, EarlierStateError
 from pyspark_lookup.table.model import VersionMetadata
 from tests.fakes import make_host
 from tests.fuzzing import MORE, altered, by_day, damaged
@@ -52,9 +54,9 @@ def history(table_id: str, commits: int) -> list[Event]:
     return events
 
 
-def state_of(events: Iterable[Event]) -> TableState:
+def state_of(events: Iterable[Event], page: int = PAGE) -> TableState:
     first, *more = events
-    return TableState.begin(first, "a test").advance(more)
+    return TableState.begin(first, "a test", page).advance(more)
 
 
 def paths(state: TableState, write_ids: ValidWriteIdList | str) -> list[str]:
@@ -77,7 +79,6 @@ events_ = st.one_of(
     st.builds(log.Write, *head, ids, st.lists(data_files, max_size=3).map(tuple)),
     st.builds(log.Commit, *head, ids, st.none() | definitions, st.none() | batches),
     st.builds(log.Abort, *head, ids, texts),
-    st.builds(log.Alter, *head, definitions),
 )
 
 
@@ -102,7 +103,7 @@ def test_events_round_trip(event: Event, data: st.DataObject) -> None:
         event_of(bytes(blob), event.position, "the-file")
 
 
-checkpoints = st.integers(0, 3).map(lambda commits: seal(state_of(history("t", commits)).to_json()))
+checkpoints = st.integers(0, 3).map(lambda commits: seal(state_to_json(state_of(history("t", commits)))))
 DEEP = [b"[" * 100_000, b'{"format":' + b"9" * 5000]
 
 
@@ -127,9 +128,9 @@ def test_damage_is_told(data: st.DataObject, position: int) -> None:
     with told_damage():
         event_of(found, position, "the-file")
     with told_damage():
-        state = TableState.of_bytes(found, "the-file")
+        state = state_of_bytes(found, "the-file")
         with contextlib.suppress(errors.PysparkLookupError):
-            assert state.version().position <= state.to_json()["position"]
+            assert state.version().position <= state_to_json(state)["position"]
             assert len(paths(state, state.valid_write_ids())) >= 0
 
 
@@ -145,7 +146,7 @@ def test_paths_that_leave_the_table(path: str) -> None:
         event_of(event_bytes(event), 3, "x")
     state = state_of(history("t", 0)).advance([Allocate(2, "t", "n", 0.0, 1, APPEND), event])
     with pytest.raises(errors.DamagedFileError, match="no path below"):
-        TableState.of_bytes(seal(state.to_json()), "x")
+        state_of_bytes(seal(state_to_json(state)), "x")
 
 
 def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[str]]:
@@ -158,25 +159,26 @@ def model(commits: list[tuple[int, WriteMode, list[str]]]) -> tuple[int, list[st
     return base, sorted(itertools.chain(*visible.values()))
 
 
+Truth = tuple[TableState, VersionMetadata, Any, ValidWriteIdList]
+
+
 @st.composite
-def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[VersionMetadata, Any, ValidWriteIdList]]]:
-    """A state after some valid events, and what was true after each: its version, and the model's."""
-    state = state_of(history("t", 0))
+def models(draw: st.DrawFn) -> list[Truth]:
+    """The states after each of some valid events, with what was true then: the version, and the model's."""
+    page = draw(st.sampled_from((2, 3, 5, 1000)))
+    state = state_of(history("t", 0), page)
     opened: dict[int, tuple[WriteMode, list[str]]] = {}
-    aborted: set[int] = set()
+    aborted: dict[int, int] = {}
     commits: list[tuple[int, WriteMode, list[str]]] = []
     high, defined = 0, 1
-    event: Event
-    found = [(state.version(), (defined, *model(commits)), ValidWriteIdList("t", 0))]
-    for _ in range(draw(st.integers(0, 14))):
+    found: list[Truth] = [(state, state.version(), (defined, *model(commits)), ValidWriteIdList("t", 0))]
+    for _ in range(draw(st.integers(0, 20))):
         position = state.position + 1
-        chosen = draw(st.sampled_from(("allocate", "write", "commit", "commit", "abort", "alter", "foreign")))
+        chosen = draw(st.sampled_from(("allocate", "write", "commit", "commit", "abort", "foreign")))
         id_ = draw(st.sampled_from(sorted(opened))) if opened else 0
+        event: Event
         if chosen == "foreign":  # of a slow writer of a dropped table: it takes up a position, no more
             event = Allocate(*at(position, "u"), high + 5, APPEND)
-        elif chosen == "alter":
-            defined = position
-            event = log.Alter(*at(position), draw(st.sampled_from([DEFINITION, WIDER])))
         elif chosen == "allocate" or not id_:
             high += 1
             opened[high] = draw(modes), []
@@ -187,48 +189,57 @@ def models(draw: st.DrawFn) -> tuple[TableState, list[tuple[VersionMetadata, Any
             event = log.Write(*at(position), id_, files)
         elif chosen == "abort":
             del opened[id_]
-            aborted.add(id_)
+            aborted[id_] = position
             event = log.Abort(*at(position), id_)
         elif opened[id_][0] is OVERWRITE and any(mode.by_key and other > id_ for other, mode, _ in commits):
             with pytest.raises(errors.WriteConflictError, match="by key"):
                 state.check_open(id_)
             continue
-        elif model(commits)[0] > id_:
+        elif model(commits)[0] > id_ and opened[id_][0] is not WriteMode.ALTER:
             with pytest.raises(errors.WriteConflictError, match="replaced"):
                 state.check_open(id_)
             continue
         else:
             assert state.check_open(id_).id == id_
+            definition = draw(st.sampled_from((None, DEFINITION, WIDER)))
+            defined = defined if definition is None else position
             commits.append((id_, *opened.pop(id_)))
-            event = log.Commit(*at(position), id_, None, log.Batch("q", id_) if draw(st.booleans()) else None)
+            event = log.Commit(*at(position), id_, definition, log.Batch("q", id_) if draw(st.booleans()) else None)
         state = state.advance([event_of(event_bytes(event), position, "x")])
-        found.append((state.version(), (defined, *model(commits)), ValidWriteIdList("t", high, opened, aborted)))
-    return state, found
+        recent = [id_ for id_, ended in aborted.items() if ended > position // page * page]
+        valid = ValidWriteIdList("t", high, opened, recent)
+        found.append((state, state.version(), (defined, *model(commits)), valid))
+    return found
 
 
 @given(models())
 @settings(max_examples=150 * MORE, deadline=None)
-def test_states_follow_the_model(made: tuple[TableState, list[tuple[VersionMetadata, Any, ValidWriteIdList]]]) -> None:
-    """At each position a later state says what was true then; digests are equal exactly where the same writes are seen."""
-    last, found = made
-    kept = TableState.of_bytes(seal(last.to_json()), "x")
-    for state in (last, kept):
-        assert (state.position, state.nonce, state.high_watermark) == (last.position, last.nonce, last.high_watermark)
-        assert (state.open_writes(), state.batches, state.definition) == (last.open_writes(), last.batches, last.definition)  # fmt: skip
-        for position, (version, (*_, files), valid) in enumerate(found, 1):
-            assert state.valid_write_ids(position) == valid
-            assert (
-                state.version(position)
-                == version
-                == VersionMetadata.from_json(json.loads(json.dumps(version.to_json())))
-            )
-            assert paths(state, version.state) == files
-        with pytest.raises(ValueError, match="log goes from 1"):
-            state.version(last.position + 1)
+def test_states_follow_the_model(found: list[Truth]) -> None:
+    """At each position each state that answers for it says what was true then; digests are equal exactly where the same writes
+    are seen. No state holds more than two pages and what its versions need; that at the end of a page answers for all of it."""
+    last = found[-1][0]
+    kept = state_of_bytes(seal(state_to_json(last)), "x")
+    assert (kept.position, kept.nonce, kept.high_watermark) == (last.position, last.nonce, last.high_watermark)
+    assert (kept.open_writes(), kept.batches, kept.definition) == (last.open_writes(), last.batches, last.definition)
     event = Allocate(last.position + 1, "t", "n", 0.0, last.high_watermark + 1, OVERWRITE)
-    assert kept.advance([event]).to_json() == last.advance([event]).to_json()
-    assert kept.to_json() == last.to_json()  # advanced() makes another state
-    for (one, seen, _), (other, also, _) in itertools.combinations(found, 2):
+    assert state_to_json(kept.advance([event])) == state_to_json(last.advance([event]))
+    assert state_to_json(kept) == state_to_json(last)  # advance() makes another state
+    for state in (kept, *(state for state, *_ in found)):
+        for position, (_, version, (*_, files), valid) in enumerate(found[: state.position], 1):
+            if position < state.since:
+                with pytest.raises(EarlierStateError):
+                    state.version(position)
+                continue
+            assert state.valid_write_ids(position) == valid
+            assert state.version(position) == version
+            assert VersionMetadata.from_json(json.loads(json.dumps(version.to_json()))) == version
+            assert paths(state, version.state) == files
+            if version.state == str(valid):
+                assert state.version_of(valid).digest == version.digest
+        with pytest.raises(ValueError, match="log goes from 1"):
+            state.version(state.position + 1)
+        assert state.since == max(state.position // state.page - 1, 0) * state.page
+    for (_, one, seen, _), (_, other, also, _) in itertools.combinations(found, 2):
         assert (one.digest == other.digest) == (seen == also)
 
 
@@ -277,7 +288,7 @@ def test_events_that_contradict_the_log() -> None:
     for event in impossible:
         with pytest.raises(errors.DamagedFileError):
             state.advance([event])
-    for first in (log.Alter(*at(1), DEFINITION), log.Create(*at(2), DEFINITION)):
+    for first in (Allocate(*at(1), 1, APPEND), log.Create(*at(2), DEFINITION)):
         with pytest.raises(errors.DamagedFileError, match="the-file"):
             TableState.begin(first, "the-file")
 
@@ -360,7 +371,7 @@ def test_racing_hosts(place: Place, cache_dir: Path) -> None:
         states = list(itertools.chain(*pool.map(lambda host: [host.allocate() for _ in range(7)], hosts)))
     assert sorted((s.position, s.high_watermark) for s in states) == [(at, at - 1) for at in range(2, 30)]
     assert place.names("log") == [place.name(at) for at in range(1, 30)]
-    assert len({json.dumps(host.latest().to_json()) for host in [*hosts, Process(place, cache_dir / "c")]}) == 1
+    assert len({json.dumps(state_to_json(host.latest())) for host in [*hosts, Process(place, cache_dir / "c")]}) == 1
 
 
 def test_commits_of_which_nothing_is_known(place: Place, cache_dir: Path) -> None:
@@ -392,25 +403,25 @@ def test_a_long_log(place: Place, cache_dir: Path) -> None:
     place.put(events[:299])
     Process(place, cache_dir / "writer").log.append(lambda state, nonce, at: events[state.position])
     place.put(events[300:])
-    cold, plain = Process(place, cache_dir / "cold"), state_of(events).to_json()
+    cold, plain = Process(place, cache_dir / "cold"), state_to_json(state_of(events))
     cost = cold.cost()
     assert (cost["ufsGetCount"] <= 32, sum(cost.values()) <= 36) == (True, True)
-    assert cold.latest().to_json() == plain
+    assert state_to_json(cold.latest()) == plain
     again = Process(place, cache_dir / "cold")
     assert (again.log.known() is not None, again.store.calls) == (True, [])
     assert [host.cost() for host in (cold, again, again)] == [HEADS] * 3  # however long it is
-    assert again.latest().to_json() == plain
+    assert state_to_json(again.latest()) == plain
     (name,) = place.names("checkpoints")
     if place.path.startswith("s3"):
         return  # the rest is as slow as it is the same
     for damage in (b"[]", b"{", json.dumps(plain).encode(), seal(plain)[:-300]):
         place.files.pipe_file(name, damage)
-        assert Process(place, cache_dir / f"{len(damage)}").latest().to_json() == plain
+        assert state_to_json(Process(place, cache_dir / f"{len(damage)}").latest()) == plain
     place.files.pipe_file(name, b'{"format": 2}')
     with pytest.raises(errors.NotSupportedError, match=r"version 2.*newer pyspark_lookup"):
         Process(place, cache_dir / "new").latest()
     place.files.rm(name)
-    assert Process(place, cache_dir / "new").latest().to_json() == plain
+    assert state_to_json(Process(place, cache_dir / "new").latest()) == plain
     place.files.rm(place.name(7))
     with pytest.raises(errors.DamagedFileError, match="no event 7"):
         Process(place, cache_dir / "gap").latest()
@@ -430,7 +441,7 @@ def test_a_table_that_was_recreated(place: Place, cache_dir: Path, commits: int,
         place.put(old[known:])
         left = itertools.count()
         host.store.before = lambda kind, subject, left=left, question=question: place.become(new) if next(left) == question else None  # type: ignore[misc]  # fmt: skip
-        assert host.latest().to_json() == state_of(new).to_json()
+        assert state_to_json(host.latest()) == state_to_json(state_of(new))
         assert [host.cost(), Process(place, cache_dir / f"{known}-{question}").cost()] == [HEADS, HEADS]
         place.drop()
         assert host.log.latest() is None
@@ -452,7 +463,7 @@ def test_a_writer_that_was_slow_to_remember(place: Place, cache_dir: Path) -> No
     slow.disk.replace_record = late  # type: ignore[method-assign]
     assert slow.allocate().position == 11  # of the table that is dropped now
     for host in (Process(place, cache_dir), other, slow):
-        assert host.latest().to_json() == state_of(new).to_json()
+        assert state_to_json(host.latest()) == state_to_json(state_of(new))
 
 
 @pytest.mark.parametrize("name", ["log", "checkpoints"])
@@ -471,4 +482,4 @@ def test_a_table_recreated_under_an_append(place: Place, cache_dir: Path, name: 
     if name == "log":
         assert [late.table_id, writer.latest().table_id] == ["u", "u"]
     else:
-        assert late.to_json() == state_of(new).to_json()
+        assert state_to_json(late) == state_to_json(state_of(new))

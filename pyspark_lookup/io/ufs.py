@@ -161,6 +161,15 @@ class Ufs:
         """Remove a file, if it is there (one call). Raises NotSupportedError for stores that managed tables do not lie in."""
         self._retry(self._store.delete, path, self._count)
 
+    def delete_many(self, directory: str, names: Sequence[str]) -> None:
+        """Remove files of a directory, if they are there, in no order (S3: one call for each thousand). Raises as `delete`."""
+        self._retry(self._store.delete_many, directory, names, self._count)
+
+    @property
+    def lists_after(self) -> bool:
+        """Whether a listing from a name on costs what it returns, however much lies there."""
+        return self._store.lists_after
+
     def put_if_absent(self, path: str, data: bytes) -> FileVersion | None:
         """Put `data` where there is no file yet; the file, if it is this call's that lies there now, else None.
 

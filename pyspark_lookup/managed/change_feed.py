@@ -24,8 +24,8 @@ from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.scan.contract import Files, matching_rows
 from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile
-from pyspark_lookup.table.log import Change, Definition, TableState, TableWrite, WriteMode
-from pyspark_lookup.table.log_source import managed_version, version_of_file
+from pyspark_lookup.table.log import Change, Definition, NotificationLog, TableState, TableWrite, WriteMode
+from pyspark_lookup.table.log_source import managed_version, version_at, version_of_file
 from pyspark_lookup.table.model import Table, metadata_of
 
 CHANGE_TYPE, LOG_POSITION = "_change_type", "_log_position"
@@ -71,21 +71,22 @@ def change_columns(columns: pa.Schema) -> pa.Schema:
 # --- planning ---------------------------------------------------------------------------------------
 
 
-def snapshot_of(table: Table, state: TableState, position: int) -> list[ChangeTask]:
+def snapshot_of(table: Table, log: NotificationLog, state: TableState, position: int) -> list[ChangeTask]:
     """All rows of the version at a position, as inserted by the commits that put their files. Raises VersionGoneError if it
     was vacuumed.
 
     After a compaction nobody knows which commit has added a row: it is the compaction's.
     """
-    version = managed_version(table, state, position)
-    keys, schema = state.definition_at(position).keys, _schema(table, state)
-    committed = (write for write in state.writes.values() if write.committed)
+    version = version_at(log, table, state, position)
+    earlier = log.pages.state_at(state, position)
+    keys, schema = earlier.definition_at(position).keys, _schema(table, state)
+    committed = (write for write in earlier.writes.values() if write.committed)
     put_at = {f"{table.url}/{file.path}": write.ended_at for write in committed for file in write.files}
     return [ChangeTask(table, put_at[file.url] or position, True, (file,), keys, schema) for file in version.files]
 
 
 def cost(state: TableState, change: Change) -> tuple[int, int, int]:
-    """(rows, files, bytes) that a change of the table comes to."""
+    """(rows, files, bytes) that a change of the table comes to, by a state that answers for it."""
     write = state.writes[change.write_id] if change.write_id is not None else None
     if write is None or write.mode is WriteMode.COMPACT:
         return 0, 0, 0
@@ -98,25 +99,26 @@ def cost(state: TableState, change: Change) -> tuple[int, int, int]:
 
 
 def changes_between(
-    table: Table, state: TableState, after: int, until: int, appends_only: bool
+    table: Table, log: NotificationLog, state: TableState, after: int, until: int, appends_only: bool
 ) -> Iterator[ChangeTask]:
     """What the commits after one position, up to another, have changed, in their order.
 
     Raises VersionGoneError if the files of one were vacuumed, NotSupportedError for one that is no append if those only
     are asked for.
     """
-    for change in state.changes:
-        if after < change.position <= until and change.write_id is not None:
-            write = state.writes[change.write_id]
-            if write.mode is not WriteMode.COMPACT:
-                yield from _tasks(table, state, change.position, write, appends_only)
+    schema = _schema(table, state)
+    for part, change in log.pages.changes(state, after, until):
+        write = part.writes[change.write_id] if change.write_id is not None else None
+        if write is not None and write.mode is not WriteMode.COMPACT:
+            gone = log.pages.is_vacuumed(state, write)
+            yield from _tasks(table, part, change.position, write, appends_only, schema, gone)
 
 
 def _tasks(
-    table: Table, state: TableState, position: int, write: TableWrite, appends_only: bool
+    table: Table, state: TableState, position: int, write: TableWrite, appends_only: bool, schema: str, gone: bool
 ) -> Iterator[ChangeTask]:
     where = redact("path", table.url)
-    if write.vacuumed:
+    if gone:
         raise VersionGoneError(
             f"{where}: what was changed at log position {position} was vacuumed before it was read. Begin anew with the "
             "table as it is (a new checkpoint, lookup.stream.start = SNAPSHOT), and vacuum what is older than the slowest stream"
@@ -127,7 +129,7 @@ def _tasks(
             f"{where}: the commit at log position {position} ({write.mode.value}) takes rows away, which a stream of rows cannot "
             f"say. Read lookup.view = changes, whose {CHANGE_TYPE} says it"
         )
-    keys, schema = state.definition_at(position).keys, _schema(table, state)
+    keys = state.definition_at(position).keys
     marks = tuple(version_of_file(table, file, DELETE_FILE) for file in write.deletes)
     deletes = tuple(DeleteFile(mark.url, mark.size) for mark in marks)
     own = [dataclasses.replace(version_of_file(table, file), deletes=deletes) for file in write.files]
@@ -135,8 +137,8 @@ def _tasks(
     if removes:
         try:
             before = managed_version(table, state, position - 1).files
-        except VersionGoneError as gone:
-            raise VersionGoneError(f"{gone}. The stream begins anew with a new checkpoint") from None
+        except VersionGoneError as problem:
+            raise VersionGoneError(f"{problem}. The stream begins anew with a new checkpoint") from None
     if write.mode is WriteMode.OVERWRITE:
         stay = {file.url for file in managed_version(table, state, position).files}
         for file in before:

@@ -48,8 +48,7 @@ def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, forc
         raise UfsNotFoundError(f"{where} is no managed table")
     table_id = state.table_id
     until_s = _now_s(ufs, log, nonce) - older_than_s
-    put_at_s = log.times()
-    oldest = _oldest(state, put_at_s, until_s)
+    oldest = _oldest(log, state, until_s)
 
     def removed(state: TableState, nonce: str, at_s: float) -> Event | None:
         if oldest is None or state.table_id != table_id:
@@ -84,10 +83,13 @@ def _put_at_s(file: FileVersion) -> float:
     return file.modified_at_s
 
 
-def _oldest(state: TableState, put_at_s: dict[int, float], until_s: float) -> int | None:
+def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | None:
     """The position of the last change that was the current one at that time already; None if there was none."""
-    old = (change.position for change in state.changes if put_at_s.get(change.position, until_s + 1) <= until_s)
-    return max(old, default=None)
+    position = log.position_at(state, until_s)
+    if position is None:
+        return None
+    found = log.pages.state_at(state, position)
+    return max((change.position for change in found.changes if change.position <= position), default=None)
 
 
 def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
@@ -102,7 +104,7 @@ def _sweep(ufs: Ufs, log: NotificationLog, state: TableState, until_s: float) ->
 
     Only where writes put files: what somebody else has put beside them, as a stream's checkpoint, is not ours.
     """
-    named = {file.path for write in state.writes.values() for file in (*write.files, *write.deletes)}
+    named = {file.path for file in log.pages.files(state)}
     opened = tuple(f"write-{write.id:020d}/" for write in state.open_writes())
     signs = tuple(f"{LOG_DIRECTORY}/heartbeats/{write.id:020d}-" for write in state.open_writes())
     done = []

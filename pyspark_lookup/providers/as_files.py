@@ -27,6 +27,7 @@ class ProvidedStore:
     """The table of a provider. `now_s`: names the loads of one that has no versions."""
 
     pins = True
+    lists_after = False
 
     def __init__(self, provided: ProvidedTable, options: LookupOptions, now_s: Callable[[], float]) -> None:
         made_with = (options.path, options.provider_options)
@@ -69,6 +70,9 @@ class ProvidedStore:
         raise NotSupportedError(f"{self._url}: a provider's table is not written here")
 
     def delete(self, path: str, count: Count) -> None:
+        raise NotSupportedError(f"{self._url}: a provider's table is not written here")
+
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
         raise NotSupportedError(f"{self._url}: a provider's table is not written here")
 
 

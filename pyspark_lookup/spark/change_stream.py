@@ -49,7 +49,7 @@ from pyspark_lookup.spark.types import (
     arrow_schema,
     require,
 )
-from pyspark_lookup.table.log import TableState
+from pyspark_lookup.table.log import NotificationLog, TableState
 from pyspark_lookup.table.model import Table
 
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
@@ -113,14 +113,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = _position_of(start)[1]
         if after == 0:
             # The rows there are come at once: they are of one version.
-            has_rows = any(sum(cost(state, change)) for change in state.changes if change.position <= until)
+            has_rows = any(sum(cost(part, change)) for part, change in self._log().pages.changes(state, 0, until))
             return self._offset(state, until) if has_rows else start
         spent = [0, 0, 0]
         end = after
-        for change in state.changes:
-            if not after < change.position <= until:
-                continue
-            more = cost(state, change)
+        for part, change in self._log().pages.changes(state, after, until):
+            more = cost(part, change)
             spent = list(map(sum, zip(spent, more, strict=True)))
             if end > after and _exceeds(limit, spent):
                 break
@@ -144,6 +142,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, state: TableState, position: int) -> dict[str, Any]:
         return {"table": state.table_id, "position": position}
+
+    def _log(self) -> NotificationLog:
+        assert self._table is not None
+        return runtime().engine(self._options).reader.resolver.log(self._table.url)
 
     def _state(self, *offsets: Mapping[str, Any]) -> TableState:
         """The log now, which must be the one that the offsets are of."""
@@ -179,10 +181,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after, until = _position_of(start)[1], _position_of(end)[1]
         if after == 0:
             # Spark asks for nothing, too: an aggregation ends what it knows in a micro-batch without rows.
-            tasks = snapshot_of(self._table, state, until) if until else []
+            tasks = snapshot_of(self._table, self._log(), state, until) if until else []
         else:
             rows_only = self._options.view is View.DATA
-            tasks = list(changes_between(self._table, state, after, until, rows_only))
+            tasks = list(changes_between(self._table, self._log(), state, after, until, rows_only))
         return [InputPartition((self._options, self._columns, self._added, some)) for some in _shares(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

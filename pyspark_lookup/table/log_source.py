@@ -13,7 +13,7 @@ from pyspark_lookup.io.stores import IMMUTABLE, LOG_DIRECTORY, FileStatistics, F
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import DeleteFile
-from pyspark_lookup.table.log import DataFile, NotificationLog, TableState
+from pyspark_lookup.table.log import Change, DataFile, EarlierStateError, NotificationLog, TableState, TableWrite
 from pyspark_lookup.table.model import Kind, Table, TableVersion, VersionMetadata, metadata_of
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 
@@ -48,14 +48,15 @@ class LogSource(VersionSource):
         state = self.log(table.url).latest()
         if state is None:
             raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
-        return Answer(managed_version(table, state), question.started_s)
+        return Answer(version_at(self.log(table.url), table, state), question.started_s)
 
     def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
         states = [ask()]
-        log = self.log(table.url).known()
-        if log is not None and table.pinned is None:
+        log = self.log(table.url)
+        state = log.known()
+        if state is not None and table.pinned is None:
             with contextlib.suppress(VersionGoneError, ValueError, OverflowError):  # nor does anybody know infinity
-                states.append(managed_version(table, log, int(newest)))
+                states.append(version_at(log, table, state, int(newest)))
         return states
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
@@ -64,7 +65,7 @@ class LogSource(VersionSource):
         state = self.log(table.url).known(metadata.position)
         if state is None or metadata.table_id != state.table_id or metadata.position > state.position:
             return None
-        with contextlib.suppress(VersionGoneError):
+        with contextlib.suppress(VersionGoneError, EarlierStateError):
             return managed_version(table, state, None if isinstance(table.pinned, str) else metadata.position)
         return None
 
@@ -76,14 +77,22 @@ class LogSource(VersionSource):
     # --- what views show --------------------------------------------------------------------------
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
-        state = self.log(table.url).latest()
-        return None if state is None else [_row_of(state, number) for number in range(len(state.changes))]
+        log = self.log(table.url)
+        state = log.latest()
+        if state is None:
+            return None
+        changes = log.pages.changes(state, log.pages.begin(state), state.position)
+        found = [(change, part.writes[change.write_id] if change.write_id else None) for part, change in changes]
+        return [
+            _row_of(change, write, write is not None and log.pages.is_vacuumed(state, write)) for change, write in found
+        ]
 
     def write_ids(self, table: Table, version: TableVersion) -> dict[str, int]:
-        state = self.log(table.url).known()
-        valid = self.valid_write_ids(version)
-        if state is None or valid is None:
+        log = self.log(table.url)
+        state, valid = log.known(), self.valid_write_ids(version)
+        if state is None or valid is None or version.commit is None:
             return {}
+        state = log.pages.state_at(state, version.commit[1])
         return {f"{table.url}/{file.path}": write_id for file, write_id, _ in state.files(valid)}
 
     def valid_write_ids(self, version: TableVersion) -> ValidWriteIdList | None:
@@ -100,24 +109,41 @@ class LogSource(VersionSource):
         }
 
 
-def _row_of(state: TableState, number: int) -> dict[str, Any]:
-    change = state.changes[number]
-    write = None if change.write_id is None else state.writes[change.write_id]
-    gone = write is not None and write.vacuumed
+def _row_of(change: Change, write: TableWrite | None, gone: bool) -> dict[str, Any]:
     return {
         "version": change.position,
         "committed_at": change.at_s,
-        "operation": write.mode.value if write is not None else "create" if change.position == 1 else "alter",
+        "operation": "create" if write is None else write.mode.value,
         "write_id": change.write_id,
         "files_added": 0 if write is None else None if gone else len(write.files),
         "rows_added": 0 if write is None else None if gone else write.rows,
     }
 
 
+def version_at(log: NotificationLog, table: Table, state: TableState, position: int | None = None) -> TableVersion:
+    """As `managed_version`, also of what is before `state`, the log's latest: from the store then."""
+    with contextlib.suppress(EarlierStateError):
+        return managed_version(table, state, position)
+    if position is None and isinstance(table.pinned, str):
+        earlier = log.pages.state_of(state, ValidWriteIdList.parse(table.pinned))
+    else:
+        at = position if position is not None else cast(int, table.pinned)
+        earlier = log.pages.state_at(state, at)
+    with contextlib.suppress(EarlierStateError):
+        version = managed_version(table, earlier, position)
+        # That state knows nothing of what was vacuumed since.
+        if (version.commit or ("", 0))[1] >= state.oldest:
+            return version
+    raise VersionGoneError(
+        f"{redact('path', table.url)}: version {table.pinned if position is None else position} of table {state.table_id} was "
+        f"vacuumed: versions from {state.oldest} on can be read"
+    )
+
+
 def managed_version(table: Table, state: TableState, position: int | None = None) -> TableVersion:
     """The version of a managed table at a position of its log (None: what the table's `pinned` says, or the current one).
 
-    Raises VersionGoneError for a pinned one that the log does not have.
+    Raises VersionGoneError for a pinned one that the log does not have, EarlierStateError for one before the state.
     """
     known = state.memo.get((table, position))
     if known is not None:

@@ -29,6 +29,7 @@ _OPERATIONS = (
     "list_tree",
     "last_change_s",
     "delete",
+    "delete_many",
     "put_if_absent",
 )
 

@@ -23,6 +23,7 @@ class FsspecStore:
     """Any other fsspec filesystem; unpinned, so `Ufs` compares the version after each read."""
 
     pins = False
+    lists_after = False
 
     def __init__(self, path: str, protocol: str, options: Mapping[str, Any], now_s: Callable[[], float]) -> None:
         try:
@@ -141,7 +142,7 @@ class FsspecStore:
         )
 
     # Only managed tables look for what nobody names, and remove files, of their own.
-    list_tree = delete = put_if_absent = _refuse
+    list_tree = delete = delete_many = put_if_absent = _refuse
 
 
 _STRONG = ("generation", "ETag", "etag", "Content-MD5", "md5")

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fsspec.implementations.local import make_path_posix
 
@@ -25,6 +25,7 @@ class LocalStore:
 
     scope = "file"
     pins = True
+    lists_after = False
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -194,6 +195,10 @@ class LocalStore:
             os.unlink(local)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(local))
+
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
+        for name in names:
+            self.delete(f"{directory}/{name}", count)
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         """Put a whole file where there is none; None if there is one. It is there after a crash, too, or not at all.

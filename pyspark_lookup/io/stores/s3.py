@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
@@ -24,6 +24,8 @@ from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_
 from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import LOG_DIRECTORY, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
+
+_PAGE = 1000  # objects that one request lists, or removes
 
 
 def _sent_once() -> dict[str, Any]:
@@ -52,6 +54,7 @@ class S3Store:
     """S3 and compatible stores, identified by ETag (equal from HEAD and LIST), pinned by If-Match."""
 
     pins = True
+    lists_after = True
 
     def __init__(self, storage_options: Mapping[str, Any]) -> None:
         options = dict(storage_options)
@@ -99,7 +102,7 @@ class S3Store:
         while True:
             count("list")
             if at_most is not None:
-                more["MaxKeys"] = min(at_most, 1000)
+                more["MaxKeys"] = min(at_most, _PAGE)
             page = self._page(bucket, prefix, **more)
             yield page
             if at_most is not None:
@@ -237,6 +240,17 @@ class S3Store:
         bucket, key = self._bucket_key(path)
         count("delete")
         self._fs.call_s3("delete_object", Bucket=bucket, Key=key)
+
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None:
+        bucket, prefix = self._bucket_key(directory)
+        for start in range(0, len(names), _PAGE):
+            keys = [{"Key": f"{prefix}/{name}"} for name in names[start : start + _PAGE]]
+            count("delete")
+            answer = self._fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+            for failed in answer.get("Errors", []):
+                raise UfsError(
+                    f"{redact('path', directory)}: {failed.get('Key')} was not removed: {failed.get('Message')}"
+                )
 
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None:
         """Put an object where there is none, by If-None-Match; None if there is one.

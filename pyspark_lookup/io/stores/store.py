@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pyspark_lookup.io.stores.file_version import FileVersion
@@ -33,10 +33,12 @@ class Listing:
 
 
 class Store(Protocol):
-    """One storage system with one set of options. `pins`: reads refuse another version themselves."""
+    """One storage system with one set of options. `pins`: reads refuse another version themselves. `lists_after`: a listing
+    from a name on costs what it returns."""
 
     scope: str
     pins: bool
+    lists_after: bool
 
     def url_of(self, path: str) -> str: ...
     def get_meta(self, path: str, count: Count) -> FileVersion: ...
@@ -48,6 +50,7 @@ class Store(Protocol):
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]: ...
     def put_if_absent(self, path: str, data: bytes, count: Count) -> FileVersion | None: ...
     def delete(self, path: str, count: Count) -> None: ...
+    def delete_many(self, directory: str, names: Sequence[str], count: Count) -> None: ...
 
 
 def is_entered(name: str) -> bool:

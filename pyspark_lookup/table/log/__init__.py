@@ -3,7 +3,6 @@
 from pyspark_lookup.table.log.events import (
     Abort,
     Allocate,
-    Alter,
     Batch,
     Commit,
     Create,
@@ -16,19 +15,19 @@ from pyspark_lookup.table.log.events import (
     event_bytes,
 )
 from pyspark_lookup.table.log.log import NotificationLog
-from pyspark_lookup.table.log.state import TableState
+from pyspark_lookup.table.log.state import EarlierStateError, TableState
 from pyspark_lookup.table.log.writes import Change, TableWrite
 
 __all__ = [
     "Abort",
     "Allocate",
-    "Alter",
     "Batch",
     "Change",
     "Commit",
     "Create",
     "DataFile",
     "Definition",
+    "EarlierStateError",
     "Event",
     "NotificationLog",
     "TableState",

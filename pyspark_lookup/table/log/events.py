@@ -143,14 +143,6 @@ class Abort(Event):
 
 
 @dataclasses.dataclass(frozen=True)
-class Alter(Event):
-    """The table's definition is another one from here on: how tables were altered before that took a write id."""
-
-    kind = "alter"
-    definition: Definition
-
-
-@dataclasses.dataclass(frozen=True)
 class Vacuum(Event):
     """The files of these writes, which no version from the position `oldest` on needs, are being removed."""
 
@@ -159,9 +151,7 @@ class Vacuum(Event):
     oldest: int
 
 
-_KINDS: dict[str, type[Event]] = {
-    event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Alter, Vacuum)
-}
+_KINDS: dict[str, type[Event]] = {event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Vacuum)}
 
 
 def event_bytes(event: Event) -> bytes:
@@ -298,6 +288,5 @@ _BODIES: dict[type[Event], dict[str, Any]] = {
     Write: {"write_id": _write_id, "files": files_of, "deletes": files_of, "replaces": _write_ids},
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},
     Abort: {"write_id": _write_id, "reason": text_of},
-    Alter: {"definition": definition_of},
     Vacuum: {"write_ids": _write_ids, "oldest": count_of},
 }

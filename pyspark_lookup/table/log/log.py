@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark_lookup.base.decoding import texts_of
+from pyspark_lookup.base.decoding import number_of, texts_of
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
     DamagedFileError,
@@ -27,18 +28,22 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
+from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.log.events import Event, event_bytes, event_of, seal
-from pyspark_lookup.table.log.state import TableState
+from pyspark_lookup.table.log.checkpoints import Checkpoints, state_of_json, state_to_json
+from pyspark_lookup.table.log.event_files import EventFiles
+from pyspark_lookup.table.log.events import Event, event_bytes, event_of
+from pyspark_lookup.table.log.pages import LogPages
+from pyspark_lookup.table.log.state import PAGE, TableState
 
 _log = logging.getLogger("pyspark_lookup.notifications")
-_DIGITS = 20
-_CHECKPOINT_EVERY = 50
-_CHECKPOINTS_KEPT = 3
 _TAIL_AT_MOST = 100  # events in the host's record beside a state
 _RACES = 1000  # positions lost in a row: others are putting events faster than one can be put here
+_PROBED = 64  # events that are asked for by name where a listing costs what the whole directory holds
+TRUSTED_S = 86400.0
+"""How long after a look at the log what was found there is trusted to be its beginning: less than events are kept at least."""
+_CLOCK_STEP_S = 60.0  # back, that a clock is forgiven
 _IN_VAIN = 8  # times that one position is lost to an event that the store does not show
 
 
@@ -46,22 +51,28 @@ _IN_VAIN = 8  # times that one position is lost to an event that the store does 
 class _Known:
     """A state, the file of its last event as it was seen (None: not yet), and how the host's records tell it.
 
-    They hold the state after `base`, and the events since then: a commit changes the small one of the two.
+    They hold the state after `base`, and the events since then: a commit changes the small one of the two. `looked_s`: the wall
+    clock's time when it was the latest.
     """
 
     state: TableState
     base: int
     tail: tuple[bytes, ...]
     last: FileVersion | None
+    looked_s: float = 0.0
 
 
 class NotificationLog:
     """The log of the table at `url`, as this process reads and writes it. Safe for threads, not across forks."""
 
-    def __init__(self, ufs: Ufs, context: HostContext, url: str) -> None:
+    def __init__(self, ufs: Ufs, context: HostContext, url: str, page: int = PAGE) -> None:
         self._ufs = ufs
         self._context = context
         self.url = url
+        self._page = page
+        self._events = EventFiles(ufs, url)
+        self._checkpoints = Checkpoints(ufs, url, page)
+        self.pages = LogPages(self._events, self._checkpoints, redact("path", url))
         self._key = key_of("log", ufs.scope, url)
         self._lock = threading.Lock()
         self._known: _Known | None = None
@@ -88,7 +99,7 @@ class NotificationLog:
         self.known()
         with self._lock:
             known = self._known
-        if known is None:
+        if known is None or self._age_s(known) > TRUSTED_S:
             return self._read_all()
         state, last = known.state, known.last
         try:
@@ -105,124 +116,78 @@ class NotificationLog:
             except DamagedFileError:
                 return self._read_all()  # another table's, put here between the two questions
             found = newer[-1][0]
-        if newer or found != last:
+        if newer or found != last or self._age_s(known) > TRUSTED_S / 4:
             self._keep(state, [event for _, event in newer], found)
         return state
 
+    def _age_s(self, known: _Known) -> float:
+        """How long ago this host found that a state was the latest; infinity for a clock that was set back since.
+
+        What follows may have been put and removed since, in no order, so that a state of long ago is not gone on from.
+        """
+        age_s = self._context.clock.wall_s() - known.looked_s
+        return age_s if age_s > -_CLOCK_STEP_S else math.inf
+
     def _after(self, state: TableState) -> list[tuple[FileVersion, Event]]:
         """The events that follow a state, with their files."""
-        following = self._path(state.position + 1)
-        try:
-            self._ufs.get_meta(following)
-        except UfsNotFoundError:
-            return []
-        return self._events_after(state.position, state.table_id)
+        files: list[FileVersion] = []
+        with contextlib.suppress(UfsNotFoundError):
+            for ahead in range(1, 2 if self._ufs.lists_after else _PROBED):
+                files.append(self._events.get_meta(state.position + ahead))
+            return self._events.after(state.position, state.table_id)
+        return self._events.read(files)
 
     def _is_same(self, state: TableState, last: FileVersion | None) -> FileVersion | None:
         """The file of the state's last event, if it still is that event; None if it is not."""
         try:
-            file = self._ufs.get_meta(self._path(state.position))
+            file = self._events.get_meta(state.position)
             if file == last:
                 return file
             # A copied table's files are others, with the same in them.
-            event = self._event(file, self._read(file))
+            ((_, event),) = self._events.read([file])
         except (UfsNotFoundError, SourceChangedError):
             return None
         return file if event.nonce == state.nonce else None
-
-    def _events_after(self, position: int, table_id: str | None) -> list[tuple[FileVersion, Event]]:
-        """All events after a position, with their files, which one LIST names. `table_id` None: the first event says it."""
-        listed = self._ufs.list_files(self._directory("log"), after=self._name(position))
-        files = {file.url.rsplit("/", 1)[-1]: file for file in listed if file.url.endswith(".json")}
-        following: list[FileVersion] = []
-        while files:
-            name = self._name(position + len(following) + 1)
-            file = files.pop(name, None) or self._find_missed(name)
-            if file is None:
-                break
-            following.append(file)
-        found = self._parse(following)
-        if files:
-            beyond = min(files)
-            own = table_id or (found[0][1].table_id if found else None)
-            # A writer that was slow puts one into the table that took its own's place, and takes it back.
-            if own is None or any(event.table_id == own for _, event in self._parse(list(files.values()))):
-                raise DamagedFileError(
-                    f"{redact('path', self.url)}: the log has no event {position + len(found) + 1} but {beyond}: "
-                    "restore it, or drop the table"
-                )
-        return found
-
-    def _find_missed(self, name: str) -> FileVersion | None:
-        """The file of an event that a listing did not name, though it named a later one; None if it is not there.
-
-        A local directory that is listed while somebody adds to it may show the later of two new files only.
-        """
-        try:
-            return self._ufs.get_meta(f"{self._directory('log')}/{name}")
-        except UfsNotFoundError:
-            return None
-
-    def _parse(self, files: Sequence[FileVersion]) -> list[tuple[FileVersion, Event]]:
-        texts = self._ufs.read_many([(file.as_immutable(), [(0, file.size)]) for file in files])
-        return [(file, self._event(file, text)) for file, (text,) in zip(files, texts, strict=True)]
-
-    def _event(self, file: FileVersion, text: bytes) -> Event:
-        name = file.url.rsplit("/", 1)[-1].removesuffix(".json")
-        if not name.isdecimal():
-            raise DamagedFileError(f"{redact('path', file.url)} is no event of a table's log")
-        try:
-            return event_of(text, int(name), redact("path", file.url))
-        except DamagedFileError:  # on its way here, perhaps
-            return event_of(self._read(file), int(name), redact("path", file.url))
 
     def _read_all(self) -> TableState | None:
         """The state from the newest checkpoint and the events after it."""
         with self._lock:
             self._known = None
         try:
-            state, found = self._from_checkpoint() or (None, self._events_after(0, None))
+            state, found = self._from_checkpoint() or (None, self._events.after(0, None))
         except UfsNotFoundError:
             return None
         if not found:
             return None
-        state = state or TableState.begin(found[0][1], redact("path", self._path(1)))
+        state = state or TableState.begin(found[0][1], redact("path", self._events.path(1)), self._page)
         state = state.advance(event for _, event in found[1:])
         self._keep(state, None, found[-1][0])
         return state
 
     def _from_checkpoint(self) -> tuple[TableState, list[tuple[FileVersion, Event]]] | None:
         """The newest checkpoint's state and the events from its last one on; None if there is none of this table."""
-        state = self._checkpoint()
+        state = self._checkpoints.newest()
         if state is None:
             return None
-        found = self._events_after(state.position - 1, state.table_id)
+        found = self._events.after(state.position - 1, state.table_id)
         # A checkpoint may come late, after its table was dropped and another one was made.
         if not found or (found[0][1].nonce, found[0][1].table_id) != (state.nonce, state.table_id):
             return None
         return state, found
 
-    def _checkpoint(self) -> TableState | None:
-        """The newest checkpoint that can be read; None without one."""
-        try:
-            newest = self._ufs.list_files(self._directory("checkpoints"), after="", at_most=1)
-        except UfsNotFoundError:
-            return None
-        for file in newest:
+    def position_at(self, state: TableState, until_s: float) -> int | None:
+        """The last position of which the event was put by then, on the store's clock; None if none was, of those there are."""
+        low, high = self.pages.begin(state), state.position
+        while low < high:
+            middle = (low + high + 1) // 2
             try:
-                return TableState.of_bytes(self._read(file), redact("path", file.url))
-            except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
-                _log.warning("reading the log from its beginning: %s", problem)
-        return None
-
-    def _read(self, file: FileVersion) -> bytes:
-        return self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])[0]
-
-    def times(self) -> dict[int, float]:
-        """When each event was put, by position, in Unix time on the store's clock: one LIST per page of them."""
-        found = self._ufs.list_files(self._directory("log"))
-        names = ((file.url.rsplit("/", 1)[-1].removesuffix(".json"), file.modified_at_s) for file in found)
-        return {int(name): at_s for name, at_s in names if name.isdecimal() and at_s is not None}
+                put_at_s = self._events.get_meta(middle).modified_at_s
+            except UfsNotFoundError:  # trimmed meanwhile, or before
+                put_at_s = until_s
+            if put_at_s is None:
+                raise UfsError(f"{redact('path', self._events.path(middle))}: the store does not say when it was put")
+            low, high = (middle, high) if put_at_s <= until_s else (low, middle - 1)
+        return low or None
 
     # --- what this host knows ---------------------------------------------------------------------
 
@@ -232,7 +197,7 @@ class NotificationLog:
             return None
         origin = "the host's record of the log"
         base: TableState | None = self._context.disk.get_record(
-            "log", self._key, lambda found: TableState.from_json(found, origin)
+            "log", self._key, lambda found: state_of_json(found, origin)
         )
         if base is None:
             return None
@@ -243,7 +208,7 @@ class NotificationLog:
             texts = tuple(text.encode() for text in texts_of(found["events"]))
             events = [event_of(text, n, origin) for n, text in enumerate(texts, base.position + 1)]
             last = None if found["last"] is None else FileVersion.from_json(found["last"])
-            return _Known(base.advance(events), base.position, texts, last)
+            return _Known(base.advance(events), base.position, texts, last, number_of(found["looked_s"]))
 
         alone = _Known(base, base.position, (), None)
         return self._context.disk.get_record("log-tail", self._tail_key(base.position), with_tail) or alone
@@ -262,17 +227,18 @@ class NotificationLog:
             base = before.base if before is not None else 0
             if tail is None or len(tail) > _TAIL_AT_MOST:
                 tail, base = None, state.position
-            self._known = _Known(state, base, tail or (), last)
+            looked_s = self._context.clock.wall_s()
+            self._known = _Known(state, base, tail or (), last, looked_s)
         if self._context.disk is None:
             return
         try:
             if tail is None:
-                self._context.disk.replace_record("log", self._key, state.to_json())
+                self._context.disk.replace_record("log", self._key, state_to_json(state))
                 if before is not None:
                     self._context.disk.remove_record("log-tail", self._tail_key(before.base))
             seen = None if last is None else last.to_json()
             texts = [text.decode() for text in tail or ()]
-            value = {"table": state.table_id, "events": texts, "last": seen}
+            value = {"table": state.table_id, "events": texts, "last": seen, "looked_s": looked_s}
             self._context.disk.replace_record("log-tail", self._tail_key(base), value)
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
@@ -288,7 +254,7 @@ class NotificationLog:
         file = self._put(event)
         if file is None:
             return None
-        state = TableState.begin(event, "the event just put")
+        state = TableState.begin(event, "the event just put", self._page)
         with self._lock:
             self._known = None
         self._keep(state, None, file)
@@ -323,8 +289,7 @@ class NotificationLog:
             elif self._has_followed(state, event):
                 state = state.advance([event])
                 self._keep(state, [event], file)
-                if event.position % _CHECKPOINT_EVERY == 0:
-                    self._put_checkpoint(state)
+                self._checkpoints.put_if_due(state)
                 return state
         shown = redact("path", self.url)
         if in_vain >= _IN_VAIN:
@@ -336,7 +301,7 @@ class NotificationLog:
     def _put(self, event: Event) -> FileVersion | None:
         """Put an event; None if another one has its position. Raises CommitUnknownError if that cannot be found out."""
         try:
-            return self._ufs.put_if_absent(self._path(event.position), event_bytes(event))
+            return self._ufs.put_if_absent(self._events.path(event.position), event_bytes(event))
         except PutUnknownError as problem:
             raise self._unknown(event, problem) from problem
 
@@ -355,46 +320,19 @@ class NotificationLog:
             last = self._known.last if self._known is not None and self._known.state is state else None
         try:
             # Others may have seen the event, and put theirs after it: no single answer makes it go.
-            if self._is_same(state, last) is not None or self._is_listed(state):
+            if self._is_same(state, last) is not None or self._events.lists(state.position, state.nonce):
                 return True
-            self._ufs.delete(self._path(event.position))
+            self._ufs.delete(self._events.path(event.position))
         except (UfsError, DamagedFileError) as problem:
             raise self._unknown(event, problem) from problem
         with self._lock:
             self._known = None
         return False
 
-    def _is_listed(self, state: TableState) -> bool:
-        """Whether a listing of the log shows the state's last event: asked in another way than by its name."""
-        found = self._ufs.list_files(self._directory("log"), after=self._name(state.position - 1), at_most=1)
-        return any((event.position, event.nonce) == (state.position, state.nonce) for _, event in self._parse(found))
-
-    def _put_checkpoint(self, state: TableState) -> None:
-        """Put a checkpoint; without it reading the log for the first time takes longer, no more."""
-        data = seal(state.to_json())
-        with contextlib.suppress(UfsError):
-            self._ufs.put_if_absent(self._checkpoint_path(state.position), data)
-            # Who has just listed it may still read the one before.
-            old = state.position - _CHECKPOINTS_KEPT * _CHECKPOINT_EVERY
-            if old > 0:
-                self._ufs.delete(self._checkpoint_path(old))
-
-    def _checkpoint_path(self, position: int) -> str:
-        return f"{self._directory('checkpoints')}/{10**_DIGITS - position:0{_DIGITS}d}.json"
-
     def _nonce(self) -> str:
         return f"{self._context.rng.getrandbits(128):032x}"
-
-    def _directory(self, name: str) -> str:
-        return f"{self.url}/{LOG_DIRECTORY}/{name}"
-
-    def _name(self, position: int) -> str:
-        return f"{position:0{_DIGITS}d}.json"
 
     @staticmethod
     def first_event(url: str) -> str:
         """The file that a managed table at `url` begins with."""
-        return f"{url}/{LOG_DIRECTORY}/log/{1:0{_DIGITS}d}.json"
-
-    def _path(self, position: int) -> str:
-        return f"{self._directory('log')}/{self._name(position)}"
+        return EventFiles.path_of(url, 1)

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, counts_of, number_of, text_of
 from pyspark_lookup.base.errors import DamagedFileError, VersionGoneError, WriteConflictError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.table.log.events import (
-    FORMAT,
     Abort,
     Allocate,
-    Alter,
     Batch,
     Commit,
     Create,
@@ -31,11 +28,6 @@ from pyspark_lookup.table.log.events import (
     Vacuum,
     Write,
     WriteMode,
-    definition_json,
-    definition_of,
-    files_of,
-    id_of,
-    parse,
 )
 from pyspark_lookup.table.log.visible_writes import VisibleWrites
 from pyspark_lookup.table.log.writes import Change, TableWrite
@@ -44,45 +36,79 @@ from pyspark_lookup.table.model import VersionMetadata
 _VISIBLE_KEPT = 4  # of the lists that versions were asked for by
 
 
-class TableState:
-    """A managed table after the event at `position`, whose nonce is `nonce`; never changed once made."""
+PAGE = 1000
+"""Events after which a state forgets what happened before the last so many."""
 
-    def __init__(self, table_id: str, position: int, nonce: str) -> None:
+
+class EarlierStateError(LookupError):
+    """What is asked is for a state before this one: see `NotificationLog.state_at`."""
+
+
+class TableState:
+    """A managed table after the event at `position`, whose nonce is `nonce`; never changed once made.
+
+    It answers for the positions from `since` on, and holds what these need: writes that are open, have ended since, or are part
+    of the version there. What is older is in the states before it: see `NotificationLog.state_at`. `since` begins the page before
+    that of `position`; a page has `page` events.
+    """
+
+    def __init__(self, table_id: str, position: int, nonce: str, page: int = PAGE) -> None:
         self.table_id = table_id
         self.position = position
         self.nonce = nonce
+        self.page = page
+        self.since = 0
+        self.watermark = 0  # the highest write id that was allocated then; all later ones are held
         self.writes: dict[int, TableWrite] = {}
         self.batches: dict[str, int] = {}
         self.changes: list[Change] = []
         self.oldest = 1  # from this position on every version can be read
         self.memo: dict[Any, Any] = {}  # what others have made of this state; not part of it
         self._visible_by_ids: dict[ValidWriteIdList, VisibleWrites] = {}
-        self._definitions: list[tuple[int, Definition]] = []
-        self._replaced_by = 0  # the highest overwrite that is committed
-        self._keyed_by = 0  # the highest write by key that is
+        self.definitions: list[tuple[int, Definition]] = []
+        self.replaced_by = 0  # the highest overwrite that is committed
+        self.keyed_by = 0  # the highest write by key that is
 
     # --- from events ------------------------------------------------------------------------------
 
     @classmethod
-    def begin(cls, event: Event, origin: str) -> TableState:
+    def begin(cls, event: Event, origin: str, page: int = PAGE) -> TableState:
         """The state after a table's first event. Raises DamagedFileError if it is none."""
         if not isinstance(event, Create) or event.position != 1:
             raise DamagedFileError(f"{origin} does not create the table, as its first event should")
-        state = cls(event.table_id, 1, event.nonce)
-        state._define(event.position, event.at_s, event.definition)
+        state = cls(event.table_id, 1, event.nonce, page)
+        state.definitions = [(event.position, event.definition)]
+        state.changes = [Change(event.position, event.at_s, None)]
         return state
 
     def advance(self, events: Iterable[Event]) -> TableState:
         """The state after those events too. Raises DamagedFileError if one cannot follow what is before it."""
-        state = TableState(self.table_id, self.position, self.nonce)
+        state = TableState(self.table_id, self.position, self.nonce, self.page)
+        state.since, state.watermark = self.since, self.watermark
         state.writes, state.batches = dict(self.writes), dict(self.batches)
-        state.changes, state._definitions = list(self.changes), list(self._definitions)
-        state._replaced_by, state._keyed_by, state.oldest = self._replaced_by, self._keyed_by, self.oldest
+        state.changes, state.definitions = list(self.changes), list(self.definitions)
+        state.replaced_by, state.keyed_by, state.oldest = self.replaced_by, self.keyed_by, self.oldest
         for event in events:
             state._take(event)
         return state
 
     def _take(self, event: Event) -> None:
+        self._apply(event)
+        if self.position % self.page == 0 and self.position > self.page:
+            self._forget(self.position - self.page)
+
+    def _forget(self, since: int) -> None:
+        """Hold no longer what only versions and changes before a position need."""
+        needed = {write.id for write in self.find_needed(since)}
+        held = (w for w in self.writes.values() if w.ended_at is None or w.ended_at > since or w.id in needed)
+        watermark = self.valid_write_ids(since).high_watermark
+        self.writes = {write.id: write for write in held}
+        self.changes = self.changes[self._last_change(since) :]
+        self.definitions = self.definitions[self._last_definition(since) :]
+        self.since, self.watermark = since, watermark
+        self._visible_by_ids.clear()
+
+    def _apply(self, event: Event) -> None:
         if event.position != self.position + 1:
             raise DamagedFileError(f"event {event.position} of table {self.table_id} follows event {self.position}")
         if event.table_id != self.table_id:
@@ -105,10 +131,10 @@ class TableState:
                 write = self._open(event, event.write_id)
                 ended = TableWrite(write.id, write.mode, write.allocated_at, ended_at=event.position, nonce=write.nonce)
                 self.writes[write.id] = ended
-            case Alter():
-                self._define(event.position, event.at_s, event.definition)
             case Vacuum():
                 for id_ in event.write_ids:
+                    if id_ not in self.writes and id_ <= self.watermark:
+                        continue
                     if id_ not in self.writes or self.writes[id_].ended_at is None:
                         raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
                     self.writes[id_] = dataclasses.replace(self.writes[id_], files=(), deletes=(), vacuumed=True)
@@ -123,7 +149,7 @@ class TableState:
         """Take it that a compaction's files have the rows of those writes."""
         if not replaces:
             return
-        if any(id_ >= write_id or not self.writes[id_].committed for id_ in replaces):
+        if any(id_ >= write_id or id_ not in self.writes or not self.writes[id_].committed for id_ in replaces):
             raise self._contradiction(event, f"compacts writes into write {write_id} that were not committed before")
         self.writes[write_id] = self.writes[write_id].replacing(self.writes, replaces)
 
@@ -131,20 +157,16 @@ class TableState:
         self.writes[write.id] = dataclasses.replace(write, ended_at=event.position, committed=True)
         self._rank(write)
         if event.definition is not None:
-            self._definitions.append((event.position, event.definition))
+            self.definitions.append((event.position, event.definition))
         if event.batch is not None:
             self.batches[event.batch.query] = event.batch.id
         self.changes.append(Change(event.position, event.at_s, write.id))
 
     def _rank(self, write: TableWrite) -> None:
         if write.mode is WriteMode.OVERWRITE:
-            self._replaced_by = max(self._replaced_by, write.id)
+            self.replaced_by = max(self.replaced_by, write.id)
         if write.mode.by_key or (write.deletes and not write.replaces):
-            self._keyed_by = max(self._keyed_by, write.id)
-
-    def _define(self, position: int, at_s: float, definition: Definition) -> None:
-        self._definitions.append((position, definition))
-        self.changes.append(Change(position, at_s, None))
+            self.keyed_by = max(self.keyed_by, write.id)
 
     def _open(self, event: Event, write_id: int) -> TableWrite:
         write = self.writes.get(write_id)
@@ -160,22 +182,29 @@ class TableState:
     @property
     def high_watermark(self) -> int:
         """The highest write id that was allocated; 0 without any."""
-        return len(self.writes)
+        return max(self.watermark, next(reversed(self.writes), 0))
 
     @property
     def definition(self) -> Definition:
         """The table's columns, keys and properties now."""
-        return self._definitions[-1][1]
+        return self.definitions[-1][1]
 
     def definition_at(self, position: int) -> Definition:
         """The same as it was after the event at a position."""
-        last = bisect.bisect_right(self._definitions, position, key=lambda definition: definition[0]) - 1
-        return self._definitions[last][1]
+        return self.definitions[self._last_definition(position)][1]
+
+    def _last_definition(self, position: int) -> int:
+        return max(bisect.bisect_right(self.definitions, position, key=lambda definition: definition[0]) - 1, 0)
+
+    def _last_change(self, position: int) -> int:
+        return max(bisect.bisect_right(self.changes, position, key=lambda change: change.position) - 1, 0)
 
     def rekeyed(self, position: int) -> bool:
-        """Whether the key columns were others at some time since a position."""
+        """Whether the key columns were others at some time since a position, or may have been."""
         keys = self.definition_at(position).keys
-        return any(definition.keys != keys for at, definition in self._definitions if at > position)
+        return position < self.since or any(
+            definition.keys != keys for at, definition in self.definitions if at > position
+        )
 
     def open_writes(self) -> list[TableWrite]:
         """The writes that have not ended, by id."""
@@ -191,17 +220,17 @@ class TableState:
             )
         if write.committed:
             raise WriteConflictError(f"write {write_id} of table {self.table_id} is committed already")
-        if write.mode is WriteMode.OVERWRITE and self._keyed_by > write_id:
+        if write.mode is WriteMode.OVERWRITE and self.keyed_by > write_id:
             # Its rows would stay beside those of the same keys.
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id}, an overwrite, began before write {self._keyed_by}, which has "
+                f"write {write_id} of table {self.table_id}, an overwrite, began before write {self.keyed_by}, which has "
                 "written by key and is committed: write again"
             )
         if write.mode is WriteMode.OVERWRITE:
             self._check_compactions(write_id)
-        if self._replaced_by > write_id and write.mode is not WriteMode.ALTER:
+        if self.replaced_by > write_id and write.mode is not WriteMode.ALTER:
             raise WriteConflictError(
-                f"write {write_id} of table {self.table_id} began before write {self._replaced_by}, which has replaced the "
+                f"write {write_id} of table {self.table_id} began before write {self.replaced_by}, which has replaced the "
                 "table's rows and is committed: its rows would never be seen; write again"
             )
         return write
@@ -222,26 +251,36 @@ class TableState:
     # --- versions ---------------------------------------------------------------------------------
 
     def valid_write_ids(self, position: int | None = None) -> ValidWriteIdList:
-        """Which writes are valid after the event at `position` (None: now). Raises ValueError for one beyond the log."""
+        """Which writes are valid after the event at `position` (None: now). Of those that were aborted the list has the ones since
+        the beginning of the position's page: older ones have no rows, whatever a list says of them.
+
+        Raises ValueError for a position beyond the log, EarlierStateError for one before `since`.
+        """
         at = self.position if position is None else position
         if not 1 <= at <= self.position:
             raise ValueError(f"log position {at} of table {self.table_id}: the log goes from 1 to {self.position}")
-        # Ids are allocated in the log's order.
-        allocated = bisect.bisect_right(
-            range(1, len(self.writes) + 1), at, key=lambda id_: self.writes[id_].allocated_at
-        )
-        invalid = [write for write in self.writes.values() if not write.committed or (write.ended_at or 0) > at]
-        invalid = [write for write in invalid if write.id <= allocated]
-        opened = [write.id for write in invalid if write.ended_at is None or write.ended_at > at]
-        aborted = {write.id for write in invalid}.difference(opened)
+        if at < self.since:
+            raise EarlierStateError(f"log position {at} of table {self.table_id} is before {self.since}")
+        allocated, opened, aborted = self.watermark, [], []
+        for write in self.writes.values():
+            if write.allocated_at > at:
+                break  # ids are allocated in the log's order
+            allocated = max(allocated, write.id)
+            if write.ended_at is None or write.ended_at > at:
+                opened.append(write.id)
+            elif not write.committed and write.ended_at > self._page_of(at):
+                aborted.append(write.id)
         return ValidWriteIdList(self.table_id, allocated, opened, aborted)
+
+    def _page_of(self, position: int) -> int:
+        """The position before the first one of its page."""
+        return position // self.page * self.page
 
     def version(self, position: int | None = None) -> VersionMetadata:
         """The version after the event at `position` (None: now). Raises ValueError for one beyond the log."""
         write_ids = self.valid_write_ids(position)
         at = self.position if position is None else position
-        last = bisect.bisect_right(self.changes, at, key=lambda change: change.position) - 1
-        return self._version(write_ids, at, self.changes[last].position)
+        return self._version(write_ids, at, self.changes[self._last_change(at)].position)
 
     def version_of(self, write_ids: ValidWriteIdList, own: int | None = None) -> VersionMetadata:
         """The version that a list lets through, with the columns and keys that the table had after the last of these writes.
@@ -257,6 +296,7 @@ class TableState:
             raise ValueError(
                 f"the list {str(write_ids)!r} is ahead of the log, in which {self.high_watermark} writes have begun"
             )
+        self._check_covered(write_ids)
         for write in self.writes.values():
             if write.committed or not write_ids.is_valid(write.id) or (write.id == own and write.ended_at is None):
                 continue
@@ -266,19 +306,28 @@ class TableState:
                 )
             if write.ended_at is None:
                 raise ValueError(f"the list {str(write_ids)!r} is ahead of the log: write {write.id} is not committed")
+            if write.ended_at <= self._page_of(self.position):
+                continue  # lists of later pages do not name it
             raise VersionGoneError(f"write {write.id} of table {self.table_id} was aborted: its rows cannot be read")
         self._check_marks(write_ids, own)
-        valid = self._visible(write_ids).valid
-        ends = max((write.ended_at for write in valid if write.ended_at is not None), default=1)
         if own is not None:
             return self._version(write_ids, self.position, self.position)
-        # Definitions without a write id, of earlier releases, go with the writes before them.
-        following = min(
-            (c.position for c in self.changes if c.position > ends and c.write_id), default=self.position + 1
-        )
-        unnumbered = (c.position for c in self.changes if c.write_id is None and c.position < following)
-        at = max([ends, *unnumbered])
+        valid = self._visible(write_ids).valid
+        at = max([self.changes[0].position, *(write.ended_at for write in valid if write.ended_at is not None)])
         return self._version(write_ids, at, at)
+
+    def _check_covered(self, write_ids: ValidWriteIdList) -> None:
+        """Raise EarlierStateError if what a list lets through cannot be said of what is held here."""
+        earlier = write_ids.high_watermark < self.watermark
+        for id_ in write_ids.open_ids if self.since else ():
+            earlier = earlier or (id_ <= self.watermark and id_ not in self.writes)
+        for id_ in {*write_ids.open_ids, *write_ids.aborted_ids} if self.since else ():
+            write = self.writes.get(id_)
+            if write is not None and write.committed and (write.ended_at or 0) <= self.since:
+                # What it has replaced or deleted is not held.
+                earlier = earlier or bool(write.deletes) or write.mode not in (WriteMode.APPEND, WriteMode.ALTER)
+        if earlier:
+            raise EarlierStateError(f"the list {str(write_ids)!r} is of before log position {self.since}")
 
     def _check_marks(self, write_ids: ValidWriteIdList, own: int | None) -> None:
         """Raise VersionGoneError if a list lets through deletes in the files of a compaction that it does not see.
@@ -297,8 +346,7 @@ class TableState:
                 )
 
     def _version(self, write_ids: ValidWriteIdList, at: int, position: int) -> VersionMetadata:
-        last = bisect.bisect_right(self._definitions, at, key=lambda definition: definition[0]) - 1
-        defined_at, definition = self._definitions[last]
+        defined_at, definition = self.definitions[self._last_definition(at)]
         found = self._visible(write_ids)
         for write in found.needed:
             if write.vacuumed:
@@ -342,89 +390,3 @@ class TableState:
                 self._visible_by_ids.clear()
             found = self._visible_by_ids[write_ids] = VisibleWrites(self.writes, write_ids, self.position)
         return found
-
-    # --- checkpoints ------------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        """The state as JSON can hold it."""
-        writes = [
-            [
-                write.id,
-                write.mode.value,
-                write.allocated_at,
-                write.ended_at,
-                write.committed,
-                [[file.path, file.size, file.rows] for file in write.files],
-                [[file.path, file.size, file.rows] for file in write.deletes],
-                list(write.replaces),
-                write.vacuumed,
-                write.nonce,
-            ]
-            for write in self.writes.values()
-        ]
-        return {
-            "format": FORMAT,
-            "table": self.table_id,
-            "position": self.position,
-            "nonce": self.nonce,
-            "writes": writes,
-            "definitions": [[position, definition_json(definition)] for position, definition in self._definitions],
-            "batches": self.batches,
-            "oldest": self.oldest,
-            "changes": [[change.position, change.at_s, change.write_id] for change in self.changes],
-        }
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any], origin: str) -> TableState:
-        """The state that `to_json` wrote. Raises DamagedFileError for anything else."""
-        try:
-            state = cls(id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"]))
-            for number, (id_, mode, allocated_at, ended_at, committed, files, *more) in enumerate(found["writes"], 1):
-                ended = None if ended_at is None else count_of(ended_at)
-                deletes, replaces, vacuumed, *nonce = more
-                write = TableWrite(
-                    id_, WriteMode(mode), count_of(allocated_at), files_of(files), ended, committed, files_of(deletes)
-                )
-                write = dataclasses.replace(write, vacuumed=bool(vacuumed), nonce=text_of(*nonce) if nonce else "")
-                if replaces:
-                    write = write.replacing(state.writes, counts_of(replaces))
-                within = write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
-                if id_ != number or not isinstance(committed, bool) or not within or (committed and ended is None):
-                    raise ValueError(f"write {number} cannot be")
-                state.writes[number] = write
-                if write.committed:
-                    state._rank(write)
-            state._definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
-            state.oldest = count_of(found["oldest"])
-            state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
-            state.changes = [
-                Change(count_of(position), number_of(at), None if id_ is None else count_of(id_))
-                for position, at, id_ in found["changes"]
-            ]
-            state._check()
-        except UNREADABLE as problem:
-            raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
-        return state
-
-    def _check(self) -> None:
-        """Raise ValueError where the parts of a state that was read contradict each other."""
-        changes = [change.position for change in self.changes]
-        defined = [position for position, _ in self._definitions]
-        for positions in (changes, defined):
-            if (
-                not positions
-                or positions[0] != 1
-                or positions != sorted(set(positions))
-                or positions[-1] > self.position
-            ):
-                raise ValueError("a table is created by its first event, and nothing comes after its last")
-        if not 1 <= self.oldest <= self.position:
-            raise ValueError("the oldest version that can be read is one of the log")
-        commits = {write.ended_at: write.id for write in self.writes.values() if write.committed}
-        if {c.position: c.write_id for c in self.changes if c.write_id is not None} != commits:
-            raise ValueError("its commits are others than its changes")
-
-    @classmethod
-    def of_bytes(cls, data: bytes, origin: str) -> TableState:
-        """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
-        return cls.from_json(parse(data, origin), origin)

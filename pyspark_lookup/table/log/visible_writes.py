@@ -39,8 +39,11 @@ class VisibleWrites:
         invalid = {
             *write_ids.open_ids,
             *write_ids.aborted_ids,
-            *range(write_ids.high_watermark + 1, len(self._writes) + 1),
+            *range(write_ids.high_watermark + 1, max(self._writes, default=0) + 1),
         }
+        # A list need not name the aborted ones of long ago.
+        aborted = (id_ for id_, write in self._writes.items() if write.ended_at is not None and not write.committed)
+        invalid.update(aborted)
         valid = [write for id_, write in self._writes.items() if id_ not in invalid]
         unseen = (self._writes[id_] for id_ in invalid if id_ in self._writes)
         adding = (WriteMode.APPEND, WriteMode.ALTER)
@@ -49,8 +52,9 @@ class VisibleWrites:
         compactions = [write for write in valid if write.replaces]
         replaced, usable = set[int](), set[int]()
         for write in sorted(compactions, key=self.end):
-            kept = (id_ not in invalid and (id_ in usable or not self._writes[id_].replaces) for id_ in write.replaces)
-            if self.end(write) < limit and all(kept):
+            # A compaction that is not held any more is part of one that was usable.
+            unusable = {id_ for id_ in write.replaces if id_ in self._writes and self._writes[id_].replaces} - usable
+            if self.end(write) < limit and not unusable and invalid.isdisjoint(write.replaces):
                 usable.add(write.id)
                 replaced.update(write.replaces)
         if len(usable) < len(compactions):
@@ -84,8 +88,8 @@ class VisibleWrites:
         """Of the latest compactions, also those that were compacted again, the names of their files and of those they replaced."""
         compactions = sorted((write for write in self.valid if write.replaces), key=self.end)
         for write in compactions[-_REWRITES_AT_MOST:]:
-            others = [self._writes[id_] for id_ in write.replaces]
-            if not any(other.vacuumed for other in others):
+            others = [self._writes[id_] for id_ in write.replaces if id_ in self._writes]
+            if len(others) == len(write.replaces) and not any(other.vacuumed for other in others):
                 # What it deletes may be the doing of writes that are in no version any more, so that is taken as new.
                 own = tuple(file.name for file in write.files)
                 yield own, tuple(name for other in others for name in other.names)

@@ -71,7 +71,7 @@ class TableWrite:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """An event that made a version: its position, Unix time by its writer's clock, and its write (None: the definition)."""
+    """An event that made a version: its position, Unix time by its writer's clock, and its write (None: the first one, by which it was created)."""
 
     position: int
     at_s: float

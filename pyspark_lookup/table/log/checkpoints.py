@@ -1,0 +1,199 @@
+"""`Checkpoints`: states of a managed table's log in the store, and how JSON holds one, also in a host's records."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, counts_of, number_of, text_of
+from pyspark_lookup.base.errors import DamagedFileError, SourceChangedError, UfsError, UfsNotFoundError
+from pyspark_lookup.io.stores import LOG_DIRECTORY
+from pyspark_lookup.io.ufs import Ufs
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.log.event_files import DIGITS
+from pyspark_lookup.table.log.events import (
+    FORMAT,
+    WriteMode,
+    definition_json,
+    definition_of,
+    files_of,
+    id_of,
+    parse,
+    seal,
+)
+from pyspark_lookup.table.log.state import TableState
+from pyspark_lookup.table.log.writes import Change, TableWrite
+
+_log = logging.getLogger("pyspark_lookup.notifications")
+_EVERY = 50  # events
+_KEPT = 3
+
+
+class Checkpoints:
+    """The checkpoints of the table at `url`: of its last events, and at the end of each page of the log."""
+
+    def __init__(self, ufs: Ufs, url: str, page: int) -> None:
+        self.page = page
+        self._ufs = ufs
+        self._directory = f"{url}/{LOG_DIRECTORY}/checkpoints"
+        self._every = math.gcd(_EVERY, page)
+
+    def _path(self, position: int) -> str:
+        return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # the newest comes first
+
+    def newest(self) -> TableState | None:
+        """The newest one that can be read; None without one."""
+        try:
+            newest = self._ufs.list_files(self._directory, after="", at_most=_KEPT)
+        except UfsNotFoundError:
+            return None
+        for file in newest:
+            try:
+                (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
+                return state_of_bytes(data, redact("path", file.url))
+            except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
+                _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
+        return None
+
+    def read(self, position: int) -> TableState:
+        """The one at a position. Raises UfsNotFoundError or SourceChangedError if it is not there, DamagedFileError."""
+        file = self._ufs.get_meta(self._path(position))
+        (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
+        return state_of_bytes(data, redact("path", file.url))
+
+    def page_ends(self) -> list[int]:
+        """The positions at the ends of pages that there are checkpoints of, ascending: one LIST."""
+        try:
+            listed = self._ufs.list_files(self._directory)
+        except UfsNotFoundError:
+            return []
+        names = (file.url.rsplit("/", 1)[-1].removesuffix(".json") for file in listed)
+        found = (10**DIGITS - int(name) for name in names if name.isdecimal())
+        return sorted(position for position in found if position % self.page == 0)
+
+    def put_if_due(self, state: TableState) -> bool:
+        """Put one of a state that is at such a position; whether it ends a page. Without it reading the log takes longer, no more."""
+        if state.position % self._every:
+            return False
+        with contextlib.suppress(UfsError):
+            self._ufs.put_if_absent(self._path(state.position), seal(state_to_json(state)))
+            # Who has just listed it may still read the one before.
+            old = state.position - _KEPT * self._every
+            if old > 0 and old % self.page:
+                self._ufs.delete(self._path(old))
+        return state.position % self.page == 0
+
+    def delete(self, position: int) -> None:
+        self._ufs.delete(self._path(position))
+
+
+def state_to_json(state: TableState) -> dict[str, Any]:
+    """The state as JSON can hold it."""
+    writes = [
+        [
+            write.id,
+            write.mode.value,
+            write.allocated_at,
+            write.ended_at,
+            write.committed,
+            [[file.path, file.size, file.rows] for file in write.files],
+            [[file.path, file.size, file.rows] for file in write.deletes],
+            list(write.replaces),
+            [write.least, write.rank],
+            write.vacuumed,
+            write.nonce,
+        ]
+        for write in state.writes.values()
+    ]
+    return {
+        "format": FORMAT,
+        "table": state.table_id,
+        "position": state.position,
+        "nonce": state.nonce,
+        "page": state.page,
+        "since": state.since,
+        "watermark": state.watermark,
+        "replaced_by": state.replaced_by,
+        "keyed_by": state.keyed_by,
+        "writes": writes,
+        "definitions": [[position, definition_json(definition)] for position, definition in state.definitions],
+        "batches": state.batches,
+        "oldest": state.oldest,
+        "changes": [[change.position, change.at_s, change.write_id] for change in state.changes],
+    }
+
+
+def state_of_json(found: Mapping[str, Any], origin: str) -> TableState:
+    """The state that `state_to_json` wrote. Raises DamagedFileError for anything else."""
+    try:
+        head = id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"])
+        state = TableState(*head, count_of(found["page"]))
+        state.since, state.watermark = count_of(found["since"]), count_of(found["watermark"])
+        state.replaced_by, state.keyed_by = count_of(found["replaced_by"]), count_of(found["keyed_by"])
+        for row in found["writes"]:
+            write = _write_of(row)
+            state.writes[write.id] = write
+        state.definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
+        state.oldest = count_of(found["oldest"])
+        state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
+        state.changes = [
+            Change(count_of(position), number_of(at), None if id_ is None else count_of(id_))
+            for position, at, id_ in found["changes"]
+        ]
+        _check(state, len(found["writes"]))
+    except UNREADABLE as problem:
+        raise DamagedFileError(f"{origin} is no state of a table's log: {problem!r}") from None
+    return state
+
+
+def _write_of(row: Any) -> TableWrite:
+    id_, mode, allocated_at, ended_at, committed, files, deletes, replaces, (least, rank), vacuumed, nonce = row
+    if not isinstance(committed, bool) or not isinstance(vacuumed, bool) or not isinstance(mode, str):
+        raise ValueError(f"write {id_!r} cannot be")
+    return TableWrite(
+        count_of(id_),
+        WriteMode(mode),
+        count_of(allocated_at),
+        files_of(files),
+        None if ended_at is None else count_of(ended_at),
+        committed,
+        files_of(deletes),
+        counts_of(replaces),
+        count_of(least),
+        count_of(rank),
+        vacuumed,
+        text_of(nonce),
+    )
+
+
+def _check(state: TableState, rows: int) -> None:
+    """Raise ValueError where the parts of a state that was read contradict each other."""
+    changes = [change.position for change in state.changes]
+    defined = [position for position, _ in state.definitions]
+    for positions in (changes, defined):
+        begins = positions and (positions[0] == 1 if not state.since else 1 <= positions[0] <= state.since)
+        if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
+            raise ValueError("a table is created by its first event, and nothing comes after its last")
+    if not 1 <= state.oldest <= state.position or not 0 <= state.since < state.position or state.page < 1:
+        raise ValueError("the positions that a state is about are of its log")
+    ids = list(state.writes)
+    later = [id_ for id_ in ids if id_ > state.watermark]
+    if len(ids) != rows or ids != sorted(ids) or later != list(range(state.watermark + 1, state.high_watermark + 1)):
+        raise ValueError("write ids are given in their order, and all since a position are held")
+    for write in state.writes.values():
+        within = 1 <= write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
+        ranked = 1 <= write.least <= write.rank if write.replaces else write.least == write.rank == write.id
+        if not write.id or not within or not ranked or (write.committed and write.ended_at is None):
+            raise ValueError(f"write {write.id} cannot be")
+    commits = {write.ended_at: write.id for write in state.writes.values() if write.committed}
+    own = {c.position: c.write_id for c in state.changes if c.write_id is not None and c.position > state.since}
+    if own != {position: id_ for position, id_ in commits.items() if position is not None and position > state.since}:
+        raise ValueError("its commits are others than its changes")
+
+
+def state_of_bytes(data: bytes, origin: str) -> TableState:
+    """The state in a checkpoint's file. Raises DamagedFileError, and NotSupportedError for a later format."""
+    return state_of_json(parse(data, origin), origin)

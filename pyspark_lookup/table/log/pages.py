@@ -1,0 +1,135 @@
+"""`LogPages`: what a managed table's log said before, page by page, and its trimming.
+
+A state holds what the last two pages are about. Of those before them there is a checkpoint at the end of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.base.write_ids import ValidWriteIdList
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.log.checkpoints import Checkpoints
+from pyspark_lookup.table.log.event_files import EventFiles
+from pyspark_lookup.table.log.events import DataFile
+from pyspark_lookup.table.log.state import TableState
+from pyspark_lookup.table.log.writes import Change, TableWrite
+
+_KEPT = 4  # states at the ends of pages
+
+
+class LogPages:
+    """The pages of the log of the table that `shown` names. `state` is the log's latest one in all of this."""
+
+    def __init__(self, events: EventFiles, checkpoints: Checkpoints, shown: str) -> None:
+        self._events = events
+        self._checkpoints = checkpoints
+        self._shown = shown
+        self._states: dict[tuple[str, int], TableState] = {}
+
+    def state_at(self, state: TableState, position: int) -> TableState:
+        """The state that answers for a position: `state`, or that at the end of the position's page.
+
+        Raises VersionGoneError for a position of which the log was removed.
+        """
+        if position >= state.since:
+            return state
+        end = -(-max(position, 1) // state.page) * state.page
+        found = self._states.get((state.table_id, end))
+        if found is None:
+            found = self._read(state, end)
+            kept = list(self._states.items())[1 - _KEPT :]
+            self._states = {**dict(kept), (state.table_id, end): found}
+        return found
+
+    def _read(self, state: TableState, end: int) -> TableState:
+        """The state at the end of a page: from its checkpoint, or from one before it and the events since, if its writer died."""
+        ends = self._checkpoints.page_ends()
+        with contextlib.suppress(UfsNotFoundError, SourceChangedError):
+            found = self._checkpoints.read(end) if end in ends else self._replay(state, ends, end)
+            if found is not None and found.table_id == state.table_id:
+                return found
+        first = max(ends[0] - state.page if ends else state.since, state.oldest)
+        raise VersionGoneError(
+            f"{self._shown}: the log of table {state.table_id} was trimmed: what it said before position {first} is gone"
+        )
+
+    def _replay(self, state: TableState, ends: list[int], end: int) -> TableState | None:
+        base = max((before for before in ends if before < end), default=0)
+        files = [file for _, file in self._events.list_after(base, at_most=end - base)]
+        events = [event for _, event in self._events.read(files)]
+        if len(events) < end - base or events[-1].position != end:
+            return None
+        if base:
+            return self._checkpoints.read(base).advance(events)
+        return TableState.begin(events[0], redact("path", self._events.path(1)), state.page).advance(events[1:])
+
+    def changes(self, state: TableState, after: int, until: int) -> Iterator[tuple[TableState, Change]]:
+        """The changes between two positions, in their order, each with a state that holds its write. Raises as `state_at`."""
+        while after < until:
+            part = self.state_at(state, after if after >= state.since else after + 1)
+            for change in part.changes:
+                if after < change.position <= until:
+                    yield part, change
+            after = part.position
+
+    def files(self, state: TableState) -> Iterator[DataFile]:
+        """The files that versions from `state.oldest` on need, or that open writes have put; some more than once."""
+        ends = self._checkpoints.page_ends() if state.oldest < state.since else []
+        for part in (*(self.state_at(state, end) for end in ends if state.oldest <= end <= state.since), state):
+            for write in part.writes.values():
+                if not self.is_vacuumed(state, write):
+                    yield from (*write.files, *write.deletes)
+
+    def begin(self, state: TableState) -> int:
+        """The position before the first change that the log still tells of."""
+        ends = self._checkpoints.page_ends() if state.since else []
+        return min([state.since, *(end - state.page for end in ends)])
+
+    def is_vacuumed(self, state: TableState, write: TableWrite) -> bool:
+        """Whether the files of a write, of any page, were removed since."""
+        if write.id in state.writes or state.oldest == 1:
+            return state.writes.get(write.id, write).vacuumed
+        oldest = self.state_at(state, state.oldest)
+        if "needed" not in oldest.memo or oldest.memo["needed"][0] != state.oldest:
+            oldest.memo["needed"] = state.oldest, {other.id for other in oldest.find_needed(state.oldest)}
+        needed = oldest.memo["needed"][1]
+        return write.does_something and (write.ended_at or 0) <= state.oldest and write.id not in needed
+
+    def state_of(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
+        """The state that answers for an earlier list of write ids: that of the page in which its highest was allocated."""
+        ends = [end for end in self._checkpoints.page_ends() if end <= state.since]
+        low, high = 0, len(ends)
+        while low < high:
+            middle = (low + high) // 2
+            if self.state_at(state, ends[middle]).high_watermark >= write_ids.high_watermark:
+                high = middle
+            else:
+                low = middle + 1
+        return self.state_at(state, ends[low]) if low < len(ends) else state
+
+    def trim(self, state: TableState, until_s: float) -> int:
+        """Remove the events and the checkpoints of pages that no version from `state.oldest` on needs; how many files.
+
+        `until_s`: only of pages of which the last event was put before, on the store's clock. The first event stays, for a table
+        is made by putting it.
+        """
+        ends = self._checkpoints.page_ends()
+        done = 0
+        for end, following in itertools.pairwise(ends):
+            # What is left begins with a whole page.
+            if end > min(state.oldest, state.since) or following != end + state.page:
+                break
+            with contextlib.suppress(UfsNotFoundError):  # who trimmed it before did not come to the checkpoint
+                put_at_s = self._events.get_meta(end).modified_at_s
+                if put_at_s is None or put_at_s > until_s:
+                    break
+            listed = self._events.list_after(1, at_most=end)
+            gone = [position for position, _ in listed if position <= end]
+            self._events.delete(gone)
+            self._checkpoints.delete(end)
+            done += len(gone) + 1
+        return done
