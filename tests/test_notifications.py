@@ -23,7 +23,7 @@ from pyspark_lookup.base import errors
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.stores import Store, open_store
 from pyspark_lookup.table import log
-from pyspark_lookup.table.log import Allocate, DataFile, Event, TableState, WriteMode
+from pyspark_lookup.table.log import Allocate, DataFile, Event, NotificationLog, TableState, WriteMode
 from pyspark_lookup.table.log.checkpoints import state_of_bytes, state_to_json
 from pyspark_lookup.table.log.events import event_bytes, event_of, seal
 from pyspark_lookup.table.log.state import PAGE, EarlierStateError
@@ -355,6 +355,50 @@ class Process:
         self.latest()
         spent = collections.Counter(self.metrics.snapshot()) - before
         return {name: spent[name] for name in spent if name.startswith("ufs") and name.endswith("Count")}
+
+
+def test_pages_and_their_trimming(place: Place, cache_dir: Path) -> None:
+    """Every position and list of write ids means to a host that knows nothing what it meant then, also where the checkpoint at
+    the end of its page was never put; until it is trimmed, which takes what no kept version needs, and nothing else."""
+    events = history("t", 20)
+    events += [Allocate(*at(62), 21, OVERWRITE), log.Commit(*at(63), 21), log.Vacuum(*at(64), (), 35)]
+    places: list[Process] = []
+
+    def opened(name: str) -> tuple[NotificationLog, TableState]:
+        places.append(Process(place, cache_dir / name))
+        found = NotificationLog(places[-1].log._ufs, places[-1].log._context, places[-1].log.url, page=8)
+        state = found.latest()
+        assert state is not None
+        return found, state
+
+    def check(name: str, first: int) -> None:
+        log_, state = opened(name)
+        for position in range(1, len(events) + 1):
+            if position < first:
+                with pytest.raises(errors.VersionGoneError, match="was trimmed"):
+                    log_.pages.state_at(state, position)
+                continue
+            then = state_of(events[:position])
+            found = log_.pages.state_at(state, position)
+            assert found.version(position).digest == then.version().digest
+            valid = found.valid_write_ids(position)
+            assert log_.pages.state_of(state, valid).version_of(valid).digest == then.version().digest
+        changes = [change.position for _, change in log_.pages.changes(state, max(first - 1, 0), state.position)]
+        assert changes == [change.position for change in state_of(events).changes if change.position >= first]
+
+    place.put(events[:1])
+    writer, state = opened("writer")
+    while state.position < len(events):
+        state = writer.append(lambda state, nonce, at: events[state.position])
+    assert (state.since, len(state.writes)) == (56, 21)
+    check("all", 1)
+    place.files.rm(place.names("checkpoints")[-2])
+    check("without one", 1)
+    assert writer.pages.trim(state, 0.0) == 0
+    assert writer.pages.trim(state, float("inf")) > 0
+    assert place.names("log") == [place.name(at) for at in (1, *range(33, 65))]
+    check("trimmed", 33)
+    assert writer.append(lambda state, nonce, at: Allocate(65, "t", "n", 0.0, 22, APPEND)).high_watermark == 22
 
 
 def test_racing_hosts(place: Place, cache_dir: Path) -> None:

@@ -15,10 +15,7 @@ from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import Event, NotificationLog, TableState, Vacuum
-
-RETAINED_S = 7 * 86400.0
-"""What is kept at least, unless somebody insists: longer than a query or a stream's micro-batch runs."""
-
+from pyspark_lookup.table.log.properties import KEPT_S, parse_properties
 
 _OF_WRITES = re.compile(r"(write-\d{20}|stream-[^/]+/\d{12}-[^/]+)/[^/]+$")
 """Where a write's files lie below the table: see `Job.directory`."""
@@ -34,12 +31,12 @@ class Vacuumed:
 
 
 def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool) -> Vacuumed:
-    """Remove what has not been needed for `older_than_s`. Raises OptionError for less than `RETAINED_S` without `force`,
+    """Remove what has not been needed for `older_than_s`. Raises OptionError for less than `KEPT_S` without `force`,
     UfsNotFoundError if there is no table, a UfsError if the store fails: the rest is removed another time.
     """
-    if older_than_s < 0 or (older_than_s < RETAINED_S and not force):
+    if older_than_s < 0 or (older_than_s < KEPT_S and not force):
         raise OptionError(
-            f"argument older_than = {older_than_s:g} s: at least {RETAINED_S:g} s are kept, for queries and writes that are "
+            f"argument older_than = {older_than_s:g} s: at least {KEPT_S:g} s are kept, for queries and writes that are "
             "under way; with force=True it may be any time from 0 on, if nothing reads or writes the table meanwhile"
         )
     where = redact("path", log.url)
@@ -63,6 +60,7 @@ def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, forc
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
     done = _sweep(ufs, log, state, until_s)
+    log.pages.trim(state, until_s - parse_properties(state.definition.properties).log_retention_s)
     return Vacuumed(len(done), sum(file.size for file in done), state.oldest if state.oldest > 1 else None)
 
 

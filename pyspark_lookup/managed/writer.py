@@ -51,6 +51,7 @@ from pyspark_lookup.table.log import (
     Write,
     WriteMode,
 )
+from pyspark_lookup.table.log.properties import parse_properties
 from pyspark_lookup.table.model import Table
 
 _log = logging.getLogger("pyspark_lookup.writing")
@@ -358,7 +359,9 @@ class TableWriter:
             if len(set(named)) < len(named):
                 raise SchemaError(f"option lookup.keys = {','.join(keys or ())!r}: a column is named twice")
             check_key_types([changed.schema.field(name) for name in named])
-            return Definition(changed.schema, named, {**own.properties, **(properties or {})})
+            set_ = {**own.properties, **(properties or {})}
+            parse_properties(set_)
+            return Definition(changed.schema, named, set_)
 
         found: list[tuple[int, str]] = []
 

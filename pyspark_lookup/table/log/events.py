@@ -147,8 +147,8 @@ class Vacuum(Event):
     """The files of these writes, which no version from the position `oldest` on needs, are being removed."""
 
     kind = "vacuum"
-    write_ids: tuple[int, ...]
-    oldest: int
+    write_ids: tuple[int, ...] = ()
+    oldest: int = 1
 
 
 _KINDS: dict[str, type[Event]] = {event.kind: event for event in (Create, Allocate, Write, Commit, Abort, Vacuum)}

@@ -20,6 +20,7 @@ from pyspark_lookup.base.decoding import number_of, texts_of
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
     DamagedFileError,
+    OptionError,
     PutUnknownError,
     SourceChangedError,
     UfsError,
@@ -35,6 +36,7 @@ from pyspark_lookup.table.log.checkpoints import Checkpoints, state_of_json, sta
 from pyspark_lookup.table.log.event_files import EventFiles
 from pyspark_lookup.table.log.events import Event, event_bytes, event_of
 from pyspark_lookup.table.log.pages import LogPages
+from pyspark_lookup.table.log.properties import KEPT_S, parse_properties
 from pyspark_lookup.table.log.state import PAGE, TableState
 
 _log = logging.getLogger("pyspark_lookup.notifications")
@@ -289,7 +291,8 @@ class NotificationLog:
             elif self._has_followed(state, event):
                 state = state.advance([event])
                 self._keep(state, [event], file)
-                self._checkpoints.put_if_due(state)
+                if self._checkpoints.put_if_due(state):
+                    self._trim(state, file)
                 return state
         shown = redact("path", self.url)
         if in_vain >= _IN_VAIN:
@@ -297,6 +300,14 @@ class NotificationLog:
                 f"{shown}: the store says that event {lost_at} of the log is there, and does not show it: try again later"
             )
         raise UfsUnavailableError(f"{shown}: {_RACES} other writers were first: try again later")
+
+    def _trim(self, state: TableState, last: FileVersion) -> None:
+        """Remove what is older than what vacuum and the table's log retention keep, by the time at which the last event was put."""
+        if last.modified_at_s is not None:
+            # A property of a later release says nothing here.
+            with contextlib.suppress(UfsError, OptionError):
+                kept_s = KEPT_S + parse_properties(state.definition.properties).log_retention_s
+                self.pages.trim(state, last.modified_at_s - kept_s)
 
     def _put(self, event: Event) -> FileVersion | None:
         """Put an event; None if another one has its position. Raises CommitUnknownError if that cannot be found out."""

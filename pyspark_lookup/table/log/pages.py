@@ -6,7 +6,6 @@ A state holds what the last two pages are about. Of those before them there is a
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
@@ -35,9 +34,10 @@ class LogPages:
 
         Raises VersionGoneError for a position of which the log was removed.
         """
-        if position >= state.since:
-            return state
-        end = -(-max(position, 1) // state.page) * state.page
+        return state if position >= state.since else self._at_end(state, -(-position // state.page) * state.page)
+
+    def _at_end(self, state: TableState, end: int) -> TableState:
+        """The state at the end of a page."""
         found = self._states.get((state.table_id, end))
         if found is None:
             found = self._read(state, end)
@@ -78,8 +78,8 @@ class LogPages:
 
     def files(self, state: TableState) -> Iterator[DataFile]:
         """The files that versions from `state.oldest` on need, or that open writes have put; some more than once."""
-        ends = self._checkpoints.page_ends() if state.oldest < state.since else []
-        for part in (*(self.state_at(state, end) for end in ends if state.oldest <= end <= state.since), state):
+        ends = range(-(-state.oldest // state.page) * state.page, state.since + 1, state.page)
+        for part in (*(self._at_end(state, end) for end in ends), state):
             for write in part.writes.values():
                 if not self.is_vacuumed(state, write):
                     yield from (*write.files, *write.deletes)
@@ -100,16 +100,21 @@ class LogPages:
         return write.does_something and (write.ended_at or 0) <= state.oldest and write.id not in needed
 
     def state_of(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
-        """The state that answers for an earlier list of write ids: that of the page in which its highest was allocated."""
-        ends = [end for end in self._checkpoints.page_ends() if end <= state.since]
+        """The state that answers for an earlier list of write ids: of the first page at whose end all of them were committed."""
+        known = self._checkpoints.page_ends()
+        ends = range(known[0], state.since + 1, state.page) if known else range(0)
         low, high = 0, len(ends)
         while low < high:
             middle = (low + high) // 2
-            if self.state_at(state, ends[middle]).high_watermark >= write_ids.high_watermark:
+            if self._at_end(state, ends[middle]).high_watermark >= write_ids.high_watermark:
                 high = middle
             else:
                 low = middle + 1
-        return self.state_at(state, ends[low]) if low < len(ends) else state
+        for end in ends[low:]:
+            found = self._at_end(state, end)
+            if not any(write_ids.is_valid(write.id) for write in found.open_writes()):
+                return found
+        return state
 
     def trim(self, state: TableState, until_s: float) -> int:
         """Remove the events and the checkpoints of pages that no version from `state.oldest` on needs; how many files.
@@ -118,18 +123,20 @@ class LogPages:
         is made by putting it.
         """
         ends = self._checkpoints.page_ends()
-        done = 0
-        for end, following in itertools.pairwise(ends):
-            # What is left begins with a whole page.
-            if end > min(state.oldest, state.since) or following != end + state.page:
+        last = 0
+        for following in ends[1:]:  # of which the checkpoint tells what comes after the page before it
+            end = following - state.page
+            if end > min(state.oldest, state.since):
                 break
-            with contextlib.suppress(UfsNotFoundError):  # who trimmed it before did not come to the checkpoint
+            with contextlib.suppress(UfsNotFoundError):  # who began to trim did not come to its end
                 put_at_s = self._events.get_meta(end).modified_at_s
                 if put_at_s is None or put_at_s > until_s:
                     break
-            listed = self._events.list_after(1, at_most=end)
-            gone = [position for position, _ in listed if position <= end]
-            self._events.delete(gone)
-            self._checkpoints.delete(end)
-            done += len(gone) + 1
-        return done
+            last = end
+        listed = self._events.list_after(1, at_most=last) if last else []
+        gone = [position for position, _ in listed if position <= last]
+        self._events.delete(gone)
+        for end in ends:
+            if end <= last:
+                self._checkpoints.delete(end)
+        return len(gone)
