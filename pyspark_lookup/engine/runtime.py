@@ -28,7 +28,7 @@ from pyspark_lookup.io.disk import Disk, key_of, memory_backed
 from pyspark_lookup.io.host_metrics import Publisher
 from pyspark_lookup.io.stores import Store, open_store
 from pyspark_lookup.io.ufs import Ufs
-from pyspark_lookup.managed import Compactor, OpenWrites, TableWriter, Vacuumed, WriteSizes, vacuum
+from pyspark_lookup.managed import Compactor, OpenWrites, TableWriter, Vacuumed, WriteSizes, vacuum, vacuum_if_due
 from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.conf_file import conf_file_secrets, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -109,11 +109,13 @@ class Engine:
 
     @contextlib.contextmanager
     def committing(self, options: LookupOptions) -> Iterator[TableWriter]:
-        """A writer for a block that commits. A compaction follows if `lookup.write.compact-after` asks for it, and counters are published."""
+        """A writer for a block that commits. What is due of the table's upkeep follows, and counters are published."""
         with self.publish():
             yield self.writer(options)
             if options.write_compact_after:
                 self.compactor(options).compact_if_due()
+            log, _, _ = self._managed(options, self._ufs.url_of(options.path))
+            vacuum_if_due(self._ufs, log, self._nonce(), self._context.clock.wall_s())
 
     def schema_in_log(self, options: LookupOptions) -> pa.Schema | None:
         """The columns of the managed table at `options.path`; None if there is none."""
@@ -128,7 +130,10 @@ class Engine:
     def vacuum(self, options: LookupOptions, older_than_s: float, force: bool) -> Vacuumed:
         """Remove what the managed table at `options.path` has not needed for so long. Raises as `managed.vacuum` does."""
         log, _, _ = self._managed(options, self._ufs.url_of(options.path))
-        return vacuum(self._ufs, log, f"{self._context.rng.getrandbits(64):016x}", older_than_s, force)
+        return vacuum(self._ufs, log, self._nonce(), older_than_s, force)
+
+    def _nonce(self) -> str:
+        return f"{self._context.rng.getrandbits(64):016x}"
 
     def _managed(self, options: LookupOptions, url: str) -> tuple[NotificationLog, Table, KeyedRows]:
         table = self.reader.resolver.managed(options)

@@ -7,7 +7,7 @@ from pyspark_lookup.managed.heartbeat import Heartbeats
 from pyspark_lookup.managed.jobs import Job, batch_directory
 from pyspark_lookup.managed.open_transaction import OpenWrites
 from pyspark_lookup.managed.sizes import WriteSizes
-from pyspark_lookup.managed.vacuum import Vacuumed, vacuum
+from pyspark_lookup.managed.vacuum import Vacuumed, vacuum, vacuum_if_due
 from pyspark_lookup.managed.writer import TableWriter
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "batch_directory",
     "match_definition",
     "vacuum",
+    "vacuum_if_due",
 ]

@@ -116,7 +116,7 @@ def definition_with(
     try:
         return match_definition(own, schema, options.write_merge_schema, origin)
     except SchemaError as problem:
-        if any(write.committed for write in state.writes.values()):
+        if state.since or any(write.committed for write in state.writes.values()):
             raise
         raise SchemaError(
             f"{problem}. (Nothing was ever committed to the table: who made it, or a first write that failed, has said its "

@@ -38,14 +38,15 @@ def batch_directory(batch: tuple[str, int], nonce: str) -> str:
 
 def own_write(state: TableState, job: Job) -> TableWrite | None:
     """The job's write, if the state has it; one of its id may be somebody else's, of a table that was restored from a copy."""
-    write = state.writes.get(job.write_id) if job.write_id is not None and state.table_id == job.table_id else None
+    write = state.writes.get(job.write_id) if state.table_id == job.table_id else None
     return None if write is None or (job.nonce and write.nonce and job.nonce != write.nonce) else write
 
 
 def named_files(state: TableState, job: Job) -> set[str]:
     """The files that writes which are not aborted have in a job's directory."""
     writes: Iterable[TableWrite] = state.writes.values() if state.table_id == job.table_id else ()
-    if job.write_id in state.writes and job.directory == directory_of(job.write_id):
-        writes = [state.writes[job.write_id]]  # nobody else's are there
+    own = state.writes.get(job.write_id)
+    if own is not None and job.directory == directory_of(own.id):
+        writes = [own]  # nobody else's are there
     paths = (file.path for write in writes for file in (*write.files, *write.deletes))
     return {path for path in paths if path.startswith(job.directory + "/")}

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import re
 
-from pyspark_lookup.base.errors import CommitUnknownError, OptionError, UfsError, UfsNotFoundError, UfsUnavailableError
+from pyspark_lookup.base.errors import (
+    CommitUnknownError,
+    DamagedFileError,
+    OptionError,
+    UfsError,
+    UfsNotFoundError,
+    UfsUnavailableError,
+)
 from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log import Event, NotificationLog, TableState, Vacuum
 from pyspark_lookup.table.log.properties import KEPT_S, parse_properties
 
+_log = logging.getLogger("pyspark_lookup.writing")
+
+_SHARE = 0.1
+"""Of the time that is kept unasked, how much goes by between two vacuums."""
 _OF_WRITES = re.compile(r"(write-\d{20}|stream-[^/]+/\d{12}-[^/]+)/[^/]+$")
 """Where a write's files lie below the table: see `Job.directory`."""
 
@@ -30,9 +42,29 @@ class Vacuumed:
     oldest: int | None
 
 
-def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool) -> Vacuumed:
-    """Remove what has not been needed for `older_than_s`. Raises OptionError for less than `KEPT_S` without `force`,
-    UfsNotFoundError if there is no table, a UfsError if the store fails: the rest is removed another time.
+def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str, now_s: float) -> None:
+    """Vacuum as the table's property `lookup.write.vacuum-after` says, at most ten times in that time.
+
+    An error is logged, no more: what was committed is there.
+    """
+    state = log.known()
+    if state is None:
+        return
+    try:
+        after_s = parse_properties(state.definition.properties).vacuum_after_s
+        if after_s is not None and now_s - state.vacuumed_at_s >= after_s * (_SHARE if state.oldest > 1 else 1):
+            vacuum(ufs, log, nonce, after_s, force=False, unasked=True)
+    except (UfsError, OptionError, DamagedFileError) as problem:
+        _log.warning("%s was not vacuumed: %s", redact("path", log.url), problem)
+
+
+def vacuum(
+    ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, force: bool, unasked: bool = False
+) -> Vacuumed:
+    """Remove what has not been needed for `older_than_s`. `unasked`: say so in the log even if that is nothing.
+
+    Raises OptionError for less than `KEPT_S` without `force`, UfsNotFoundError if there is no table, a UfsError if the store
+    fails: the rest is removed another time.
     """
     if older_than_s < 0 or (older_than_s < KEPT_S and not force):
         raise OptionError(
@@ -51,7 +83,11 @@ def vacuum(ufs: Ufs, log: NotificationLog, nonce: str, older_than_s: float, forc
         if oldest is None or state.table_id != table_id:
             return None
         ids = _removable(state, oldest)
-        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, oldest) if ids else None
+        pages = oldest // state.page > state.oldest // state.page or state.oldest < oldest < state.since
+        if not ids and not pages and not unasked:
+            return None
+        kept = max(oldest, state.oldest)
+        return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, kept)
 
     try:
         state = log.append(removed, after=state)
@@ -91,7 +127,9 @@ def _oldest(log: NotificationLog, state: TableState, until_s: float) -> int | No
 
 
 def _removable(state: TableState, oldest: int) -> tuple[int, ...]:
-    """The committed writes whose files no version from that position on needs."""
+    """The committed writes whose files no version from that position on needs, of those that the state holds."""
+    if oldest < state.since:
+        return ()
     needed = {write.id for write in state.find_needed(oldest)}
     ended = (write for write in state.writes.values() if write.committed and (write.ended_at or 0) <= oldest)
     return tuple(write.id for write in ended if write.does_something and write.id not in needed)

@@ -25,7 +25,7 @@ from pyspark_lookup.table.log.events import (
     seal,
 )
 from pyspark_lookup.table.log.state import TableState
-from pyspark_lookup.table.log.writes import Change, TableWrite
+from pyspark_lookup.table.log.writes import Change, TableWrite, TableWrites
 
 _log = logging.getLogger("pyspark_lookup.notifications")
 _EVERY = 50  # events
@@ -116,12 +116,14 @@ def state_to_json(state: TableState) -> dict[str, Any]:
         "page": state.page,
         "since": state.since,
         "watermark": state.watermark,
+        "high_watermark": state.high_watermark,
         "replaced_by": state.replaced_by,
         "keyed_by": state.keyed_by,
         "writes": writes,
         "definitions": [[position, definition_json(definition)] for position, definition in state.definitions],
         "batches": state.batches,
         "oldest": state.oldest,
+        "vacuumed_at": state.vacuumed_at_s,
         "changes": [[change.position, change.at_s, change.write_id] for change in state.changes],
     }
 
@@ -132,12 +134,11 @@ def state_of_json(found: Mapping[str, Any], origin: str) -> TableState:
         head = id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"])
         state = TableState(*head, count_of(found["page"]))
         state.since, state.watermark = count_of(found["since"]), count_of(found["watermark"])
+        state.high_watermark = count_of(found["high_watermark"])
         state.replaced_by, state.keyed_by = count_of(found["replaced_by"]), count_of(found["keyed_by"])
-        for row in found["writes"]:
-            write = _write_of(row)
-            state.writes[write.id] = write
+        state.writes = TableWrites(map(_write_of, found["writes"]))
         state.definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
-        state.oldest = count_of(found["oldest"])
+        state.oldest, state.vacuumed_at_s = count_of(found["oldest"]), number_of(found["vacuumed_at"])
         state.batches = {text_of(query): count_of(batch) for query, batch in found["batches"].items()}
         state.changes = [
             Change(count_of(position), number_of(at), None if id_ is None else count_of(id_))
@@ -177,9 +178,10 @@ def _check(state: TableState, rows: int) -> None:
         begins = positions and (positions[0] == 1 if not state.since else 1 <= positions[0] <= state.since)
         if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
             raise ValueError("a table is created by its first event, and nothing comes after its last")
-    if not 1 <= state.oldest <= state.position or not 0 <= state.since < state.position or state.page < 1:
+    within = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
+    if not within or state.page < 1 or state.watermark > state.high_watermark:
         raise ValueError("the positions that a state is about are of its log")
-    ids = list(state.writes)
+    ids = [write.id for write in state.writes.values()]
     later = [id_ for id_ in ids if id_ > state.watermark]
     if len(ids) != rows or ids != sorted(ids) or later != list(range(state.watermark + 1, state.high_watermark + 1)):
         raise ValueError("write ids are given in their order, and all since a position are held")

@@ -91,8 +91,9 @@ class LogPages:
 
     def is_vacuumed(self, state: TableState, write: TableWrite) -> bool:
         """Whether the files of a write, of any page, were removed since."""
-        if write.id in state.writes or state.oldest == 1:
-            return state.writes.get(write.id, write).vacuumed
+        held = state.writes.get(write.id)
+        if held is not None or state.oldest == 1:
+            return (held or write).vacuumed
         oldest = self.state_at(state, state.oldest)
         if "needed" not in oldest.memo or oldest.memo["needed"][0] != state.oldest:
             oldest.memo["needed"] = state.oldest, {other.id for other in oldest.find_needed(state.oldest)}

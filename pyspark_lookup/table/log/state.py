@@ -30,13 +30,13 @@ from pyspark_lookup.table.log.events import (
     WriteMode,
 )
 from pyspark_lookup.table.log.visible_writes import VisibleWrites
-from pyspark_lookup.table.log.writes import Change, TableWrite
+from pyspark_lookup.table.log.writes import Change, TableWrite, TableWrites
 from pyspark_lookup.table.model import VersionMetadata
 
 _VISIBLE_KEPT = 4  # of the lists that versions were asked for by
 
 
-PAGE = 1000
+PAGE = 250
 """Events after which a state forgets what happened before the last so many."""
 
 
@@ -59,7 +59,8 @@ class TableState:
         self.page = page
         self.since = 0
         self.watermark = 0  # the highest write id that was allocated then; all later ones are held
-        self.writes: dict[int, TableWrite] = {}
+        self.high_watermark = 0  # the highest that is allocated
+        self.writes = TableWrites()
         self.batches: dict[str, int] = {}
         self.changes: list[Change] = []
         self.oldest = 1  # from this position on every version can be read
@@ -68,6 +69,7 @@ class TableState:
         self.definitions: list[tuple[int, Definition]] = []
         self.replaced_by = 0  # the highest overwrite that is committed
         self.keyed_by = 0  # the highest write by key that is
+        self.vacuumed_at_s = 0.0  # when the last vacuum was, or the table's creation, by the clock of who made it
 
     # --- from events ------------------------------------------------------------------------------
 
@@ -79,15 +81,17 @@ class TableState:
         state = cls(event.table_id, 1, event.nonce, page)
         state.definitions = [(event.position, event.definition)]
         state.changes = [Change(event.position, event.at_s, None)]
+        state.vacuumed_at_s = event.at_s
         return state
 
     def advance(self, events: Iterable[Event]) -> TableState:
         """The state after those events too. Raises DamagedFileError if one cannot follow what is before it."""
         state = TableState(self.table_id, self.position, self.nonce, self.page)
-        state.since, state.watermark = self.since, self.watermark
-        state.writes, state.batches = dict(self.writes), dict(self.batches)
+        state.since, state.watermark, state.high_watermark = self.since, self.watermark, self.high_watermark
+        state.writes, state.batches = self.writes.copy(), dict(self.batches)
         state.changes, state.definitions = list(self.changes), list(self.definitions)
         state.replaced_by, state.keyed_by, state.oldest = self.replaced_by, self.keyed_by, self.oldest
+        state.vacuumed_at_s = self.vacuumed_at_s
         for event in events:
             state._take(event)
         return state
@@ -102,7 +106,7 @@ class TableState:
         needed = {write.id for write in self.find_needed(since)}
         held = (w for w in self.writes.values() if w.ended_at is None or w.ended_at > since or w.id in needed)
         watermark = self.valid_write_ids(since).high_watermark
-        self.writes = {write.id: write for write in held}
+        self.writes = TableWrites(held)
         self.changes = self.changes[self._last_change(since) :]
         self.definitions = self.definitions[self._last_definition(since) :]
         self.since, self.watermark = since, watermark
@@ -119,28 +123,30 @@ class TableState:
             case Allocate():
                 if event.write_id != self.high_watermark + 1:
                     raise self._contradiction(event, f"allocates write id {event.write_id}")
-                self.writes[event.write_id] = TableWrite(event.write_id, event.mode, event.position, nonce=event.nonce)
+                self.writes.put(TableWrite(event.write_id, event.mode, event.position, nonce=event.nonce))
+                self.high_watermark = event.write_id
             case Write():
                 write = self._open(event, event.write_id)
                 files, deletes = (*write.files, *event.files), (*write.deletes, *event.deletes)
-                self.writes[write.id] = dataclasses.replace(write, files=files, deletes=deletes)
+                self.writes.put(dataclasses.replace(write, files=files, deletes=deletes))
                 self._replace(event, write.id, event.replaces)
             case Commit():
                 self._commit(event, self._open(event, event.write_id))
             case Abort():
                 write = self._open(event, event.write_id)
                 ended = TableWrite(write.id, write.mode, write.allocated_at, ended_at=event.position, nonce=write.nonce)
-                self.writes[write.id] = ended
+                self.writes.put(ended)
             case Vacuum():
                 for id_ in event.write_ids:
-                    if id_ not in self.writes and id_ <= self.watermark:
+                    held = self.writes.get(id_)
+                    if held is None and id_ <= self.watermark:
                         continue
-                    if id_ not in self.writes or self.writes[id_].ended_at is None:
+                    if held is None or held.ended_at is None:
                         raise self._contradiction(event, f"removes the files of write {id_}, which has not ended")
-                    self.writes[id_] = dataclasses.replace(self.writes[id_], files=(), deletes=(), vacuumed=True)
+                    self.writes.put(dataclasses.replace(held, files=(), deletes=(), vacuumed=True))
                 if event.oldest > event.position:
                     raise self._contradiction(event, f"keeps what is after event {event.oldest} only")
-                self.oldest = max(self.oldest, event.oldest)
+                self.oldest, self.vacuumed_at_s = max(self.oldest, event.oldest), event.at_s
             case _:
                 raise self._contradiction(event, "creates the table once more")
         self.position, self.nonce = event.position, event.nonce
@@ -151,10 +157,10 @@ class TableState:
             return
         if any(id_ >= write_id or id_ not in self.writes or not self.writes[id_].committed for id_ in replaces):
             raise self._contradiction(event, f"compacts writes into write {write_id} that were not committed before")
-        self.writes[write_id] = self.writes[write_id].replacing(self.writes, replaces)
+        self.writes.put(self.writes[write_id].replacing(self.writes, replaces))
 
     def _commit(self, event: Commit, write: TableWrite) -> None:
-        self.writes[write.id] = dataclasses.replace(write, ended_at=event.position, committed=True)
+        self.writes.put(dataclasses.replace(write, ended_at=event.position, committed=True))
         self._rank(write)
         if event.definition is not None:
             self.definitions.append((event.position, event.definition))
@@ -178,11 +184,6 @@ class TableState:
         return DamagedFileError(f"event {event.position} of table {self.table_id} {what}: the log is damaged")
 
     # --- what a writer may do ---------------------------------------------------------------------
-
-    @property
-    def high_watermark(self) -> int:
-        """The highest write id that was allocated; 0 without any."""
-        return max(self.watermark, next(reversed(self.writes), 0))
 
     @property
     def definition(self) -> Definition:

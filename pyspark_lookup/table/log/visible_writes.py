@@ -6,11 +6,11 @@ compacted. Rows are deleted by writes by key that were committed after them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.table.log.events import WriteMode
-from pyspark_lookup.table.log.writes import TableWrite
+from pyspark_lookup.table.log.writes import TableWrite, TableWrites
 
 _REWRITES_AT_MOST = 8
 
@@ -22,7 +22,7 @@ class VisibleWrites:
     that may delete some of them. All are in the order of their ids.
     """
 
-    def __init__(self, writes: Mapping[int, TableWrite], write_ids: ValidWriteIdList, position: int) -> None:
+    def __init__(self, writes: TableWrites, write_ids: ValidWriteIdList, position: int) -> None:
         self._writes = writes
         self._position = position
         self.valid, replaced = self._usable(write_ids)
@@ -36,15 +36,15 @@ class VisibleWrites:
         only some of them, or not all of what had been committed by then and could have deleted or replaced their rows.
         """
         # Of a long log this is asked once per commit: one question per write is too many.
-        invalid = {
-            *write_ids.open_ids,
-            *write_ids.aborted_ids,
-            *range(write_ids.high_watermark + 1, max(self._writes, default=0) + 1),
-        }
-        # A list need not name the aborted ones of long ago.
-        aborted = (id_ for id_, write in self._writes.items() if write.ended_at is not None and not write.committed)
-        invalid.update(aborted)
-        valid = [write for id_, write in self._writes.items() if id_ not in invalid]
+        invalid = {*write_ids.open_ids, *write_ids.aborted_ids}
+        valid = []
+        for write in self._writes.values():
+            # A list need not name the aborted ones of long ago.
+            aborted = write.ended_at is not None and not write.committed
+            if aborted or write.id > write_ids.high_watermark:
+                invalid.add(write.id)
+            elif write.id not in invalid:
+                valid.append(write)
         unseen = (self._writes[id_] for id_ in invalid if id_ in self._writes)
         adding = (WriteMode.APPEND, WriteMode.ALTER)
         changing = (write for write in unseen if write.committed and (write.deletes or write.mode not in adding))

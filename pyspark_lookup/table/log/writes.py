@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 
 from pyspark_lookup.table.log.events import DataFile, WriteMode
 
@@ -62,11 +62,62 @@ class TableWrite:
         """Whether it has put files, of rows or of deletes."""
         return bool(self.files or self.deletes)
 
-    def replacing(self, writes: Mapping[int, TableWrite], replaces: tuple[int, ...]) -> TableWrite:
+    def replacing(self, writes: TableWrites, replaces: tuple[int, ...]) -> TableWrite:
         """This write as a compaction of those."""
         least = min(writes[id_].least for id_ in replaces)
         rank = max(writes[id_].rank for id_ in replaces)
         return dataclasses.replace(self, replaces=(*self.replaces, *replaces), least=least, rank=rank)
+
+
+_NEWER_AT_MOST = 64
+
+
+class TableWrites:
+    """Writes by id, in the order of their ids. A copy costs what was put since, however many there are."""
+
+    __slots__ = ("_newer", "_older")
+
+    def __init__(self, writes: Iterable[TableWrite] = ()) -> None:
+        self._older = {write.id: write for write in writes}  # shared with copies
+        self._newer: dict[int, TableWrite] = {}
+
+    def copy(self) -> TableWrites:
+        if len(self._newer) > _NEWER_AT_MOST:
+            return TableWrites(self.values())
+        made = TableWrites()
+        made._older, made._newer = self._older, dict(self._newer)
+        return made
+
+    def put(self, write: TableWrite) -> None:
+        """Hold a write, in the place of the one with its id, or as the one with the highest."""
+        self._newer[write.id] = write
+
+    def get(self, write_id: int | None) -> TableWrite | None:
+        if write_id is None:
+            return None
+        return self._newer.get(write_id) or self._older.get(write_id)
+
+    def __getitem__(self, write_id: int) -> TableWrite:
+        found = self.get(write_id)
+        if found is None:
+            raise KeyError(write_id)
+        return found
+
+    def __contains__(self, write_id: int | None) -> bool:
+        return write_id in self._newer or write_id in self._older
+
+    def __len__(self) -> int:
+        return len(self._older.keys() | self._newer.keys())
+
+    def values(self) -> Iterator[TableWrite]:
+        if not self._newer:
+            yield from self._older.values()
+            return
+        for id_, write in self._older.items():
+            yield self._newer.get(id_, write)
+        for id_, write in self._newer.items():
+            if id_ not in self._older:
+                yield write
 
 
 @dataclasses.dataclass(frozen=True)
