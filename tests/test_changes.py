@@ -44,7 +44,7 @@ class Feed:
         self._table = engine.reader.resolver.table_of(options, Kind.MANAGED)
         state = engine.reader.resolver.log_of(options)
         assert state is not None
-        self.state = state
+        self.state, self._log = state, engine.reader.resolver.log(self._table.url)
 
     def _rows(self, tasks: Iterable[Any], where: str | None = None) -> list[dict[str, Any]]:
         columns = change_columns(self.state.definition.schema)
@@ -54,10 +54,10 @@ class Feed:
 
     def between(self, after: int, until: int, only: bool = False, where: str | None = None) -> list[dict[str, Any]]:
         """The changes after a position, up to another. `only`: they are to be rows that are added."""
-        return self._rows(changes_between(self._table, self.state, after, until, only), where)
+        return self._rows(changes_between(self._table, self._log, self.state, after, until, only), where)
 
     def snapshot(self, position: int) -> list[dict[str, Any]]:
-        return self._rows(snapshot_of(self._table, self.state, position))
+        return self._rows(snapshot_of(self._table, self._log, self.state, position))
 
 
 def feed_of(site: Site) -> Feed:

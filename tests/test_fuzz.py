@@ -56,7 +56,7 @@ from pyspark_lookup.table.deletes import PATH, ROW, DeleteFile, delete_file_byte
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.log.checkpoints import state_of_bytes, state_to_json
 from pyspark_lookup.table.log.events import seal
-from pyspark_lookup.table.log_source import managed_version
+from pyspark_lookup.table.log_source import managed_version, version_at
 from tests.fakes import FakeClock, Host, make_host
 from tests.fuzzing import altered, damaged, fuzzed, memory_at_most, misspelled
 from tests.test_disk import Opened, data_of, key
@@ -309,17 +309,17 @@ def asked_all(made: World, cache: Path) -> None:
     """Views, versions, write ids and upkeep of a managed table."""
     host, options = made.host(cache), LookupOptions.parse({"path": str(made.path)})
     table, _ = host.resolver.discover(options)
-    state = host.resolver.log_of(options)
+    state, log = host.resolver.log_of(options), host.resolver.log(table.url)
     assert state is not None
     for position in {1, 2, state.position // 2, state.position}:
         with contextlib.suppress(PysparkLookupError):
-            version = managed_version(table, state, position)
-            list(snapshot_of(table, state, position))
+            version = version_at(log, table, state, position)
+            list(snapshot_of(table, log, state, position))
             host.reader.versions.schema(table, version)
-    for change in state.changes:
-        cost(state, change)
-        managed_version(table, state, change.position)
-    list(changes_between(table, state, 0, state.position, False))
+    for part, change in log.pages.changes(state, 0, state.position):
+        cost(part, change)
+        managed_version(table, part, change.position)
+    list(changes_between(table, log, state, 0, state.position, False))
     state.open_writes()
     state.definition_at(state.position)
     assert state_to_json(state_of_bytes(seal(state_to_json(state)), "x")) == state_to_json(state)

@@ -179,11 +179,12 @@ def _check(state: TableState, rows: int) -> None:
         if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
             raise ValueError("a table is created by its first event, and nothing comes after its last")
     within = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
-    if not within or state.page < 1 or state.watermark > state.high_watermark:
+    if not within or state.page < 1:
         raise ValueError("the positions that a state is about are of its log")
     ids = [write.id for write in state.writes.values()]
     later = [id_ for id_ in ids if id_ > state.watermark]
-    if len(ids) != rows or ids != sorted(ids) or later != list(range(state.watermark + 1, state.high_watermark + 1)):
+    all_held = later == list(range(state.watermark + 1, state.watermark + 1 + len(later)))
+    if len(ids) != rows or ids != sorted(ids) or not all_held or state.watermark + len(later) != state.high_watermark:
         raise ValueError("write ids are given in their order, and all since a position are held")
     for write in state.writes.values():
         within = 1 <= write.allocated_at < (write.ended_at or state.position + 1) <= state.position + 1
