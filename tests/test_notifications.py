@@ -25,8 +25,8 @@ from pyspark_lookup.io.stores import Store, open_store
 from pyspark_lookup.table import log
 from pyspark_lookup.table.log import Allocate, DataFile, Event, NotificationLog, TableState, WriteMode
 from pyspark_lookup.table.log.checkpoints import state_of_bytes, state_to_json
-from pyspark_lookup.table.log.events import event_bytes, event_of, seal
-from pyspark_lookup.table.log.state import PAGE, EarlierStateError
+from pyspark_lookup.table.log.events import PAGE, event_bytes, event_of, seal
+from pyspark_lookup.table.log.state import EarlierStateError
 from pyspark_lookup.table.model import VersionMetadata
 from tests.fakes import make_host
 from tests.fuzzing import MORE, altered, by_day, damaged
@@ -56,7 +56,8 @@ def history(table_id: str, commits: int) -> list[Event]:
 
 def state_of(events: Iterable[Event], page: int = PAGE) -> TableState:
     first, *more = events
-    return TableState.begin(first, "a test", page).advance(more)
+    assert isinstance(first, log.Create)
+    return TableState.begin(dataclasses.replace(first, page=page), "a test").advance(more)
 
 
 def paths(state: TableState, write_ids: ValidWriteIdList | str) -> list[str]:
@@ -360,13 +361,13 @@ class Process:
 def test_pages_and_their_trimming(place: Place, cache_dir: Path) -> None:
     """Every position and list of write ids means to a host that knows nothing what it meant then, also where the checkpoint at
     the end of its page was never put; until it is trimmed, which takes what no kept version needs, and nothing else."""
-    events = history("t", 20)
+    events = [log.Create(*at(1), DEFINITION, page=8), *history("t", 20)[1:]]
     events += [Allocate(*at(62), 21, OVERWRITE), log.Commit(*at(63), 21), log.Vacuum(*at(64), (), 35)]
     places: list[Process] = []
 
     def opened(name: str) -> tuple[NotificationLog, TableState]:
         places.append(Process(place, cache_dir / name))
-        found = NotificationLog(places[-1].log._ufs, places[-1].log._context, places[-1].log.url, page=8)
+        found = places[-1].log
         state = found.latest()
         assert state is not None
         return found, state

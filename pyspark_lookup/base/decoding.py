@@ -56,6 +56,13 @@ def count_of(value: Any) -> int:
     return value
 
 
+def positive_of(value: Any) -> int:
+    """A count from 1 on."""
+    if not (found := count_of(value)):
+        raise TypeError("0 is too small")
+    return found
+
+
 def counts_of(value: Any) -> tuple[int, ...]:
     return tuple(map(count_of, _list_of(value)))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from pyspark_lookup.table.log.events import PAGE
+
 _MIB = 1024 * 1024
 
 
@@ -15,7 +17,7 @@ class WriteSizes:
     order. `row_group_bytes` and `row_group_rows` (at least, at most): of a row group. `merge_bytes`: of files, whose rows a
     compaction puts in order together. A compaction takes writes of less than `compact_bytes` whatever else there is;
     one that nobody asked for those of less than `unasked_compact_bytes`, and none of more than `unasked_write_bytes`. Files of
-    less than `small_file_bytes` on the average are too many.
+    less than `small_file_bytes` on the average are too many. `log_page`: events of a page of a new table's log.
     """
 
     file_bytes: int = 128 * _MIB
@@ -26,3 +28,4 @@ class WriteSizes:
     unasked_compact_bytes: int = 4 * _MIB
     unasked_write_bytes: int = 256 * _MIB
     small_file_bytes: int = 8 * _MIB
+    log_page: int = PAGE

@@ -22,8 +22,7 @@ from pyspark_lookup.base.errors import (
 from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.log import Event, NotificationLog, TableState, Vacuum
-from pyspark_lookup.table.log.properties import KEPT_S, parse_properties
+from pyspark_lookup.table.log import Event, NotificationLog, TableState, Vacuum, properties
 
 _log = logging.getLogger("pyspark_lookup.writing")
 
@@ -51,7 +50,7 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str, now_s: float) -> N
     if state is None:
         return
     try:
-        after_s = parse_properties(state.definition.properties).vacuum_after_s
+        after_s = properties.parse_properties(state.definition.properties).vacuum_after_s
         if after_s is not None and now_s - state.vacuumed_at_s >= after_s * (_SHARE if state.oldest > 1 else 1):
             vacuum(ufs, log, nonce, after_s, force=False, unasked=True)
     except (UfsError, OptionError, DamagedFileError) as problem:
@@ -63,12 +62,12 @@ def vacuum(
 ) -> Vacuumed:
     """Remove what has not been needed for `older_than_s`. `unasked`: say so in the log even if that is nothing.
 
-    Raises OptionError for less than `KEPT_S` without `force`, UfsNotFoundError if there is no table, a UfsError if the store
+    Raises OptionError for less than `properties.KEPT_S` without `force`, UfsNotFoundError if there is no table, a UfsError if the store
     fails: the rest is removed another time.
     """
-    if older_than_s < 0 or (older_than_s < KEPT_S and not force):
+    if older_than_s < 0 or (older_than_s < properties.KEPT_S and not force):
         raise OptionError(
-            f"argument older_than = {older_than_s:g} s: at least {KEPT_S:g} s are kept, for queries and writes that are "
+            f"argument older_than = {older_than_s:g} s: at least {properties.KEPT_S:g} s are kept, for queries and writes that are "
             "under way; with force=True it may be any time from 0 on, if nothing reads or writes the table meanwhile"
         )
     where = redact("path", log.url)
@@ -96,7 +95,7 @@ def vacuum(
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
     done = _sweep(ufs, log, state, until_s)
-    log.pages.trim(state, until_s - parse_properties(state.definition.properties).log_retention_s)
+    log.pages.trim(state, until_s - properties.parse_properties(state.definition.properties).log_retention_s)
     return Vacuumed(len(done), sum(file.size for file in done), state.oldest if state.oldest > 1 else None)
 
 

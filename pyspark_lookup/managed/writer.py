@@ -133,7 +133,9 @@ class TableWriter:
         definition = define(schema, self._options.keys or (), self._url)
         table_id = f"{self._context.rng.getrandbits(128):032x}"
         try:
-            made = self._log.create(lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition))
+            made = self._log.create(
+                lambda nonce, at_s: Create(1, table_id, nonce, at_s, definition, self._sizes.log_page)
+            )
         except CommitUnknownError as problem:
             raise nothing_written(self._log, problem) from problem
         state = made or self._log.latest()

@@ -41,8 +41,12 @@ SIZES = {
     "compact_bytes": 3000,
     "unasked_compact_bytes": 3000,
     "small_file_bytes": 1500,
+    "log_page": 40,
 }
-"""`WriteSizes` that its tables cross: writes of several files and row groups, folds that leave files outside."""
+"""`WriteSizes` that its tables cross: writes of several files and row groups, folds that leave files outside, trimmed logs."""
+KEPT_S = 5.0
+UPKEEP = {"lookup.write.vacuum-after": f"{KEPT_S:g} s", "lookup.log.retention": "20 s"}
+"""Properties of its tables: the log is trimmed, but not before it was looked at here."""
 _SOURCE: dict[str, dict[str, str]] = {
     "UFS": {},
     "CACHE": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"},
@@ -67,9 +71,20 @@ class Place:
         self.graves.mkdir(parents=True)
         self._table = work / "table"
         self.path = str(self._table)
+        self._events: dict[str, bytes] = {}
 
     def log(self) -> list[bytes]:
-        return [path.read_bytes() for path in sorted((self._table / "_lookup" / "log").glob("*.json"))]
+        """All events that there were, if it is asked more often than they are trimmed."""
+        self._events |= self._logged()
+        return [self._events[name] for name in sorted(self._events)]
+
+    def _logged(self) -> dict[str, bytes]:
+        found = (self._table / "_lookup" / "log").glob("*.json")
+        return {path.name: path.read_bytes() for path in found if path.name not in self._events}
+
+    def trimmed(self) -> int:
+        """How many events are gone."""
+        return len(self.log()) - len(list((self._table / "_lookup" / "log").glob("*.json")))
 
     def read_file(self, path: str) -> bytes:
         grave = self.graves / path.rpartition("/")[2]
@@ -94,9 +109,11 @@ class S3Place(Place):
         self.path, self.storage = f"s3://{bucket}/table", {"lookup.storage.endpoint_url": server.endpoint}
         server.client.create_bucket(Bucket=bucket)
 
-    def log(self) -> list[bytes]:
-        found = objects_in(self._bucket, "table/_lookup/log/")
-        return [found[name] for name in sorted(found)]
+    def _logged(self) -> dict[str, bytes]:
+        return objects_in(self._bucket, "table/_lookup/log/")
+
+    def trimmed(self) -> int:
+        return len(self.log()) - len(self._logged())
 
     def read_file(self, path: str) -> bytes:
         name = f"table/{path}"
@@ -129,6 +146,7 @@ def start_worker(
     given = {"name": name, "path": place.path, "options": options, "seed": seed, "stop": str(work / "stop")}
     given |= {"role": "writer" if name.startswith("writer") else "reader", "notes": str(work / "notes"), "sizes": {}}
     given |= {"graves": str(place.graves), "failing": place.failing, "pause_s": 0, "vacuumed_after": "5 s"}
+    given |= {"properties": {}, "kept_s": None}
     workers.start(name, "tests.history.worker", {**given, **more})
 
 
@@ -149,7 +167,9 @@ def run(
     workers = Workers(work)
 
     def start(name: str) -> None:
-        start_worker(workers, name, place, work, roles[name], rng.random(), sizes=SIZES)
+        start_worker(
+            workers, name, place, work, roles[name], rng.random(), sizes=SIZES, properties=UPKEEP, kept_s=KEPT_S
+        )
 
     kills = 0
     place.begin(seed)
@@ -164,6 +184,7 @@ def run(
         while (now := time.monotonic()) < began + seconds or (now < began + 3 * seconds and not _is_enough(notes)):
             with workers.paused(rng.sample(sorted(roles), PAUSED)):
                 time.sleep(rng.uniform(0.2, 2.0))
+            place.log()
             name = rng.choice(sorted(roles))
             workers.kill(name)
             kills += 1
@@ -187,6 +208,7 @@ def run(
         assert (wrong, seen["counted"].keys() & DAMAGE) == ([], set())
     told.update(collections.Counter(f"{state.mode} commits" for state in found if state.mode))
     told.update({"kills": kills, "commits": len(found) - 1, "events": len(place.log()), "removed files": removed})
+    told["trimmed events"] = place.trimmed()
     log(f"{place.path}: {dict(told)}")
     return dict(told)
 

@@ -5,6 +5,7 @@ Run as `python -m tests.history.worker <JSON>`. An attempt is noted before it be
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError
 from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.managed import WriteSizes
+from pyspark_lookup.table.log import properties
 from tests.history.checker import own_rows
 from tests.workers import Notes, fail_at_random
 
@@ -33,6 +35,8 @@ SCHEMA = pa.schema([("id", pa.int64()), ("tag", pa.string()), ("n", pa.int32())]
 def write(table: LookupTable, notes: Notes, rng: random.Random, given: Mapping[str, Any]) -> None:
     """Appends, upserts, deletes, transactions, some overwrites, some that are given up, each read back at once; and upkeep."""
     number = 0
+    with contextlib.suppress(PysparkLookupError):
+        table.alter(properties=given["properties"])
     while not Path(given["stop"]).exists():
         number += 1
         tag = f"{given['name']}/{os.getpid()}/{number}"
@@ -164,6 +168,7 @@ def main() -> None:
     rng = random.Random(f"{given['seed']} {os.getpid()}")
     if given["failing"]:
         fail_at_random(rng, given["failing"], SLOW_S, Path(given["graves"]))
+    properties.KEPT_S = given["kept_s"] or properties.KEPT_S
     runtime_module._current = Runtime(HostClock(), rng, WriteSizes(**given["sizes"]))
     notes = Notes(Path(given["notes"]), given["name"])
     table = LookupTable(given["path"], given["options"])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, count_of, counts_of, number_of, text_of
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, counts_of, number_of, positive_of, text_of
 from pyspark_lookup.base.errors import DamagedFileError, SourceChangedError, UfsError, UfsNotFoundError
 from pyspark_lookup.io.stores import LOG_DIRECTORY
 from pyspark_lookup.io.ufs import Ufs
@@ -35,27 +35,28 @@ _KEPT = 3
 class Checkpoints:
     """The checkpoints of the table at `url`: of its last events, and at the end of each page of the log."""
 
-    def __init__(self, ufs: Ufs, url: str, page: int) -> None:
-        self.page = page
+    def __init__(self, ufs: Ufs, url: str) -> None:
         self._ufs = ufs
         self._directory = f"{url}/{LOG_DIRECTORY}/checkpoints"
-        self._every = math.gcd(_EVERY, page)
 
     def _path(self, position: int) -> str:
         return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # the newest comes first
 
     def newest(self) -> TableState | None:
         """The newest one that can be read; None without one."""
-        try:
-            newest = self._ufs.list_files(self._directory, after="", at_most=_KEPT)
-        except UfsNotFoundError:
-            return None
-        for file in newest:
+        for at_most in (_KEPT, None):
             try:
-                (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
-                return state_of_bytes(data, redact("path", file.url))
-            except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
-                _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
+                listed = self._ufs.list_files(self._directory, after="", at_most=at_most)
+            except UfsNotFoundError:
+                return None
+            for file in listed[0 if at_most else _KEPT :]:
+                try:
+                    (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
+                    return state_of_bytes(data, redact("path", file.url))
+                except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
+                    _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
+            if len(listed) < _KEPT:
+                break
         return None
 
     def read(self, position: int) -> TableState:
@@ -64,27 +65,28 @@ class Checkpoints:
         (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
         return state_of_bytes(data, redact("path", file.url))
 
-    def page_ends(self) -> list[int]:
-        """The positions at the ends of pages that there are checkpoints of, ascending: one LIST."""
+    def page_ends(self, page: int) -> list[int]:
+        """The positions at the ends of pages of so many events that there are checkpoints of, ascending: one LIST."""
         try:
             listed = self._ufs.list_files(self._directory)
         except UfsNotFoundError:
             return []
         names = (file.url.rsplit("/", 1)[-1].removesuffix(".json") for file in listed)
         found = (10**DIGITS - int(name) for name in names if name.isdecimal())
-        return sorted(position for position in found if position % self.page == 0)
+        return sorted(position for position in found if position % page == 0)
 
     def put_if_due(self, state: TableState) -> bool:
         """Put one of a state that is at such a position; whether it ends a page. Without it reading the log takes longer, no more."""
-        if state.position % self._every:
+        every = math.gcd(_EVERY, state.page)
+        if state.position % every:
             return False
         with contextlib.suppress(UfsError):
             self._ufs.put_if_absent(self._path(state.position), seal(state_to_json(state)))
             # Who has just listed it may still read the one before.
-            old = state.position - _KEPT * self._every
-            if old > 0 and old % self.page:
+            old = state.position - _KEPT * every
+            if old > 0 and old % state.page:
                 self._ufs.delete(self._path(old))
-        return state.position % self.page == 0
+        return state.position % state.page == 0
 
     def delete(self, position: int) -> None:
         self._ufs.delete(self._path(position))
@@ -132,7 +134,7 @@ def state_of_json(found: Mapping[str, Any], origin: str) -> TableState:
     """The state that `state_to_json` wrote. Raises DamagedFileError for anything else."""
     try:
         head = id_of(found["table"]), count_of(found["position"]), text_of(found["nonce"])
-        state = TableState(*head, count_of(found["page"]))
+        state = TableState(*head, positive_of(found["page"]))
         state.since, state.watermark = count_of(found["since"]), count_of(found["watermark"])
         state.high_watermark = count_of(found["high_watermark"])
         state.replaced_by, state.keyed_by = count_of(found["replaced_by"]), count_of(found["keyed_by"])
@@ -179,7 +181,7 @@ def _check(state: TableState, rows: int) -> None:
         if not begins or positions != sorted(set(positions)) or positions[-1] > state.position:
             raise ValueError("a table is created by its first event, and nothing comes after its last")
     within = 1 <= state.oldest <= state.position and 0 <= state.since < state.position
-    if not within or state.page < 1:
+    if not within:
         raise ValueError("the positions that a state is about are of its log")
     ids = [write.id for write in state.writes.values()]
     later = [id_ for id_ in ids if id_ > state.watermark]

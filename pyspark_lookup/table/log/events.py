@@ -22,6 +22,7 @@ from pyspark_lookup.base.decoding import (
     counts_of,
     is_encodable,
     number_of,
+    positive_of,
     show,
     text_of,
     texts_of,
@@ -31,6 +32,8 @@ from pyspark_lookup.columnar.types import schema_of_text, spark_schema, text_of_
 
 FORMAT = 1
 """The format version of events and checkpoints; a later one is refused by name."""
+PAGE = 250
+"""Events of a page of a log: its states forget what happened before the last two, see `TableState`."""
 _SEAL_BYTES = len(',"crc":"01234567"}')
 
 
@@ -96,10 +99,11 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Create(Event):
-    """The first event: the table is there, without rows."""
+    """The first event: the table is there, without rows. `page`: how many events a page of its log has, see `TableState`."""
 
     kind = "create"
     definition: Definition
+    page: int = PAGE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +287,7 @@ def _batch(value: Any) -> Batch:
 
 _HEAD = {"format", "table", "position", "kind", "nonce", "at", "crc"}
 _BODIES: dict[type[Event], dict[str, Any]] = {
-    Create: {"definition": definition_of},
+    Create: {"definition": definition_of, "page": positive_of},
     Allocate: {"write_id": _write_id, "mode": WriteMode},
     Write: {"write_id": _write_id, "files": files_of, "deletes": files_of, "replaces": _write_ids},
     Commit: {"write_id": _write_id, "definition": definition_of, "batch": _batch},

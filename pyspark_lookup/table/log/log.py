@@ -32,12 +32,12 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.log import properties
 from pyspark_lookup.table.log.checkpoints import Checkpoints, state_of_json, state_to_json
 from pyspark_lookup.table.log.event_files import EventFiles
 from pyspark_lookup.table.log.events import Event, event_bytes, event_of
 from pyspark_lookup.table.log.pages import LogPages
-from pyspark_lookup.table.log.properties import KEPT_S, parse_properties
-from pyspark_lookup.table.log.state import PAGE, TableState
+from pyspark_lookup.table.log.state import TableState
 
 _log = logging.getLogger("pyspark_lookup.notifications")
 _TAIL_AT_MOST = 100  # events in the host's record beside a state
@@ -67,13 +67,12 @@ class _Known:
 class NotificationLog:
     """The log of the table at `url`, as this process reads and writes it. Safe for threads, not across forks."""
 
-    def __init__(self, ufs: Ufs, context: HostContext, url: str, page: int = PAGE) -> None:
+    def __init__(self, ufs: Ufs, context: HostContext, url: str) -> None:
         self._ufs = ufs
         self._context = context
         self.url = url
-        self._page = page
         self._events = EventFiles(ufs, url)
-        self._checkpoints = Checkpoints(ufs, url, page)
+        self._checkpoints = Checkpoints(ufs, url)
         self.pages = LogPages(self._events, self._checkpoints, redact("path", url))
         self._key = key_of("log", ufs.scope, url)
         self._lock = threading.Lock()
@@ -161,7 +160,7 @@ class NotificationLog:
             return None
         if not found:
             return None
-        state = state or TableState.begin(found[0][1], redact("path", self._events.path(1)), self._page)
+        state = state or TableState.begin(found[0][1], redact("path", self._events.path(1)))
         state = state.advance(event for _, event in found[1:])
         self._keep(state, None, found[-1][0])
         return state
@@ -256,7 +255,7 @@ class NotificationLog:
         file = self._put(event)
         if file is None:
             return None
-        state = TableState.begin(event, "the event just put", self._page)
+        state = TableState.begin(event, "the event just put")
         with self._lock:
             self._known = None
         self._keep(state, None, file)
@@ -306,7 +305,8 @@ class NotificationLog:
         if last.modified_at_s is not None:
             # A property of a later release says nothing here.
             with contextlib.suppress(UfsError, OptionError):
-                kept_s = KEPT_S + parse_properties(state.definition.properties).log_retention_s
+                found = properties.parse_properties(state.definition.properties)
+                kept_s = (found.vacuum_after_s or properties.KEPT_S) + found.log_retention_s
                 self.pages.trim(state, last.modified_at_s - kept_s)
 
     def _put(self, event: Event) -> FileVersion | None:

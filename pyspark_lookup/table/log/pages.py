@@ -47,7 +47,7 @@ class LogPages:
 
     def _read(self, state: TableState, end: int) -> TableState:
         """The state at the end of a page: from its checkpoint, or from one before it and the events since, if its writer died."""
-        ends = self._checkpoints.page_ends()
+        ends = self._checkpoints.page_ends(state.page)
         with contextlib.suppress(UfsNotFoundError, SourceChangedError):
             found = self._checkpoints.read(end) if end in ends else self._replay(state, ends, end)
             if found is not None and found.table_id == state.table_id:
@@ -65,7 +65,7 @@ class LogPages:
             return None
         if base:
             return self._checkpoints.read(base).advance(events)
-        return TableState.begin(events[0], redact("path", self._events.path(1)), state.page).advance(events[1:])
+        return TableState.begin(events[0], redact("path", self._events.path(1))).advance(events[1:])
 
     def changes(self, state: TableState, after: int, until: int) -> Iterator[tuple[TableState, Change]]:
         """The changes between two positions, in their order, each with a state that holds its write. Raises as `state_at`."""
@@ -86,7 +86,7 @@ class LogPages:
 
     def begin(self, state: TableState) -> int:
         """The position before the first change that the log still tells of."""
-        ends = self._checkpoints.page_ends() if state.since else []
+        ends = self._checkpoints.page_ends(state.page) if state.since else []
         return min([state.since, *(end - state.page for end in ends)])
 
     def is_vacuumed(self, state: TableState, write: TableWrite) -> bool:
@@ -102,7 +102,7 @@ class LogPages:
 
     def state_of(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
         """The state that answers for an earlier list of write ids: of the first page at whose end all of them were committed."""
-        known = self._checkpoints.page_ends()
+        known = self._checkpoints.page_ends(state.page)
         ends = range(known[0], state.since + 1, state.page) if known else range(0)
         low, high = 0, len(ends)
         while low < high:
@@ -123,7 +123,7 @@ class LogPages:
         `until_s`: only of pages of which the last event was put before, on the store's clock. The first event stays, for a table
         is made by putting it.
         """
-        ends = self._checkpoints.page_ends()
+        ends = self._checkpoints.page_ends(state.page)
         last = 0
         for following in ends[1:]:  # of which the checkpoint tells what comes after the page before it
             end = following - state.page

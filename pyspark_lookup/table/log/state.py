@@ -36,10 +36,6 @@ from pyspark_lookup.table.model import VersionMetadata
 _VISIBLE_KEPT = 4  # of the lists that versions were asked for by
 
 
-PAGE = 250
-"""Events after which a state forgets what happened before the last so many."""
-
-
 class EarlierStateError(LookupError):
     """What is asked is for a state before this one: see `NotificationLog.state_at`."""
 
@@ -52,7 +48,7 @@ class TableState:
     that of `position`; a page has `page` events.
     """
 
-    def __init__(self, table_id: str, position: int, nonce: str, page: int = PAGE) -> None:
+    def __init__(self, table_id: str, position: int, nonce: str, page: int) -> None:
         self.table_id = table_id
         self.position = position
         self.nonce = nonce
@@ -74,11 +70,11 @@ class TableState:
     # --- from events ------------------------------------------------------------------------------
 
     @classmethod
-    def begin(cls, event: Event, origin: str, page: int = PAGE) -> TableState:
+    def begin(cls, event: Event, origin: str) -> TableState:
         """The state after a table's first event. Raises DamagedFileError if it is none."""
         if not isinstance(event, Create) or event.position != 1:
             raise DamagedFileError(f"{origin} does not create the table, as its first event should")
-        state = cls(event.table_id, 1, event.nonce, page)
+        state = cls(event.table_id, 1, event.nonce, event.page)
         state.definitions = [(event.position, event.definition)]
         state.changes = [Change(event.position, event.at_s, None)]
         state.vacuumed_at_s = event.at_s
