@@ -17,6 +17,7 @@ import pytest
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     NotATableError,
+    UfsUnavailableError,
     VersionGoneError,
     WriteConflictError,
 )
@@ -422,6 +423,43 @@ def test_vacuum_removes_what_no_version_needs(site: Site) -> None:
     added = {row["version"]: row["rows_added"] for row in batch.to_pylist()}
     assert (added[first], added[last]) == (None, 1)
     assert state_of_json(state_to_json(site.state()), "a copy").oldest == last
+
+
+def test_a_table_that_sees_to_itself(site: Site) -> None:
+    """Commits vacuum what was not needed for `lookup.write.vacuum-after`, at most ten times in that time, and trim the log. What
+    is gone is so by name. A store that fails then fails no commit."""
+
+    def fail(kind: str, _: object) -> None:
+        if kind == "list_tree":
+            raise UfsUnavailableError("down")
+
+    site.resize(log_page=4)
+    table = site.created(OFF)
+    table.alter(properties={"lookup.write.vacuum-after": "7 d", "lookup.log.retention": "0 s"})
+    for number in range(5):
+        last = table.write(rows(number), "overwrite")
+    aged(site, 8)
+    site.clock.tick(6 * DAY_S)
+    assert (table.write(rows(8), "overwrite") > last, site.state().oldest) == (True, 1)
+    site.clock.tick(2 * DAY_S)
+    table.write(rows(9), "overwrite")
+    state = site.state()
+    assert (state.oldest, len(site.files())) == (last, 3)
+    events = sorted(int(path.stem) for path in (site.path / "_lookup/log").iterdir())
+    assert events == [1, *range(last // 4 * 4 + 1, state.position + 1)]
+    for options in ({"lookup.version": "3"}, {"lookup.valid-write-ids": f"{state.table_id}:2:9223372036854775807::"}):
+        for host in ("a", "b"):
+            with pytest.raises(VersionGoneError, match=rf"from (position )?{last} on"):
+                site.table(options, host).scan()
+    log = site.runtime.engine(LookupOptions.parse(site.options("a", {}))).reader.resolver.log(str(site.path))
+    with pytest.raises(VersionGoneError, match=f"lookup.stream.start = {last}"):
+        list(log.pages.changes(state, 2, state.position))
+    site.clock.tick(0.6 * DAY_S)
+    assert table.write(rows(10), "overwrite") == site.state().position  # no vacuum follows
+    site.clock.tick(0.2 * DAY_S)
+    site.interrupt(fail)
+    table.write(rows(11), "overwrite")
+    assert ids_of(table.scan()) == [11]
 
 
 def test_vacuum_removes_orphans(site: Site) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
-from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGoneError
+from pyspark_lookup.base.errors import NotSupportedError, OptionError, SchemaError, VersionGoneError
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -249,6 +249,9 @@ def test_columns_keys_and_properties_can_be_altered(dim: Dim, tmp_path: Path) ->
     ):
         with pytest.raises(SchemaError, match=says):
             dim.writer.alter(columns, keys)
+    for name, value in (("write.vacuum-after", "6 d"), ("log.retention", "soon"), ("log.kept", "1 d")):
+        with pytest.raises(OptionError, match=f"lookup.{name}.*(7 d or more|unknown|a duration)"):
+            dim.writer.alter(properties={f"lookup.{name}": value})
     found = dim.table("reader", FULL)
     assert len(found.get(1)) == 100
     told = found.describe()

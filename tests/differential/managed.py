@@ -33,8 +33,9 @@ SIZES = WriteSizes(
     compact_bytes=2000,
     unasked_compact_bytes=1000,
     small_file_bytes=1000,
+    log_page=6,
 )
-"""Small tables have by these what large ones have: several files a write, row groups, partial folds, merges."""
+"""Small tables have by these what large ones have: several files a write, row groups, partial folds, merges, trimmed logs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Managed:
             case "compact":
                 self._compact(table, options)
             case "vacuum":
+                table.alter(properties={"lookup.log.retention": "0 s"})
                 self.oldest = table.vacuum("0 s", force=True)["oldest"] or self.oldest
         self.versions[table.describe()["position"]] = (self.schema, self.rows)
 

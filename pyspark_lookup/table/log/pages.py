@@ -54,7 +54,8 @@ class LogPages:
                 return found
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
-            f"{self._shown}: the log of table {state.table_id} was trimmed: what it said before position {first} is gone"
+            f"{self._shown}: the log of table {state.table_id} was trimmed: versions from position {first} on can be read. A stream "
+            f"begins anew with the table as it is (a new checkpoint), or with what has changed since (lookup.stream.start = {first})"
         )
 
     def _replay(self, state: TableState, ends: list[int], end: int) -> TableState | None:
