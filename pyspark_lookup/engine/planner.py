@@ -122,6 +122,7 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
     OptionError for a partition.
     """
     everything = found.columns
+    options = with_table_keys(options, found)
     if options.cache is CacheMode.PARTIAL and not options.keys:
         raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
     if options.keys:
