@@ -75,6 +75,7 @@ class Model(Managed):
             merge_bytes=3000,
             compact_bytes=small,
             unasked_compact_bytes=0,
+            log_page=7,
         )
         self._asked: list[Key] = []
         self._number = 0

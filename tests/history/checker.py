@@ -172,7 +172,7 @@ def check(
         if note["kind"] == "failed":
             parts = [note["tag"], *(tag for _, tag, _ in note.get("steps", []))]
             assert not tags.keys() & set(parts), f"{note['tag']} failed and is committed"
-        elif note["kind"] in ("scan", "own", "get"):
+        elif note["kind"] in ("scan", "own", "get", "follow"):
             who = note["who"]
             floor = last.get(who, 1)
             # What it has written itself it sees; a read that says which version it was of is of that.

@@ -31,7 +31,7 @@ READERS += ("FULL-UFS-shared", "FULL-CACHE-own", "FULL-CACHE-shared")
 DAMAGE = {"blockDamagedCount", "snapshotDamagedCount"}
 PAUSED = 3
 """How many processes stand still at any time, for up to two seconds."""
-ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50}
+ENOUGH = {"acknowledged": 10, "failed": 1, "scan": 50, "get": 50, "follow": 10}
 """How many notes of some kinds there are to be: a slow machine takes longer over them."""
 SIZES = {
     "file_bytes": 1200,
@@ -144,7 +144,11 @@ def start_worker(
 ) -> None:
     """Start a writer or a reader of a table: which, its name says."""
     given = {"name": name, "path": place.path, "options": options, "seed": seed, "stop": str(work / "stop")}
-    given |= {"role": "writer" if name.startswith("writer") else "reader", "notes": str(work / "notes"), "sizes": {}}
+    given |= {
+        "role": next((role for role in ("writer", "follower") if name.startswith(role)), "reader"),
+        "notes": str(work / "notes"),
+        "sizes": {},
+    }
     given |= {"graves": str(place.graves), "failing": place.failing, "pause_s": 0, "vacuumed_after": "5 s"}
     given |= {"properties": {}, "kept_s": None}
     workers.start(name, "tests.history.worker", {**given, **more})
@@ -164,6 +168,7 @@ def run(
     writing = {**base, "lookup.write.compact-after": "3"}
     roles = {f"writer{n}": {**writing, "lookup.cache.dir": str(work / "cache" / "shared")} for n in range(WRITERS)}
     roles |= {name: {**base, **options} for name, options in readers(work).items()}
+    roles["follower-UFS-shared"] = {**base, "lookup.cache.dir": str(work / "cache" / "shared")}
     workers = Workers(work)
 
     def start(name: str) -> None:

@@ -19,12 +19,14 @@ import pyarrow as pa
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.clock import HostClock
-from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError
+from pyspark_lookup.base.errors import CommitUnknownError, PysparkLookupError, VersionGoneError
 from pyspark_lookup.engine import runtime as runtime_module
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.managed import WriteSizes
+from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.log import properties
-from tests.history.checker import own_rows
+from tests.history.checker import Rows, own_rows
+from tests.test_changes import CHANGE_TYPE, Feed
 from tests.workers import Notes, fail_at_random
 
 KEYS = 200
@@ -148,6 +150,30 @@ def read(table: LookupTable, notes: Notes, rng: random.Random, stop: Path) -> No
             notes.add("get", began=began, keys=wanted, rows=_plain(rows))
 
 
+def follow(notes: Notes, options: Mapping[str, str], stop: Path) -> None:
+    """The change stream, played: all rows once, then what has changed since; all rows again where that is gone."""
+    rows, position = Rows(), 0
+    parsed = LookupOptions.parse(options)
+    while not stop.exists():
+        began = time.monotonic()
+        try:
+            feed = Feed(runtime_module.runtime().engine(parsed), parsed)
+            kind = "follow" if position else "scan"
+            found = feed.between(position, feed.last) if position else feed.snapshot(feed.last)
+        except VersionGoneError as problem:
+            rows.clear()
+            position = 0
+            notes.add("gone", error=str(problem))
+        except PysparkLookupError as problem:
+            notes.add("error", error=f"{type(problem).__name__} {problem}")
+        else:
+            position = feed.last
+            for row in found:
+                rows[row["id"], row["tag"], row["n"]] += 1 if row[CHANGE_TYPE] in ("insert", "update_postimage") else -1
+            rows = +rows
+            notes.add(kind, began=began, rows=sorted(map(list, rows.elements())), told=position)
+
+
 def _read_all(table: LookupTable, notes: Notes, kind: str, **more: Any) -> None:
     began = time.monotonic()
     try:
@@ -174,6 +200,8 @@ def main() -> None:
     table = LookupTable(given["path"], given["options"])
     if given["role"] == "writer":
         write(table, notes, rng, given)
+    elif given["role"] == "follower":
+        follow(notes, {"path": given["path"], **given["options"]}, Path(given["stop"]))
     else:
         read(table, notes, rng, Path(given["stop"]))
     table.close()
