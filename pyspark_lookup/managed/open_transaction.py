@@ -50,6 +50,7 @@ class OpenWrites:
         self._table = table
         self._rows = rows
         self._unique = unique
+        self._since = since
         self._base = since.valid_write_ids() if since is not None else None
         self._job: Job | None = None
         self._keyed: ByKey | None = None
@@ -67,12 +68,19 @@ class OpenWrites:
 
     def version(self) -> tuple[Table, TableVersion]:
         """The table as the transaction sees it. Raises WriteConflictError if it is not there (any more)."""
-        seen, state = self.valid_write_ids(), self._log.known()
-        if seen is None or state is None or state.table_id != seen.table:
+        seen, state, now = self.valid_write_ids(), self._since, self._log.known()
+        if seen is None or state is None or now is None or now.table_id != seen.table:
             raise WriteConflictError(
                 f"{redact('path', self._log.url)} is not there, or not the table that the transaction began with"
             )
         own = None if self._job is None else self._write_id
+        if own is not None:
+            write = now.writes.get(own)
+            if write is None or write.ended_at is not None:
+                raise WriteConflictError(
+                    f"write {own} of table {now.table_id} was aborted by others: begin another one"
+                )
+            state = state.seeing(write)
         table = dataclasses.replace(self._table, pinned=str(seen), own=own)
         version = managed_version(table, state)
         if self._job is not None and version.metadata is not None:
@@ -140,7 +148,7 @@ class OpenWrites:
         if self._job is None:
             self._job = self._writer.begin(schema, mode, first=True)
             if self._base is None:
-                self._base = ValidWriteIdList(self._job.table_id, 0)
+                self._base, self._since = ValidWriteIdList(self._job.table_id, 0), self._log.known()
             if self._base.table != self._job.table_id:
                 raise WriteConflictError(
                     f"{redact('path', self._log.url)} was dropped and created anew since the transaction began"

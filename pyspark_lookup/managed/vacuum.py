@@ -13,8 +13,8 @@ import re
 
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
-    DamagedFileError,
     OptionError,
+    PysparkLookupError,
     UfsError,
     UfsNotFoundError,
     UfsUnavailableError,
@@ -53,7 +53,7 @@ def vacuum_if_due(ufs: Ufs, log: NotificationLog, nonce: str, now_s: float) -> N
         after_s = properties.parse_properties(state.definition.properties).vacuum_after_s
         if after_s is not None and now_s - state.vacuumed_at_s >= after_s * (_SHARE if state.oldest > 1 else 1):
             vacuum(ufs, log, nonce, after_s, force=False, unasked=True)
-    except (UfsError, OptionError, DamagedFileError) as problem:
+    except PysparkLookupError as problem:
         _log.warning("%s was not vacuumed: %s", redact("path", log.url), problem)
 
 
@@ -75,17 +75,18 @@ def vacuum(
     if state is None:
         raise UfsNotFoundError(f"{where} is no managed table")
     table_id = state.table_id
+    log_retention_s = properties.parse_properties(state.definition.properties).log_retention_s
     until_s = _now_s(ufs, log, nonce) - older_than_s
     oldest = _oldest(log, state, until_s)
 
     def removed(state: TableState, nonce: str, at_s: float) -> Event | None:
-        if oldest is None or state.table_id != table_id:
+        if state.table_id != table_id or (oldest is None and not unasked):
             return None
-        ids = _removable(state, oldest)
-        pages = oldest // state.page > state.oldest // state.page or state.oldest < oldest < state.since
+        kept = max(oldest or 1, state.oldest)
+        ids = _removable(state, kept) if oldest is not None else ()
+        pages = kept // state.page > state.oldest // state.page or state.oldest < kept < state.since
         if not ids and not pages and not unasked:
             return None
-        kept = max(oldest, state.oldest)
         return Vacuum(state.position + 1, state.table_id, nonce, at_s, ids, kept)
 
     try:
@@ -95,7 +96,7 @@ def vacuum(
     if state.table_id != table_id:
         raise UfsNotFoundError(f"{where} was dropped and created anew as it was vacuumed: vacuum it again")
     done = _sweep(ufs, log, state, until_s)
-    log.pages.trim(state, until_s - properties.parse_properties(state.definition.properties).log_retention_s)
+    log.pages.trim(state, until_s - log_retention_s)
     return Vacuumed(len(done), sum(file.size for file in done), state.oldest if state.oldest > 1 else None)
 
 

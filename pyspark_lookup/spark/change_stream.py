@@ -50,6 +50,7 @@ from pyspark_lookup.spark.types import (
     require,
 )
 from pyspark_lookup.table.log import NotificationLog, TableState
+from pyspark_lookup.table.log_source import version_at
 from pyspark_lookup.table.model import Table
 
 _LIMITS: Mapping[Any, str] = {ReadMaxRows: "max_rows", ReadMaxFiles: "max_files", ReadMaxBytes: "max_bytes"}
@@ -113,8 +114,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = _position_of(start)[1]
         if after == 0:
             # The rows there are come at once: they are of one version.
-            has_rows = any(sum(cost(part, change)) for part, change in self._log().pages.changes(state, 0, until))
-            return self._offset(state, until) if has_rows else start
+            assert self._table is not None
+            return self._offset(state, until) if version_at(self._log(), self._table, state, until).files else start
         spent = [0, 0, 0]
         end = after
         for part, change in self._log().pages.changes(state, after, until):

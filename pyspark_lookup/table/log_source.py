@@ -124,19 +124,23 @@ def version_at(log: NotificationLog, table: Table, state: TableState, position: 
     """As `managed_version`, also of what is before `state`, the log's latest: from the store then."""
     with contextlib.suppress(EarlierStateError):
         return managed_version(table, state, position)
-    if position is None and isinstance(table.pinned, str):
-        earlier = log.pages.state_of(state, ValidWriteIdList.parse(table.pinned))
+    write_ids = ValidWriteIdList.parse(table.pinned) if position is None and isinstance(table.pinned, str) else None
+    if write_ids is not None:
+        earlier = log.pages.state_of(state, write_ids)
     else:
-        at = position if position is not None else cast(int, table.pinned)
-        earlier = log.pages.state_at(state, at)
+        earlier = log.pages.state_at(state, position if position is not None else cast(int, table.pinned))
     with contextlib.suppress(EarlierStateError):
         version = managed_version(table, earlier, position)
         # That state knows nothing of what was vacuumed since.
-        if (version.commit or ("", 0))[1] >= state.oldest:
+        kept = (version.commit or ("", 0))[1] >= state.oldest
+        if kept and write_ids is not None:
+            kept = not any(log.pages.is_vacuumed(state, write) for write in earlier.find_needed_by(write_ids))
+        if kept:
             return version
+    what = "was vacuumed" if write_ids is None else "lacks what was compacted or vacuumed since"
     raise VersionGoneError(
-        f"{redact('path', table.url)}: version {table.pinned if position is None else position} of table {state.table_id} was "
-        f"vacuumed: versions from {state.oldest} on can be read"
+        f"{redact('path', table.url)}: version {table.pinned if position is None else position} of table {state.table_id} "
+        f"{what}: versions from {state.oldest} on can be read"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, counts_of, number_of, positive_of, text_of
@@ -42,22 +42,21 @@ class Checkpoints:
     def _path(self, position: int) -> str:
         return f"{self._directory}/{10**DIGITS - position:0{DIGITS}d}.json"  # the newest comes first
 
-    def newest(self) -> TableState | None:
-        """The newest one that can be read; None without one."""
+    def newest_first(self) -> Iterator[TableState]:
+        """Those that can be read, the newest first."""
         for at_most in (_KEPT, None):
             try:
                 listed = self._ufs.list_files(self._directory, after="", at_most=at_most)
             except UfsNotFoundError:
-                return None
+                return
             for file in listed[0 if at_most else _KEPT :]:
                 try:
                     (data,) = self._ufs.read_ranges(file.as_immutable(), [(0, file.size)])
-                    return state_of_bytes(data, redact("path", file.url))
+                    yield state_of_bytes(data, redact("path", file.url))
                 except (DamagedFileError, UfsNotFoundError, SourceChangedError) as problem:
                     _log.warning("reading an older checkpoint of the log, or from its beginning: %s", problem)
             if len(listed) < _KEPT:
                 break
-        return None
 
     def read(self, position: int) -> TableState:
         """The one at a position. Raises UfsNotFoundError or SourceChangedError if it is not there, DamagedFileError."""
@@ -121,6 +120,7 @@ def state_to_json(state: TableState) -> dict[str, Any]:
         "high_watermark": state.high_watermark,
         "replaced_by": state.replaced_by,
         "keyed_by": state.keyed_by,
+        "rekeyed_at": state.rekeyed_at,
         "writes": writes,
         "definitions": [[position, definition_json(definition)] for position, definition in state.definitions],
         "batches": state.batches,
@@ -138,6 +138,7 @@ def state_of_json(found: Mapping[str, Any], origin: str) -> TableState:
         state.since, state.watermark = count_of(found["since"]), count_of(found["watermark"])
         state.high_watermark = count_of(found["high_watermark"])
         state.replaced_by, state.keyed_by = count_of(found["replaced_by"]), count_of(found["keyed_by"])
+        state.rekeyed_at = count_of(found["rekeyed_at"])
         state.writes = TableWrites(map(_write_of, found["writes"]))
         state.definitions = [(count_of(position), definition_of(text)) for position, text in found["definitions"]]
         state.oldest, state.vacuumed_at_s = count_of(found["oldest"]), number_of(found["vacuumed_at"])

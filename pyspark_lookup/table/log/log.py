@@ -100,7 +100,7 @@ class NotificationLog:
         self.known()
         with self._lock:
             known = self._known
-        if known is None or self._age_s(known) > TRUSTED_S:
+        if known is None or self._age_s(known) > TRUSTED_S or known.state.position == 1:  # which stays when others go
             return self._read_all()
         state, last = known.state, known.last
         try:
@@ -154,6 +154,7 @@ class NotificationLog:
         """The state from the newest checkpoint and the events after it."""
         with self._lock:
             self._known = None
+        self.pages.forget()  # which may be of a history that is no longer this one
         try:
             state, found = self._from_checkpoint() or (None, self._events.after(0, None))
         except UfsNotFoundError:
@@ -167,28 +168,29 @@ class NotificationLog:
 
     def _from_checkpoint(self) -> tuple[TableState, list[tuple[FileVersion, Event]]] | None:
         """The newest checkpoint's state and the events from its last one on; None if there is none of this table."""
-        state = self._checkpoints.newest()
-        if state is None:
-            return None
-        found = self._events.after(state.position - 1, state.table_id)
-        # A checkpoint may come late, after its table was dropped and another one was made.
-        if not found or (found[0][1].nonce, found[0][1].table_id) != (state.nonce, state.table_id):
-            return None
-        return state, found
+        for state in self._checkpoints.newest_first():
+            # A checkpoint may come late, after its table was dropped and another one was made; a copy may have one of what came
+            # after its events.
+            with contextlib.suppress(DamagedFileError):
+                found = self._events.after(state.position - 1, state.table_id)
+                if found and (found[0][1].nonce, found[0][1].table_id) == (state.nonce, state.table_id):
+                    return state, found
+        return None
 
     def position_at(self, state: TableState, until_s: float) -> int | None:
         """The last position of which the event was put by then, on the store's clock; None if none was, of those there are."""
-        low, high = self.pages.begin(state), state.position
+        begin = self.pages.begin(state)
+        low, high = begin, state.position
         while low < high:
             middle = (low + high + 1) // 2
             try:
                 put_at_s = self._events.get_meta(middle).modified_at_s
-            except UfsNotFoundError:  # trimmed meanwhile, or before
+            except UfsNotFoundError:  # trimmed meanwhile
                 put_at_s = until_s
             if put_at_s is None:
                 raise UfsError(f"{redact('path', self._events.path(middle))}: the store does not say when it was put")
             low, high = (middle, high) if put_at_s <= until_s else (low, middle - 1)
-        return low or None
+        return None if low == begin else low
 
     # --- what this host knows ---------------------------------------------------------------------
 
@@ -302,12 +304,13 @@ class NotificationLog:
 
     def _trim(self, state: TableState, last: FileVersion) -> None:
         """Remove what is older than what vacuum and the table's log retention keep, by the time at which the last event was put."""
-        if last.modified_at_s is not None:
-            # A property of a later release says nothing here.
-            with contextlib.suppress(UfsError, OptionError):
+        # A property of a later release says nothing here.
+        with contextlib.suppress(UfsError, OptionError):
+            put_at_s = last.modified_at_s or self._events.get_meta(state.position).modified_at_s
+            if put_at_s is not None:
                 found = properties.parse_properties(state.definition.properties)
                 kept_s = (found.vacuum_after_s or properties.KEPT_S) + found.log_retention_s
-                self.pages.trim(state, last.modified_at_s - kept_s)
+                self.pages.trim(state, put_at_s - kept_s)
 
     def _put(self, event: Event) -> FileVersion | None:
         """Put an event; None if another one has its position. Raises CommitUnknownError if that cannot be found out."""

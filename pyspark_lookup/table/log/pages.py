@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, VersionGoneError
+from pyspark_lookup.base.errors import DamagedFileError, SourceChangedError, UfsNotFoundError, VersionGoneError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.log.checkpoints import Checkpoints
@@ -28,6 +28,7 @@ class LogPages:
         self._checkpoints = checkpoints
         self._shown = shown
         self._states: dict[tuple[str, int], TableState] = {}
+        self._ends: dict[tuple[str, str], int] = {}  # of the pages that answer for lists
 
     def state_at(self, state: TableState, position: int) -> TableState:
         """The state that answers for a position: `state`, or that at the end of the position's page.
@@ -47,26 +48,35 @@ class LogPages:
 
     def _read(self, state: TableState, end: int) -> TableState:
         """The state at the end of a page: from its checkpoint, or from one before it and the events since, if its writer died."""
-        ends = self._checkpoints.page_ends(state.page)
-        with contextlib.suppress(UfsNotFoundError, SourceChangedError):
-            found = self._checkpoints.read(end) if end in ends else self._replay(state, ends, end)
-            if found is not None and found.table_id == state.table_id:
-                return found
+        ends: list[int] = []
+        with contextlib.suppress(SourceChangedError):
+            with contextlib.suppress(UfsNotFoundError, DamagedFileError):
+                found = self._checkpoints.read(end)
+                if found.table_id == state.table_id:
+                    return found
+            ends = self._checkpoints.page_ends(state.page)
+            for base in (*reversed([before for before in ends if before < end]), 0):
+                with contextlib.suppress(UfsNotFoundError, DamagedFileError):
+                    replayed = self._replay(state, base, end)
+                    if replayed is not None:
+                        return replayed
         first = max(ends[0] - state.page if ends else state.since, state.oldest)
         raise VersionGoneError(
             f"{self._shown}: the log of table {state.table_id} was trimmed: versions from position {first} on can be read. A stream "
             f"begins anew with the table as it is (a new checkpoint), or with what has changed since (lookup.stream.start = {first})"
         )
 
-    def _replay(self, state: TableState, ends: list[int], end: int) -> TableState | None:
-        base = max((before for before in ends if before < end), default=0)
+    def _replay(self, state: TableState, base: int, end: int) -> TableState | None:
+        """The state at a position from the checkpoint at `base` (0: none) and the events since; None if these are not there."""
         files = [file for _, file in self._events.list_after(base, at_most=end - base)]
         events = [event for _, event in self._events.read(files)]
         if len(events) < end - base or events[-1].position != end:
             return None
-        if base:
-            return self._checkpoints.read(base).advance(events)
-        return TableState.begin(events[0], redact("path", self._events.path(1))).advance(events[1:])
+        if not base:
+            before, events = TableState.begin(events[0], redact("path", self._events.path(1))), events[1:]
+        else:
+            before = self._checkpoints.read(base)
+        return before.advance(events) if before.table_id == state.table_id else None
 
     def changes(self, state: TableState, after: int, until: int) -> Iterator[tuple[TableState, Change]]:
         """The changes between two positions, in their order, each with a state that holds its write. Raises as `state_at`."""
@@ -87,11 +97,17 @@ class LogPages:
 
     def begin(self, state: TableState) -> int:
         """The position before the first change that the log still tells of."""
+        if state.since:
+            with contextlib.suppress(UfsNotFoundError):
+                self._events.get_meta(2)
+                return 0
         ends = self._checkpoints.page_ends(state.page) if state.since else []
         return min([state.since, *(end - state.page for end in ends)])
 
     def is_vacuumed(self, state: TableState, write: TableWrite) -> bool:
         """Whether the files of a write, of any page, were removed since."""
+        if write.vacuumed:  # which puts no file any more
+            return True
         held = state.writes.get(write.id)
         if held is not None or state.oldest == 1:
             return (held or write).vacuumed
@@ -101,8 +117,21 @@ class LogPages:
         needed = oldest.memo["needed"][1]
         return write.does_something and (write.ended_at or 0) <= state.oldest and write.id not in needed
 
+    def forget(self) -> None:
+        """Know no state any more."""
+        self._states, self._ends = {}, {}
+
     def state_of(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
         """The state that answers for an earlier list of write ids: of the first page at whose end all of them were committed."""
+        place = state.table_id, str(write_ids)
+        if place not in self._ends:
+            found = self._find_state(state, write_ids)
+            if found is state:
+                return state
+            self._ends = {**dict(list(self._ends.items())[1 - _KEPT :]), place: found.position}
+        return self._at_end(state, self._ends[place])
+
+    def _find_state(self, state: TableState, write_ids: ValidWriteIdList) -> TableState:
         known = self._checkpoints.page_ends(state.page)
         ends = range(known[0], state.since + 1, state.page) if known else range(0)
         low, high = 0, len(ends)
@@ -128,7 +157,7 @@ class LogPages:
         last = 0
         for following in ends[1:]:  # of which the checkpoint tells what comes after the page before it
             end = following - state.page
-            if end > min(state.oldest, state.since):
+            if end >= state.oldest or end > state.since:
                 break
             with contextlib.suppress(UfsNotFoundError):  # who began to trim did not come to its end
                 put_at_s = self._events.get_meta(end).modified_at_s

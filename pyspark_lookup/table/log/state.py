@@ -65,6 +65,7 @@ class TableState:
         self.definitions: list[tuple[int, Definition]] = []
         self.replaced_by = 0  # the highest overwrite that is committed
         self.keyed_by = 0  # the highest write by key that is
+        self.rekeyed_at = 0  # the position of the last definition with other keys than the one before it
         self.vacuumed_at_s = 0.0  # when the last vacuum was, or the table's creation, by the clock of who made it
 
     # --- from events ------------------------------------------------------------------------------
@@ -87,9 +88,16 @@ class TableState:
         state.writes, state.batches = self.writes.copy(), dict(self.batches)
         state.changes, state.definitions = list(self.changes), list(self.definitions)
         state.replaced_by, state.keyed_by, state.oldest = self.replaced_by, self.keyed_by, self.oldest
-        state.vacuumed_at_s = self.vacuumed_at_s
+        state.rekeyed_at, state.vacuumed_at_s = self.rekeyed_at, self.vacuumed_at_s
         for event in events:
             state._take(event)
+        return state
+
+    def seeing(self, own: TableWrite) -> TableState:
+        """This state with a write that began later, and nothing else that came since: what a transaction sees."""
+        state = self.advance(())
+        state.writes.put(own)
+        state.high_watermark = own.id
         return state
 
     def _take(self, event: Event) -> None:
@@ -159,6 +167,8 @@ class TableState:
         self.writes.put(dataclasses.replace(write, ended_at=event.position, committed=True))
         self._rank(write)
         if event.definition is not None:
+            if event.definition.keys != self.definition.keys:
+                self.rekeyed_at = event.position
             self.definitions.append((event.position, event.definition))
         if event.batch is not None:
             self.batches[event.batch.query] = event.batch.id
@@ -197,11 +207,8 @@ class TableState:
         return max(bisect.bisect_right(self.changes, position, key=lambda change: change.position) - 1, 0)
 
     def rekeyed(self, position: int) -> bool:
-        """Whether the key columns were others at some time since a position, or may have been."""
-        keys = self.definition_at(position).keys
-        return position < self.since or any(
-            definition.keys != keys for at, definition in self.definitions if at > position
-        )
+        """Whether the key columns were others at some time since a position."""
+        return position < self.rekeyed_at
 
     def open_writes(self) -> list[TableWrite]:
         """The writes that have not ended, by id."""
@@ -314,16 +321,16 @@ class TableState:
         return self._version(write_ids, at, at)
 
     def _check_covered(self, write_ids: ValidWriteIdList) -> None:
-        """Raise EarlierStateError if what a list lets through cannot be said of what is held here."""
-        earlier = write_ids.high_watermark < self.watermark
-        for id_ in write_ids.open_ids if self.since else ():
-            earlier = earlier or (id_ <= self.watermark and id_ not in self.writes)
-        for id_ in {*write_ids.open_ids, *write_ids.aborted_ids} if self.since else ():
+        """Raise EarlierStateError if a list leaves out what was committed up to `since`: what that had replaced is not held."""
+
+        def is_earlier(id_: int) -> bool:
             write = self.writes.get(id_)
-            if write is not None and write.committed and (write.ended_at or 0) <= self.since:
-                # What it has replaced or deleted is not held.
-                earlier = earlier or bool(write.deletes) or write.mode not in (WriteMode.APPEND, WriteMode.ALTER)
-        if earlier:
+            if write is None:
+                return id_ <= self.watermark
+            return write.committed and (write.ended_at or 0) <= self.since
+
+        left_out = (*write_ids.open_ids, *write_ids.aborted_ids) if self.since else ()
+        if write_ids.high_watermark < self.watermark or any(map(is_earlier, left_out)):
             raise EarlierStateError(f"the list {str(write_ids)!r} is of before log position {self.since}")
 
     def _check_marks(self, write_ids: ValidWriteIdList, own: int | None) -> None:
@@ -362,7 +369,11 @@ class TableState:
 
     def find_needed(self, position: int | None = None) -> list[TableWrite]:
         """The writes that the version at a position (None: now) is made of: those whose rows are visible, and those that delete some."""
-        return self._visible(self.valid_write_ids(position)).needed
+        return self.find_needed_by(self.valid_write_ids(position))
+
+    def find_needed_by(self, write_ids: ValidWriteIdList) -> list[TableWrite]:
+        """The same of what a list lets through."""
+        return self._visible(write_ids).needed
 
     def find_visible(self, position: int | None = None) -> list[TableWrite]:
         """Those whose rows are visible."""
