@@ -430,7 +430,7 @@ def test_a_table_that_sees_to_itself(site: Site) -> None:
     is gone is so by name. A store that fails then fails no commit."""
 
     def fail(kind: str, _: object) -> None:
-        if kind == "list_tree":
+        if kind == "tree":
             raise UfsUnavailableError("down")
 
     site.resize(log_page=4)
