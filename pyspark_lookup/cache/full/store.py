@@ -108,6 +108,7 @@ class State:
         )
 
 
+_NOTHING = State()
 _TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s", "loading_since_s")
 
 
@@ -150,12 +151,13 @@ class StoredSnapshots:
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
+        self._state = self.disk.hold_record("snapshot", self.key, State.from_json)
 
     # --- what there is ----------------------------------------------------------------------------
 
     def state(self) -> State:
         """What is on this host."""
-        return self.disk.get_record("snapshot", self.key, State.from_json) or State()
+        return self._state.get() or _NOTHING
 
     def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
