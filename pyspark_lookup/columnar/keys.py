@@ -174,7 +174,7 @@ def cast_keys(table: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
         raise SchemaError(
             f"keys have the columns {', '.join(table.column_names)}; lookup.keys are {', '.join(f.name for f in fields)}"
         )
-    return [_cast(one_array(column), field) for column, field in zip(columns, fields, strict=True)]
+    return [cast_key(one_array(column), field) for column, field in zip(columns, fields, strict=True)]
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -185,7 +185,8 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return without_dictionary(array) if pa.types.is_dictionary(array.type) else array
 
 
-def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+def cast_key(array: pa.Array, field: pa.Field) -> pa.Array:
+    """A key column in the type of `field`; as `cast_keys`."""
     kind = field.type
     if array.type == kind:
         return array

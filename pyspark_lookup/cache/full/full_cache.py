@@ -136,10 +136,24 @@ class FullCache:
             )
         elif state.failures or late:
             self.context.metrics.inc("staleServedCount")
+        self._tell(state)
+        return None if snapshot is None else (snapshot.version, snapshot)
+
+    def unchanged(self, version: TableVersion) -> Snapshot | None:
+        """The snapshot of a version, if `current` would answer with it and has nothing to say of it but how old it is."""
+        state, snapshot = self._stored.find(_latest_of)
+        if snapshot is None or snapshot.version.digest != version.digest or state.gone or state.failures:
+            return None
+        if (self._reloads and self._overdue.is_due(state)) or self._is_stale(state):
+            return None
+        self._tell(state)
+        return snapshot
+
+    def _tell(self, state: State) -> None:
+        """Say how old what is answered from is, and see to what follows it."""
         self.schedule.ensure()
         self._tidy_up(state)
         self.context.metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self.context.clock.wall_s()) * 1000))
-        return None if snapshot is None else (snapshot.version, snapshot)
 
     def latest(self) -> TableVersion | None:
         """The version of the latest snapshot; None without one. No store call, unless a reload is overdue."""
@@ -236,7 +250,7 @@ class FullCache:
                         self._compact(state, latest)
                 elif job.due:
                     # Whoever held the lock before may have made it.
-                    if state.finished_at_s == job.seen_s or self._overdue.due_s(state) <= self.context.clock.wall_s():
+                    if state.finished_at_s == job.seen_s or self._overdue.is_due(state):
                         self._load(None, False)
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
                     self._load(job.version, False)

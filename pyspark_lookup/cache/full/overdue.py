@@ -50,14 +50,17 @@ class OverdueReloads:
             self._due = state, now_s, until_s
         return until_s
 
+    def is_due(self, state: State) -> bool:
+        """Whether the reload after a state is due."""
+        return self.due_s(state) <= self.context.clock.wall_s()
+
     def ask(self, state: State) -> concurrent.futures.Future[None]:
         """The reload after a state, beside the caller; that of another process will do."""
         return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
 
     def wait(self, state: State) -> bool:
         """Wait for the reload after a state if it is overdue; whether it was."""
-        due_s = self.due_s(state)
-        if due_s > self.context.clock.wall_s() or self._is_on_time(state, due_s):
+        if not self.is_due(state) or self._is_on_time(state, due_s := self.due_s(state)):
             return False
         done = self.ask(state)
         first = self._awaited[0] is not done

@@ -120,6 +120,10 @@ class Segment:
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
 
+    def row(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
+        """The named columns of one row, as values of Python."""
+        return tuple(_value(*self._column(name), row) for name in names)
+
     def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
         """The named columns of the rows from `start` up to `stop`."""
         return [_text(column.slice(start, stop - start), texts) for column, texts in map(self._column, names)]
@@ -146,6 +150,11 @@ def _file_of(found: Any) -> SegmentFile:
 
 def _text(column: pa.Array, texts: pa.Array | None) -> pa.Array:
     return column if texts is None else pc.take(texts, column, boundscheck=False)
+
+
+def _value(column: pa.Array, texts: pa.Array | None, row: int) -> Any:
+    value = column[row].as_py()
+    return value if texts is None or value is None else texts[value].as_py()
 
 
 def _numbers(region: memoryview, rows: int) -> Numbers:
