@@ -75,7 +75,7 @@ def get_many_at(
     fields = _key_fields(plan, names)
     schema = plan.projection.columns.append(pa.field(KEY_INDEX, pa.int64(), nullable=False))
     if snapshot is not None:
-        reader.metrics.inc("hitCount", count_known(Keys(cast_keys(keys, fields))))
+        reader.metrics.inc("hitCount", _count_known(Keys(cast_keys(keys, fields))))
         batches = [
             batch
             for start in range(0, max(keys.num_rows, 1), BATCH_ROWS)
@@ -105,7 +105,7 @@ def _from_store(
         if found is not None:
             return found
     arrays = cast_keys(keys, fields)
-    valid = count_known(Keys(arrays))
+    valid = _count_known(Keys(arrays))
     if plan.options.cache is not CacheMode.NONE:
         reader.metrics.inc("missCount", valid)
     if plan.options.cache is not CacheMode.PARTIAL:
@@ -119,7 +119,7 @@ def _from_store(
     return rows
 
 
-def count_known(keys: Keys) -> int:
+def _count_known(keys: Keys) -> int:
     """How many keys have no null."""
     return keys.rows if keys.valid is None else int(np.count_nonzero(keys.valid))
 

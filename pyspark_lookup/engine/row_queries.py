@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import decimal
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +13,11 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
-from pyspark_lookup.columnar.keys import Keys, cast_key
+from pyspark_lookup.columnar.keys import one_key
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import count_known, get_many_at, read_rows
+from pyspark_lookup.engine.lookup import get_many_at, read_rows
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.rows import keys_given
@@ -28,17 +27,6 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
 from pyspark_lookup.table.executions import Resolution
 from pyspark_lookup.table.model import TableVersion
-
-_PLAIN = {
-    int,
-    str,
-    bytes,
-    float,
-    bool,
-    datetime.date,
-    datetime.datetime,
-    decimal.Decimal,
-}  # keys of one column, as they are
 
 
 def scan(
@@ -66,11 +54,20 @@ def scan(
 
 @dataclasses.dataclass
 class KeyedRead:
-    """Reads by key of a table as it was found, by the columns `names` of `plan`. `direct`: the snapshot whose columns are the answer's."""
+    """Reads by key of a table as it was found, by the columns `names` of `plan`.
+
+    `direct`: the snapshot whose columns are the answer's, and whose key is one column, of the type `kind`.
+    """
 
     names: tuple[str, ...]
     plan: ReadPlan
     direct: Snapshot | None = None
+    kind: pa.DataType | None = None
+
+    @functools.cached_property
+    def columns(self) -> list[str]:
+        """The columns of the answer."""
+        return list(self.plan.projection.columns.names)
 
     def is_direct(self, snapshot: Snapshot) -> bool:
         """Whether the answer's columns are those of a snapshot as they are."""
@@ -78,9 +75,9 @@ class KeyedRead:
             projection, stored = self.plan.projection, snapshot.schema
             fields = [stored.field(name) for name in projection.columns.names if name in stored.names]
             same = [field.type for field in fields] == projection.columns.types
-            if projection.predicate is not None or not same or KEY_INDEX in projection.columns.names:
+            if projection.predicate is not None or not same or len(self.names) > 1 or KEY_INDEX in self.columns:
                 return False
-            self.direct = snapshot
+            self.direct, self.kind = snapshot, stored.field(self.names[0]).type
         return True
 
 
@@ -114,16 +111,13 @@ def rows_with(
 
 def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snapshot) -> list[dict[str, Any]] | None:
     """The same without a table in between, of which there would be more than of rows; None for keys and columns that need one."""
-    if type(key) not in _PLAIN or len(read.names) != 1 or not read.is_direct(snapshot):
+    if not read.is_direct(snapshot):
         return None
-    try:
-        given = pa.array([key])
-    except (OverflowError, ValueError, pa.ArrowException):
+    one = one_key(key, read.kind)
+    if one is None:
         return None
-    probed = Keys([cast_key(given, snapshot.schema.field(read.names[0]))])
-    reader.metrics.inc("hitCount", count_known(probed))
-    names = read.plan.projection.columns.names
-    return [dict(zip(names, row, strict=True)) for row in snapshot.get_one(names, probed)]
+    reader.metrics.inc("hitCount")
+    return [dict(zip(read.columns, row, strict=True)) for row in snapshot.get_one(read.columns, one)]
 
 
 def rows_of_keys(

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.cache.segments.builder import ROW_BITS
 from pyspark_lookup.cache.segments.segment import Segment
-from pyspark_lookup.columnar.keys import Keys, Numbers, as_array, as_indices
+from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, as_array, as_indices, hash_one
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.model import TableVersion
@@ -103,13 +103,23 @@ class Snapshot:
         ]
         return Answer(numbers[order], columns)
 
-    def get_one(self, names: Sequence[str], key: Keys) -> list[tuple[Any, ...]]:
-        """The named columns of the rows with one key, in file order, as values of Python."""
-        found = self._find(key)
-        if len(found) == 1 and len(found[0][2]) <= _FEW:
-            ((layer, _, rows),) = found
-            return [layer.segment.row(names, row) for row in rows.tolist()]
-        return list(zip(*(column.to_pylist() for column in self._gather(names, found).columns), strict=True))
+    def get_one(self, names: Sequence[str], key: OneKey) -> list[tuple[Any, ...]]:
+        """The named columns of the rows with one key, which is one column, in file order, as values of Python."""
+        hashed = hash_one(key, self.seed)
+        found: list[tuple[Layer, Sequence[int]]] = []
+        for layer in self.layers:
+            rows: Sequence[int] = layer.segment.rows_of(key, hashed)
+            if layer.deleted is not None and rows:
+                rows = [row for row in rows if not layer.deleted[row]]
+            if rows:
+                found.append((layer, rows))
+        if not found:
+            return []
+        if len(found) == 1 and len(found[0][1]) <= _FEW:
+            ((layer, rows),) = found
+            return [layer.segment.row(names, row) for row in rows]
+        parts = [(layer, np.zeros(len(rows), np.int64), np.array(rows, np.int64)) for layer, rows in found]
+        return list(zip(*(column.to_pylist() for column in self._gather(names, parts).columns), strict=True))
 
     def _find(self, keys: Keys) -> list[tuple[Layer, Numbers, Numbers]]:
         """(layer, places of keys, rows of the layer that have them) of the layers that have visible rows with any of the keys."""

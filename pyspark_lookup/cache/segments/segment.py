@@ -18,7 +18,7 @@ from pyspark_lookup.base.decoding import UNREADABLE, count_of, number_of, text_o
 from pyspark_lookup.cache.segments.builder import CODES
 from pyspark_lookup.columnar.buffers import check_column, read_column
 from pyspark_lookup.columnar.hash_index import KeyIndex, Matches, check_index
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
+from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, Seed, as_indices
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import Disk, OpenSegment
 
@@ -93,6 +93,11 @@ class Segment:
         """All rows of all keys; `hashes` under this segment's seed."""
         assert self._index is not None
         return self._index.probe(keys, hashes)
+
+    def rows_of(self, key: OneKey, hashed: int) -> range:
+        """All rows of one key of one column; `hashed` under this segment's seed."""
+        assert self._index is not None
+        return self._index.rows_of(key, hashed)
 
     @property
     def unique(self) -> bool:
