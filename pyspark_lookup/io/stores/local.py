@@ -118,11 +118,12 @@ class LocalStore:
                     named = prefix + below + entry.name
                     signs = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
                     before = known.get(named)
-                    same = before is not None and before[0] == signs
-                    file = before[1] if same and before is not None else self._version(named, status)
-                    files.append(file)
-                    if file.settled:
-                        seen[named] = signs, file
+                    found = (
+                        before if before is not None and before[0] == signs else (signs, self._version(named, status))
+                    )
+                    files.append(found[1])
+                    if found[1].settled:
+                        seen[named] = found
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
                     raise
