@@ -77,7 +77,8 @@ class KeyedRead:
             same = [field.type for field in fields] == projection.columns.types
             if projection.predicate is not None or not same or len(self.names) > 1 or KEY_INDEX in self.columns:
                 return False
-            self.direct, self.kind = snapshot, stored.field(self.names[0]).type
+            self.kind = stored.field(self.names[0]).type
+            self.direct = snapshot  # last: other threads look at it first
         return True
 
 

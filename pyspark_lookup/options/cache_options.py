@@ -128,7 +128,8 @@ class FullCacheOptions:
     )
     on_reload_failure: OnReloadFailure = option(
         "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,
-        doc="With CACHE, after a failed reload: serve the last snapshot, or fail until a reload succeeds.",
+        doc="With CACHE, after a reload that failed, or is overdue and not done after `build-wait`: serve the last snapshot, or "
+            "fail until a reload succeeds.",
     )
     max_staleness_s: float | None = option(
         "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, shown="any age",

@@ -2,8 +2,9 @@
 
 UFS: a query asks for the version it has resolved; if that is not built, it waits a while and then
 reads the files themselves. CACHE: the latest snapshot answers, whatever the store has by now, and the
-schedule replaces it from time to time. A query that finds the schedule behind waits a while for it. In neither mode does a row come from another version than the
-one that is said, and in neither is a snapshot seen before it is complete.
+schedule replaces it from time to time; a query that finds that overdue waits a while for it. In neither
+mode does a row come from another version than the one that is said, and in neither is a snapshot seen
+before it is complete.
 
 Loads of a table are made by one process of the host at a time, under a lock, each on top of what the
 one before left. A query that needs no load takes no lock.
@@ -136,7 +137,7 @@ class FullCache:
             )
         elif state.failures or late:
             self.context.metrics.inc("staleServedCount")
-        self._tell(state)
+        self._serve(state)
         return None if snapshot is None else (snapshot.version, snapshot)
 
     def unchanged(self, version: TableVersion) -> Snapshot | None:
@@ -146,10 +147,10 @@ class FullCache:
             return None
         if (self._reloads and self._overdue.is_due(state)) or self._is_stale(state):
             return None
-        self._tell(state)
+        self._serve(state)
         return snapshot
 
-    def _tell(self, state: State) -> None:
+    def _serve(self, state: State) -> None:
         """Say how old what is answered from is, and see to what follows it."""
         self.schedule.ensure()
         self._tidy_up(state)
