@@ -6,6 +6,7 @@ import datetime
 import decimal
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import LookupTable
+from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     NonUniqueKeyError,
@@ -34,6 +36,8 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
 from pyspark_lookup.engine import runtime as runtime_module
+from pyspark_lookup.io.disk import records as records_module
+from pyspark_lookup.io.disk.directory import Directory
 from tests.fakes import wait_until_settled
 from tests.test_writing import Site, site
 
@@ -403,6 +407,71 @@ def test_each_question_counts_the_table_once(path: Path, cache_dir: Path, option
     if options is _PARTIAL:  # how much it holds, and how much it may
         found = opened.metrics()
         assert (found["numCachedRecords"], found["maxCachedRecords"], found["maxCachedBytes"]) == (2, 10, 2**20)
+
+
+@pytest.mark.parametrize("source", [{}, _CACHED], ids=["UFS", "CACHE"])
+@pytest.mark.parametrize("managed", [False, True])
+def test_a_warm_get_reads_and_writes_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, managed: bool, source: dict[str, str]
+) -> None:
+    """Nor does get_many; what another process has loaded or written is seen all the same, at once."""
+    options = {"lookup.keys": "id", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache"), **source}
+    path, touched = tmp_path / "dim", list[object]()
+    opened = LookupTable(str(path), options)
+
+    def change(x: int) -> None:
+        """What another process does."""
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime_module, "_current", runtime_module.Runtime(HostClock(), random.Random(x)))
+            other = LookupTable(str(path), options)
+            if managed:
+                other.upsert([{"id": 1, "x": x}])
+            else:
+                wait_until_settled(put(path / "a.parquet", id=[1], x=[x]))
+            other.reload()
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (touched.append(given), function(*given))[1]
+
+    for x in (1, 2):
+        change(x)
+        assert opened.get(1) == [{"id": 1, "x": x}]
+        records = [file for file in (tmp_path / "cache").rglob("records/*/*") if file.is_file()]
+        for file in (*records, *(file.parent for file in records)):
+            wait_until_settled(file)
+        opened.get(1)
+        opened.get_many([1])
+        before = opened.metrics()["hitCount"]
+        with monkeypatch.context() as patch:
+            patch.setattr(records_module, "content_of", noted(records_module.content_of))
+            patch.setattr(Directory, "_write_temporary", noted(Directory._write_temporary))
+            for _ in range(3):
+                assert opened.get(1) == opened.get_many([1]).drop_columns(["key_index"]).to_pylist()
+        assert touched == []
+        assert opened.metrics()["hitCount"] == before + 6  # each is counted
+
+
+@pytest.mark.parametrize("key", ["id", "text"])
+def test_get_is_get_many_of_one_key(tmp_path: Path, key: str) -> None:
+    """For rows of one key in several layers, some of them deleted; for few and for many; for nulls and repeated texts."""
+    table = LookupTable(str(tmp_path / "dim"), {"lookup.keys": "id", "lookup.cache.dir": str(tmp_path / "cache")})
+    ids = [n % 90 for n in range(400)] + [7] * 20
+    rows = {"id": ids, "text": [None if n % 11 == 0 else f"t{n % 90}" for n in ids], "x": [n / 3 for n in range(420)]}
+    table.write(pa.table({**rows, "few": ["a", None, "b"] * 140}))
+    options = {"lookup.keys": key, "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache")}
+    full = LookupTable(str(tmp_path / "dim"), options)
+    more = pa.table({"id": [7, 5], "text": ["t7", "t5"], "x": [0.5, 1.5], "few": ["c", "c"]})
+    for change in (lambda: None, lambda: table.delete([3, 4]), lambda: table.write(more)):
+        change()
+        full.warm()
+        for asked in (range(-1, 92), [f"t{n}" for n in range(91)])[key == "text"]:
+            assert full.get(asked) == full.get_many([asked]).drop_columns(["key_index"]).to_pylist()
+    assert full.get(None) == []
+    for odd in (b"7", 2**70, *((7,) if key == "text" else ("7", "\ud800"))):
+        with pytest.raises((SchemaError, TypeError)) as many:
+            full.get_many([odd])
+        with pytest.raises(many.type):
+            full.get(odd)
 
 
 ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]

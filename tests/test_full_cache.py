@@ -35,7 +35,12 @@ from tests.fakes import FakeClock, Host, Later, make_host, wait_until_settled
 
 EACH = 500
 FULL = {"lookup.keys": "id", "lookup.cache": "FULL"}
-CACHE = {**FULL, "lookup.metadata.source": "CACHE", "lookup.full-cache.periodic-reload.interval": "1 min"}
+# What runs beside a query runs when the test says: no use to wait for it.
+WAIT = "lookup.full-cache.build-wait"
+HOST = {**FULL, "lookup.metadata.source": "CACHE", WAIT: "0 s"}
+CACHE = {**HOST, "lookup.full-cache.periodic-reload.interval": "1 min"}
+TIMED = {**HOST, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15Z"}
+DAY_S = 86400.0
 STRATEGY = "lookup.full-cache.reload-strategy"
 
 
@@ -348,52 +353,112 @@ def test_fail_refuses_after_a_failed_reload_until_one_succeeds(directory: Path, 
     assert table.versions(0) == other.versions(0) == [1]
 
 
-def test_a_reload_that_came_due_while_no_worker_lived_happens_at_the_next_use(
-    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [CACHE, TIMED], ids=["PERIODIC", "TIMED"])
+def test_a_reload_that_is_overdue_is_made_by_the_query_that_finds_it(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """A new worker does not reload a fresh snapshot; the first query that comes late waits for a reload, if nobody else makes it. Of two
-    processes one reloads when it is due; the other takes over when that one is gone. A store that fails is asked once in an interval."""
-
-    first = Table(directory, cache_dir, CACHE)
+    """A new worker does not reload a fresh snapshot. The first query that comes late waits for a reload, where no worker lived when it
+    was due, and where one does that stands still; afterwards there is no second one. A store that fails is asked once in an interval."""
+    first = Table(directory, cache_dir, options)
+    clock = first.host.clock
     first.get(0)
     first.end()
     publish(directory, 0, 2)
-    fresh = Table(directory, cache_dir, CACHE, first.host.clock)
+    fresh = Table(directory, cache_dir, options, clock)
     fresh.full.schedule.run_due()
     assert fresh.later.loads() == 0
     assert fresh.versions(0) == [1]
     fresh.end()
-    first.host.clock.tick(3600)
-    late = Table(directory, cache_dir, CACHE, first.host.clock)
+    clock.tick(DAY_S)
+    late = Table(directory, cache_dir, options, clock)
+    late.later.at_once = True
     assert late.versions(0) == [2]
     late.full.schedule.run_due()
-    late.later.loads()
-    assert late.metric("loadCount") == 1
+    assert late.metrics("loadCount", "staleServedCount") == [1, 0]
     publish(directory, 0, 3)
-    late.host.clock.tick(3600)
-    other = Table(directory, cache_dir, CACHE, first.host.clock)
-    assert other.versions(0) == [2]  # `late` is there to reload it
-    for process in (other, late):
+    clock.tick(DAY_S)
+    other = Table(directory, cache_dir, options, clock)
+    other.later.at_once = True
+    assert other.versions(0) == [3]  # `late` holds the schedule, and does nothing
+    for process in (late, other):
         process.full.schedule.run_due()
-    late.later.loads()
-    assert (late.metric("loadCount"), other.metric("loadCount")) == (2, 0)
+    assert [process.metric("loadCount") for process in (late, other)] == [1, 1]
     late.end()
-    other.due_after()
-    assert other.metric("loadCount") == 1
+    other.due_after(DAY_S)
+    assert other.metric("loadCount") == 2
     other.end()
-    first.host.clock.tick(61)
+    clock.tick(DAY_S)
     for failures in (1, 0):  # processes that live for one query
-        broken = Table(directory, cache_dir, CACHE, first.host.clock)
+        broken = Table(directory, cache_dir, options, clock)
+        broken.later.at_once = True
         broken.down()
         assert broken.versions(0) == [3]
         assert broken.metrics("numLoadFailures", "staleServedCount") == [failures, 1]
         broken.end()
-    first.host.clock.tick(3600)
-    stuck = Table(directory, cache_dir, CACHE, first.host.clock)
+    clock.tick(DAY_S)
+    stuck = Table(directory, cache_dir, options, clock)
+    stuck.later.at_once = True
     # A table whose lock cannot be taken ends no query.
     monkeypatch.setattr(stuck.full._stored, "lock", mock.Mock(side_effect=PermissionError("no lock")))
     assert stuck.versions(0) == [3]
     assert stuck.metric("cacheFailureCount") > 0
+    assert stuck.metric("staleServedCount") == 1
+
+
+@pytest.mark.parametrize("failing", ["KEEP", "FAIL"])
+def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Path, failing: str) -> None:
+    """One that began when it was due holds up no query: the old rows are as old as was promised. Once it has taken build-wait they are
+    counted as stale, or refused."""
+    options = {**CACHE, WAIT: "5 s", "lookup.full-cache.on-reload-failure": failing}
+    slow = Table(directory, cache_dir, options)
+    clock = slow.host.clock
+    slow.get(0)
+    publish(directory, 0, 2)
+    table = Table(directory, cache_dir, options, clock)
+    found: list[object] = []
+
+    def ask(kind: str, subject: object) -> None:
+        if kind != "list":
+            return
+        for seconds in (1, 3, 3):
+            clock.tick(seconds)
+            try:
+                found.append((table.versions(0), table.metric("staleServedCount")))
+            except ReloadFailedError as problem:
+                found.append(str(problem)[-44:])
+
+    slow.host.store.before = ask
+    assert slow.due_after(60) == 1
+    error = "not ended after lookup.full-cache.build-wait = 5 s"[-44:]
+    assert found == [([1], 0), ([1], 0), ([1], 1) if failing == "KEEP" else error]
+    assert table.versions(0) == [2]
+    assert table.later.loads() == 1  # which finds that it was made
+    assert table.metric("loadCount") == 0
+
+
+def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cache_dir: Path) -> None:
+    """It answers from what that loads, and loads nothing itself."""
+    options = {**CACHE, WAIT: "30 s"}
+    slow, table = Table(directory, cache_dir, options), Table(directory, cache_dir, options)
+    slow.get(0)
+    publish(directory, 0, 2)
+    for each in (slow, table):
+        each.host.clock.tick(DAY_S)
+        each.later.at_once = True
+    found: list[object] = []
+    beside = threading.Thread(target=lambda: found.append(table.versions(0)))
+
+    def begin_beside(kind: str, subject: object) -> None:
+        if kind == "list":
+            beside.start()
+            beside.join(0.2)
+            assert found == []
+
+    slow.host.store.before = begin_beside
+    slow.full.reload()
+    beside.join(30)
+    assert found == [[2]]
+    assert table.metrics("loadCount", "staleServedCount") == [0, 0]
 
 
 @pytest.mark.parametrize("kind", ["files", "snapshot"])

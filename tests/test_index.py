@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_lookup.columnar.hash_index import BUCKET_AT_MOST, IndexBuilder, KeyIndex, SkewedError, order_rows
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, draw_seed
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, draw_seed, hash_one, one_key
 from tests.fuzzing import fuzzed
 from tests.test_keys import KINDS, SEED, US, each_kind, mixed, plain, values_of
 
@@ -32,9 +32,15 @@ class Built:
     rows: Numbers
 
     def pairs(self, probed: Sequence[pa.Array], hashes: Numbers | None = None) -> list[tuple[int, int]]:
-        """(probed key, given row) as the index finds them, checked for the order it promises."""
+        """(probed key, given row) as the index finds them, checked for the order it promises; one by one it finds the same."""
         keys = Keys(probed)
         matches = self.index.probe(keys, keys.hashes(self.seed) if hashes is None else hashes)
+        kind = probed[0].type
+        for place, key in enumerate(plain(probed[0])) if len(probed) == 1 else ():
+            one = None if pa.types.is_temporal(kind) else one_key(key, kind)
+            if one is not None:
+                hashed = hash_one(one, self.seed) if hashes is None else int(hashes[place])
+                assert list(self.index.rows_of(one, hashed)) == matches.rows[matches.keys == place].tolist()
         assert matches.keys.dtype == matches.rows.dtype == np.int64
         found = list(zip(matches.keys.tolist(), matches.rows.tolist(), strict=True))
         assert found == sorted(found)

@@ -213,6 +213,18 @@ def test_a_slow_listing_cannot_take_the_host_back(dim: Dim) -> None:
     assert dim.resolve(cached(dim.path, "-1"), fast) == answers[0]
 
 
+def test_a_version_that_does_not_change_is_recorded_now_and_then(dim: Dim) -> None:
+    """Often enough for who asks whether the table was here lately, and at each refresh of CACHE mode, which asks how old it is."""
+    dim.discover()
+    kinds: list[str] = []
+    for seconds, options in ((30, None), (29, None), (2, None), (30, None), (1, cached(dim.path, "1 s")), (1, None)):
+        before = dim.host.resolver.host._newest(dim.table)[0]
+        dim.clock.tick(seconds)
+        dim.resolve(options)
+        kinds.append("recorded" if dim.host.resolver.host._newest(dim.table)[0] > before else "")
+    assert kinds == ["", "", "recorded", "", "recorded", ""]
+
+
 def test_settle_waits_for_quiet_without_sleeping_too_long(dim: Dim) -> None:
     """`lookup.settle`: a version whose newest file is younger waits until it is not; busy for long is an error."""
     newest = max(file.stat().st_mtime for file in dim.path.iterdir())

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.columnar.keys import Keys, Numbers
+from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey
 
 BUCKET_AT_MOST = 32
 _PREFIX_BITS = 48
@@ -232,6 +232,30 @@ class KeyIndex:
         rows = np.arange(ends[-1] if len(ends) else 0)
         rows += np.repeat(begins - (ends - counts), counts)
         return Matches(np.repeat(hits, counts), rows)
+
+    def rows_of(self, key: OneKey, hashed: int) -> range:
+        """All rows of one key of one column; `hashed` under the seed of the build."""
+        number = self._number_of(key, hashed)
+        if number is None:
+            return range(0)
+        if self._first is None:
+            return range(number, number + 1)
+        return range(int(self._first[number]), int(self._first[number + 1]))
+
+    def _number_of(self, key: OneKey, hashed: int) -> int | None:
+        if self._slots is not None:
+            at = int(key) - self._low
+            number = int(self._slots[at]) - 1 if 0 <= at < len(self._slots) else -1
+            return number if number >= 0 else None
+        assert self._starts is not None
+        bucket = hashed >> int(self._shift)
+        column, hashes, first = self._stored.columns[0], self._hashes, self._first
+        for number in range(int(self._starts[bucket]), int(self._starts[bucket + 1])):
+            if (hashes is None or hashes[number] == hashed) and column.holds(
+                number if first is None else int(first[number]), key
+            ):
+                return number
+        return None
 
     def _probe_slots(self, keys: Keys) -> Numbers:
         """Number of each key, -1 where there is none."""

@@ -11,10 +11,12 @@ between. The upper bits are the good ones. Nobody who does not know the seed can
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import decimal
 import hashlib
 import random
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ from pyspark_lookup.columnar.types import is_binary, is_text, widens, without_di
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
+_WORD = 2**64 - 1
 _WORDS_AT_MOST = 128  # of a value hashed word by word; the few longer ones go through BLAKE2 one by one
 
 
@@ -63,6 +66,37 @@ def _mix(words: Numbers, seed: Seed) -> Numbers:
     return words
 
 
+OneKey = int | bytes
+"""A key of one column, a whole number or text: as `KeyColumn` has it, without the arrays that several keys are worth."""
+
+
+def one_key(key: object, kind: pa.DataType) -> OneKey | None:
+    """A value of Python as a key of a column of that type; None if it takes more than that, or is none."""
+    if type(key) is int and pa.types.is_integer(kind):
+        low, high = _bounds(kind)
+        return key if low <= key <= high else None
+    found: bytes | None = None
+    if type(key) is str and is_text(kind):
+        with contextlib.suppress(UnicodeEncodeError):
+            found = key.encode()
+    elif type(key) is bytes and is_binary(kind):
+        found = key
+    return found if found is not None and len(found) <= 8 * _WORDS_AT_MOST else None
+
+
+def hash_one(key: OneKey, seed: Seed) -> int:
+    """What `Keys.hashes` gives for one key."""
+    words: Sequence[int] = (key & _WORD,) if isinstance(key, int) else ()
+    if isinstance(key, bytes):
+        count = -(-len(key) // 8)
+        words = (len(key), *struct.unpack(f"<{count}Q", key.ljust(8 * count, b"\0")))
+    hashed = 0
+    for word in words:
+        hashed = (hashed ^ word) * seed.first & _WORD
+        hashed = (hashed ^ hashed >> 32) * seed.second & _WORD
+    return hashed
+
+
 @dataclasses.dataclass(frozen=True)
 class KeyColumn:
     """One column: `array` as Arrow has it, without nulls where it counts, and its numbers.
@@ -95,6 +129,13 @@ class KeyColumn:
         else:
             hashes ^= self.values.astype(np.int64).view(np.uint64)
         return _mix(hashes, seed)
+
+    def holds(self, row: int, key: OneKey) -> bool:
+        """Whether a row holds a key."""
+        if self.values is None:
+            buffer = self.array[row].as_buffer()
+            return buffer is not None and buffer.to_pybytes() == key
+        return int(self.values[row]) == key
 
     def equal(self, rows: Numbers, other: KeyColumn, other_rows: Numbers) -> Numbers:
         """Whether each of these rows holds the value of the other's row beside it."""

@@ -20,13 +20,15 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.held_table import HeldTable, find_again
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scan
 from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
-from pyspark_lookup.engine.runtime import Engine, runtime
+from pyspark_lookup.engine.runtime import Engine, Runtime, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
 from pyspark_lookup.managed import batch_directory
 from pyspark_lookup.options.catalog import named_options
@@ -35,7 +37,6 @@ from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_duration_s
 from pyspark_lookup.table.log import Batch, WriteMode
-from pyspark_lookup.table.model import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +63,8 @@ class LookupTable:
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
             )
         self._closed = False
-        self._held: tuple[Table, LookupOptions] | None = None
+        self._held: HeldTable | None = None
+        self._engine_of: tuple[Runtime, Engine] | None = None
 
     @classmethod
     def for_name(cls, spark: SparkSession, name: str) -> LookupTable:
@@ -91,16 +93,16 @@ class LookupTable:
         addition to it. `valid_write_ids`: of a managed table, what is to be seen of it (as
         `lookup.valid-write-ids`). Raises SchemaError, PredicateError, NotATableError, VersionGoneError or UfsError.
         """
-        with self._ask(valid_write_ids) as (engine, found, options):
-            return scan(engine, found, options, columns, predicate, runtime().clock)
+        with self._ask(valid_write_ids) as (held, _):
+            return scan(held.engine, held.found, held.options, columns, predicate, runtime().clock)
 
     def get(self, key: Any, *, valid_write_ids: ValidWriteIdList | str | None = None) -> list[dict[str, Any]]:
         """The rows with this key, as dictionaries, in file order; [] if there is none, or the key is None.
 
         `key`: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names. Raises as `get_many`.
         """
-        with self._ask(valid_write_ids) as (engine, found, options), engine.measure("lookupTime"):
-            return rows_with(engine, found, options, key, runtime().clock)
+        with self._ask(valid_write_ids) as (held, snapshot), held.engine.measure("lookupTime"):
+            return rows_with(held.engine.reader, held.read, key, held.found.version, snapshot)
 
     def get_many(self, keys: Keys, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
@@ -111,22 +113,27 @@ class LookupTable:
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
-        with self._ask(valid_write_ids) as (engine, found, options), engine.measure("lookupTime"):
-            return rows_of_keys(engine, found, options, keys_given(keys, key_names(options)), runtime().clock)
+        with self._ask(valid_write_ids) as (held, snapshot), held.engine.measure("lookupTime"):
+            given = keys_given(keys, key_names(held.options))
+            return rows_of_keys(held.engine.reader, held.read, given, held.found.version, snapshot)
 
     @contextlib.contextmanager
-    def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
-        """What a question about the table's rows needs: its version, and the options as the table completes them."""
+    def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[HeldTable, Snapshot | None]]:
+        """What a question about the table's rows needs: its version, with its snapshot where that is at hand."""
         self._check_open()
-        options = self._options
+        options, held = self._options, self._held
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
-        engine = runtime().engine(options)
+        engine = self._engine() if options is self._options else runtime().engine(options)
         with engine.publish():
-            found = self._find(engine, options)
-            engine.reader.resolver.count_served(found.table, found.version)
-            engine.reader.resolver.count_asked(found.version)
-            yield engine, found, planner.with_table_keys(options, found)
+            same = held is not None and held.engine is engine and options is self._options
+            snapshot = held.unchanged() if held is not None and same else None
+            if held is None or snapshot is None:
+                held = self._found(engine, options)
+            version = held.found.version
+            engine.reader.resolver.count_served(held.found.table, version)
+            engine.reader.resolver.count_asked(version)
+            yield held, snapshot
 
     def write(self, rows: Rows, mode: WritingMode = "append") -> int:
         """Write rows to this managed table, as one commit; the log position of that commit (of the table, if there are no rows).
@@ -281,7 +288,7 @@ class LookupTable:
         if self._held is None:
             self._find(engine, self._options)
         assert self._held is not None
-        full = engine.reader.fulls.of(*self._held)
+        full = engine.reader.fulls.of(self._held.found.table, self._held.options)
         if full is None:
             raise OptionError(
                 "option lookup.cache = 'NONE': only lookup.cache = 'FULL' has a snapshot to load"
@@ -387,17 +394,31 @@ class LookupTable:
             engine = runtime().engine(self._options)
             engine.publish_metrics()
             if self._held is not None:
-                engine.reader.let_go(*self._held, self)
+                engine.reader.let_go(self._held.found.table, self._held.options, self)
         self._closed = True
 
+    def _engine(self) -> Engine:
+        """This process's engine for the table."""
+        current = runtime()
+        if self._engine_of is None or self._engine_of[0] is not current:
+            self._engine_of = current, current.engine(self._options)
+        return self._engine_of[1]
+
     def _find(self, engine: Engine, options: LookupOptions) -> Found:
-        found = planner.find(engine.reader, options, self._held[0] if self._held is not None else None)
-        if options is self._options:
-            if self._held is not None and self._held[0].id != found.table.id:
-                engine.reader.let_go(*self._held, self)  # the path is another kind of table by now
-            self._held = found.table, planner.with_table_keys(options, found)
-            engine.reader.hold(*self._held, self)
-        return found
+        return self._found(engine, options).found
+
+    def _found(self, engine: Engine, options: LookupOptions) -> HeldTable:
+        """The table as it is now; as its own options see it, that is held for the next time."""
+        before, own = self._held, options is self._options
+        held = find_again(engine, options, before, own)
+        if own and held is not before:
+            if before is not None and before.found.table.id != held.found.table.id:
+                engine.reader.let_go(
+                    before.found.table, before.options, self
+                )  # the path is another kind of table by now
+            self._held = held
+            engine.reader.hold(held.found.table, held.options, self)
+        return held
 
     def _check_open(self) -> None:
         if self._closed:
@@ -408,7 +429,7 @@ class LookupTable:
         place = redact("path", self._options.path) if self._options.path else f"provider {self._options.provider}"
         version = "not read yet"
         if self._held is not None and not self._closed:
-            last = runtime().engine(self._options).reader.resolver.host.last(self._held[0])
+            last = runtime().engine(self._options).reader.resolver.host.last(self._held.found.table)
             version = f"version {last['digest']}" if last is not None else version
         return f"LookupTable({place!r}, {self._options.cache.value}, {'closed' if self._closed else version})"
 

@@ -48,15 +48,16 @@ class Found:
         return everything if declared is None else pa.schema([everything.field(name) for name in declared.names])
 
 
-def find(reader: TableReader, options: LookupOptions, known: Table | None = None) -> Found:
+def find(reader: TableReader, options: LookupOptions, known: Table | None = None, last: Found | None = None) -> Found:
     """The table at `options.path` now: one metadata call, and the data calls its schema needs.
 
-    `known`: what the path was last time, so that a file costs a HEAD instead of a LIST.
+    `known`: what the path was last time, so that a file costs a HEAD instead of a LIST. `last`: what the same options have found
+    last time, which is found again if nothing has changed.
     A file that is replaced before its schema was read makes planning start over. Raises what
     `Resolver.discover` and `TableReader.schema` raise, VersionGoneError if the table never rests.
     """
     began_s = reader.resolver.now_s()
-    table, version = _discover(reader, options, known)
+    table, version = _discover(reader, options, known, last)
     try:
         version = _serve(reader, _with_keys(options, version), table, version, began_s)
     except UfsNotFoundError:
@@ -67,6 +68,8 @@ def find(reader: TableReader, options: LookupOptions, known: Table | None = None
     if options.cache is CacheMode.NONE and version.bytes > options.split_size and reader.resolver.lacks_files(version):
         # Its tasks could not read what the job has removed, nor go on with other files.
         version = reader.resolver.resolve_again(table, options, None, version.digest)
+    if last is not None and last.table is table and last.version.digest == version.digest and version.cacheable:
+        return last if last.version is version else dataclasses.replace(last, version=version)
     (data, partitions), version = read_with_restarts(
         table,
         version,
@@ -102,7 +105,9 @@ def _serve(
     return latest if latest is not None and own else version
 
 
-def _discover(reader: TableReader, options: LookupOptions, known: Table | None) -> tuple[Table, TableVersion]:
+def _discover(
+    reader: TableReader, options: LookupOptions, known: Table | None, last: Found | None
+) -> tuple[Table, TableVersion]:
     if known is not None:
         if known.pinned != options.pinned:
             known = dataclasses.replace(known, pinned=options.pinned)
@@ -111,6 +116,8 @@ def _discover(reader: TableReader, options: LookupOptions, known: Table | None) 
         except UfsNotFoundError:
             # A file may have become a directory, or the other way round. What vanished was waited for.
             return reader.resolver.discover(options, patient=False)
+        if last is not None and last.table is known and last.version.digest == version.digest:
+            return known, version
         return reader.resolver.table_of(options, known.kind, version), version
     return reader.resolver.discover(options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,17 +11,22 @@ import pyarrow as pa
 
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.columnar.keys import one_key
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine import planner
-from pyspark_lookup.engine.lookup import get_many, read_rows
-from pyspark_lookup.engine.plan import ReadTask
+from pyspark_lookup.engine.lookup import get_many_at, read_rows
+from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.rows import keys_given
 from pyspark_lookup.engine.runtime import Engine
+from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
+from pyspark_lookup.table.executions import Resolution
+from pyspark_lookup.table.model import TableVersion
 
 
 def scan(
@@ -45,24 +52,88 @@ def scan(
     return pa.Table.from_batches(list(batches), plan.projection.columns)
 
 
-def rows_with(engine: Engine, found: Found, options: LookupOptions, key: Any, clock: HostClock) -> list[dict[str, Any]]:
-    """The rows of a version with one key: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names."""
-    names = key_names(options)
-    keys = keys_given([key], names)
-    rows: list[dict[str, Any]] = rows_of_keys(engine, found, options, keys, clock).drop_columns([KEY_INDEX]).to_pylist()
-    return rows
+@dataclasses.dataclass
+class KeyedRead:
+    """Reads by key of a table as it was found, by the columns `names` of `plan`.
+
+    `direct`: the snapshot whose columns are the answer's, and whose key is one column, of the type `kind`.
+    """
+
+    names: tuple[str, ...]
+    plan: ReadPlan
+    direct: Snapshot | None = None
+    kind: pa.DataType | None = None
+
+    @functools.cached_property
+    def columns(self) -> list[str]:
+        """The columns of the answer."""
+        return list(self.plan.projection.columns.names)
+
+    def is_direct(self, snapshot: Snapshot) -> bool:
+        """Whether the answer's columns are those of a snapshot as they are."""
+        if self.direct is not snapshot:
+            projection, stored = self.plan.projection, snapshot.schema
+            fields = [stored.field(name) for name in projection.columns.names if name in stored.names]
+            same = [field.type for field in fields] == projection.columns.types
+            if projection.predicate is not None or not same or len(self.names) > 1 or KEY_INDEX in self.columns:
+                return False
+            self.kind = stored.field(self.names[0]).type
+            self.direct = snapshot  # last: other threads look at it first
+        return True
 
 
-def rows_of_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.Table, clock: HostClock) -> pa.Table:
-    """The rows of a version with those keys: key columns, the other columns, `key_index`."""
+def plan_keyed(found: Found, options: LookupOptions, clock: HostClock) -> KeyedRead:
+    """How rows of what was found are read by key: key columns, the other columns. Raises OptionError without `lookup.keys`."""
+    given = key_names(options)
     shown = planner.table_columns(found, options)
     everything = all_columns((found.data, found.partitions))
-    names = resolve_names(key_names(options), everything, "lookup.keys")
+    names = resolve_names(given, everything, "lookup.keys")
     columns = pa.schema(
         [*(everything.field(name) for name in names), *(field for field in shown if field.name not in names)]
     )
-    plan = planner.plan_read(found, options, columns, clock)
-    return get_many(engine.reader, plan, keys, names, None, found.version)
+    return KeyedRead(tuple(names), planner.plan_read(found, options, columns, clock))
+
+
+def rows_with(
+    reader: TableReader, read: KeyedRead, key: Any, version: TableVersion, snapshot: Snapshot | None
+) -> list[dict[str, Any]]:
+    """The rows of a version with one key: a value, a tuple in the order of `lookup.keys`, or a dictionary by their names.
+
+    `snapshot`: that of the version, if the caller has it.
+    """
+    resolution, held = _resolve(reader, read, version, snapshot)
+    rows = None if held is None else _rows_direct(reader, read, key, held)
+    if rows is None:
+        keys = keys_given([key], key_names(read.plan.options))
+        found = get_many_at(reader, read.plan, keys, read.names, None, resolution, held)[0]
+        rows = found.drop_columns([KEY_INDEX]).to_pylist()
+    return rows
+
+
+def _rows_direct(reader: TableReader, read: KeyedRead, key: Any, snapshot: Snapshot) -> list[dict[str, Any]] | None:
+    """The same without a table in between, of which there would be more than of rows; None for keys and columns that need one."""
+    if not read.is_direct(snapshot):
+        return None
+    one = one_key(key, read.kind)
+    if one is None:
+        return None
+    reader.metrics.inc("hitCount")
+    return [dict(zip(read.columns, row, strict=True)) for row in snapshot.get_one(read.columns, one)]
+
+
+def rows_of_keys(
+    reader: TableReader, read: KeyedRead, keys: pa.Table, version: TableVersion, snapshot: Snapshot | None
+) -> pa.Table:
+    """The rows of a version with those keys: key columns, the other columns, `key_index`. `snapshot`: as for `rows_with`."""
+    return get_many_at(reader, read.plan, keys, read.names, None, *_resolve(reader, read, version, snapshot))[0]
+
+
+def _resolve(
+    reader: TableReader, read: KeyedRead, version: TableVersion, snapshot: Snapshot | None
+) -> tuple[Resolution, Snapshot | None]:
+    if snapshot is None:
+        return reader.snapshots.resolve(read.plan, None, version)
+    return Resolution(version, True), reader.snapshots.covering(read.plan, snapshot)
 
 
 def key_names(options: LookupOptions) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.full.full_cache import FullCache
 from pyspark_lookup.cache.full.registry import FullTables
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.snapshot_scan import snapshot_batches
@@ -74,6 +75,16 @@ class SnapshotReader:
             return latest
         full.ask_reload()
         return None
+
+    def unchanged(
+        self, full: FullCache, table: Table, options: LookupOptions, version: TableVersion
+    ) -> Snapshot | None:
+        """The snapshot of a version, if a full cache in CACHE mode answers from it still, and nothing has to be done for that."""
+        snapshot = full.unchanged(version)
+        if snapshot is None or not self._resolver.host.includes_own_writes(table, options, version):
+            return None
+        self._metrics.inc("metadataCacheCount")
+        return snapshot
 
     def of(
         self, table: Table, options: LookupOptions, version: TableVersion, wait_s: float | None = None

@@ -13,6 +13,7 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, UfsNotFoundError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.held_table import HeldTable
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scan
 from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
@@ -89,20 +90,21 @@ class Transaction:
 
     def scan(self, columns: Sequence[str] | None = None, predicate: str | None = None) -> pa.Table:
         """The rows it sees, as `LookupTable.scan` gives them."""
-        found, options = self._found()
-        return scan(self._engine, found, options, columns, predicate, self._clock)
+        held = self._found()
+        return scan(self._engine, held.found, held.options, columns, predicate, self._clock)
 
     def get(self, key: Any) -> list[dict[str, Any]]:
         """The rows it sees with this key, as `LookupTable.get` gives them."""
-        found, options = self._found()
-        return rows_with(self._engine, found, options, key, self._clock)
+        held = self._found()
+        return rows_with(self._engine.reader, held.read, key, held.found.version, None)
 
     def get_many(self, keys: Keys) -> pa.Table:
         """The rows it sees with those keys, as `LookupTable.get_many` gives them."""
-        found, options = self._found()
-        return rows_of_keys(self._engine, found, options, keys_given(keys, key_names(options)), self._clock)
+        held = self._found()
+        given = keys_given(keys, key_names(held.options))
+        return rows_of_keys(self._engine.reader, held.read, given, held.found.version, None)
 
-    def _found(self) -> tuple[Found, LookupOptions]:
+    def _found(self) -> HeldTable:
         self._check_open()
         if self._writes.valid_write_ids() is None:
             raise UfsNotFoundError(
@@ -110,7 +112,7 @@ class Transaction:
             )
         table, version = self._writes.version()
         found = Found(table, version, *metadata_of(table, version).columns)
-        return found, planner.with_table_keys(self._options, found)
+        return HeldTable(self._engine, found, planner.with_table_keys(self._options, found), None)
 
     # --- its end ----------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tenacity
 
@@ -58,6 +58,20 @@ class Ufs:
             reraise=True,
         )
 
+    def _call(self, ask: Callable[..., T], *given: Any) -> T:
+        """What the store answers, at once or in one of the attempts that follow."""
+        try:
+            return ask(*given)  # the machinery of attempts takes longer than a local disk
+        except _UNANSWERED as problem:
+            failed: list[Exception] = [problem]
+
+        def attempt() -> T:
+            if failed:
+                raise failed.pop()
+            return ask(*given)
+
+        return self._retry(attempt)
+
     @property
     def scope(self) -> str:
         """What tells two stores with equal paths apart: protocol, endpoint, host."""
@@ -72,7 +86,7 @@ class Ufs:
 
         Raises UfsNotFoundError if absent, another UfsError otherwise.
         """
-        return self._retry(self._store.get_meta, path, self._count)
+        return self._call(self._store.get_meta, path, self._count)
 
     def list_status(self, path: str) -> Listing:
         """Every file below a directory, in order of its URL (one call per directory or page).
@@ -80,7 +94,7 @@ class Ufs:
         Directories named `.…` or `_…` are reported but not entered, `_spark_metadata` is.
         Raises UfsNotFoundError if nothing is there, another UfsError otherwise.
         """
-        return self._retry(self._store.list_status, path, self._count)
+        return self._call(self._store.list_status, path, self._count)
 
     def get_status(self, path: str) -> FileVersion | Listing:
         """What a path of unknown kind is: `get_meta` of a file or `list_status` of a directory.
@@ -144,7 +158,7 @@ class Ufs:
         S3 has no directories: there files further down are among them. Raises UfsNotFoundError if nothing is there (S3:
         returns none), another UfsError otherwise.
         """
-        return self._retry(self._store.list_files, path, after, at_most, self._count)
+        return self._call(self._store.list_files, path, after, at_most, self._count)
 
     def list_tree(self, path: str) -> tuple[FileVersion, ...]:
         """All files below a directory, whatever their names (S3: one call per page; local: one per directory)."""

@@ -118,8 +118,9 @@ class FullCacheOptions:
     )
     build_wait_s: float = option(
         "lookup.full-cache.build-wait", DURATION, 30.0, shown="30 s",
-        doc="With UFS: how long a query waits for the snapshot of a new version; after it, the query reads the files "
-            "themselves.",
+        doc="How long a query waits for a snapshot. With UFS: for that of a new version; after it, the query reads the files "
+            "themselves. With CACHE: for a reload that is overdue; after it, the query uses the old snapshot, or fails if "
+            "`on-reload-failure` says so.",
     )
     retain_s: float | None = option(
         "lookup.full-cache.retain", DURATION, None, shown="10 min, or two intervals if that is longer",
@@ -127,7 +128,8 @@ class FullCacheOptions:
     )
     on_reload_failure: OnReloadFailure = option(
         "lookup.full-cache.on-reload-failure", choice(OnReloadFailure), OnReloadFailure.KEEP,
-        doc="With CACHE, after a failed reload: serve the last snapshot, or fail until a reload succeeds.",
+        doc="With CACHE, after a reload that failed, or is overdue and not done after `build-wait`: serve the last snapshot, or "
+            "fail until a reload succeeds.",
     )
     max_staleness_s: float | None = option(
         "lookup.full-cache.max-staleness", POSITIVE_DURATION, None, shown="any age",
@@ -190,11 +192,11 @@ def check_full_cache(options: LookupOptions) -> None:
             "option lookup.metadata.sync-interval: with lookup.cache = 'FULL' the reload strategy says when to ask the "
             f"store; set {FULL}periodic-reload.interval instead"
         )
-    for key in ("build-wait",) if cached else ("on-reload-failure", "max-staleness"):
+    for key in () if cached else ("on-reload-failure", "max-staleness"):
         if FULL + key in given:
             raise OptionError(
                 f"option {FULL}{key} has no meaning with lookup.metadata.source = {options.metadata_source.value!r}: "
-                + ("queries never wait for a reload" if cached else "every query checks the version at the store")
+                "every query checks the version at the store"
             )
     if options.max_staleness_s is not None and options.max_staleness_s < (options.reload_interval_s or 0):
         raise OptionError(

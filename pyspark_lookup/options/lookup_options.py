@@ -230,8 +230,6 @@ def _retract(layer: Mapping[str, str]) -> set[str]:
         lost.add("lookup.metadata.sync-interval")
     if source == "UFS":
         lost |= {"lookup.metadata.sync-interval", FULL + "on-reload-failure", FULL + "max-staleness"}
-    if source == "CACHE":
-        lost.add(FULL + "build-wait")
     return lost - chosen.keys()
 
 

@@ -32,6 +32,7 @@ class FilesSource(VersionSource):
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
         self._ufs, self._host, self._clock = parts.ufs, parts.host, parts.context.clock
+        self._latest: tuple[Listing, tuple[Table, bool], TableVersion] | None = None  # what the last listing was
         self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
 
     @classmethod
@@ -157,6 +158,8 @@ class FilesSource(VersionSource):
         if isinstance(status, FileVersion):
             refuse_inside(status.url)
             return TableVersion(table.id, (status,))
+        if self._latest is not None and self._latest[0] is status and self._latest[1] == (table, past_jobs):
+            return self._latest[2]
         ignored = job_directories(table.url, table.kind, status) if past_jobs else self._jobs.dead(table, status)
         try:
             files = data_files(table.url, table.kind, status, table.success_file and not past_jobs, ignored)
@@ -179,4 +182,7 @@ class FilesSource(VersionSource):
                 raise TableEmptyError(
                     f"{redact('path', table.url)} is no table now: its streaming sink has committed no file"
                 )
-        return TableVersion(table.id, files)
+        version = TableVersion(table.id, files)
+        if not ignored:  # whether a job is dead, only time tells
+            self._latest = status, (table, past_jobs), version
+        return version

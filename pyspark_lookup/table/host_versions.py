@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark_lookup.base.decoding import count_of, name_of, number_of, text_of
 from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk, key_of
+from pyspark_lookup.io.disk import Disk, Held, key_of
 from pyspark_lookup.io.stores import SETTLED_AFTER_S
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.enums import MetadataSource
@@ -23,6 +23,8 @@ from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 
 _LOCK_WAIT_S = 30.0
 _READABLE_AT_MOST = 31
+_HELD_AT_MOST = 16
+_UNRECORDED = 0.1  # of `lookup.busy-timeout`: how long a version that does not change is not recorded anew
 _RACES = 1000  # that one resolution may lose: others record theirs faster
 
 
@@ -43,6 +45,9 @@ class HostVersions:
         self._context = context
         self._unwritten: dict[str, dict[str, Any]] = {}  # floors that the disk did not take
         self._readable: set[str] = set()  # digests whose files are on record, as this process has seen
+        self._seen_s: dict[str, float] = {}
+        self._last: dict[str, Held[tuple[int, Any | None]]] = {}
+        self._floors: dict[str, Held[Any | None]] = {}
         self._restore = restore
         self._has_commit = has_commit
 
@@ -53,17 +58,26 @@ class HostVersions:
         return self._newest(table)[1]
 
     def _newest(self, table: Table) -> tuple[int, dict[str, Any] | None]:
-        return self._context.disk.newest_record("table", table.id, _last_of) if self._context.disk else (0, None)
+        if self._context.disk is None:
+            return 0, None
+        if table.id not in self._last:
+            if len(self._last) >= _HELD_AT_MOST:
+                self._last.clear()
+            self._last[table.id] = self._context.disk.hold_newest("table", table.id, _last_of)
+        return self._last[table.id].get()
 
     def forget(self, table: Table) -> None:
         """Know no last version any more."""
         self.attempt(lambda disk: disk.forget_records("table", table.id))
 
-    def learn(self, table: Table, version: TableVersion, started_s: float, again: bool = False) -> TableVersion | None:
+    def learn(
+        self, table: Table, version: TableVersion, started_s: float, again: bool = False, renew: bool = True
+    ) -> TableVersion | None:
         """Record a resolution that began at `started_s`. What is known already and newer is returned in its place.
 
         So a slow listing cannot take the host back to an older state (monotonic reads). None if there is something newer
-        whose files nobody here knows: then ask the store `again`, which is believed.
+        whose files nobody here knows: then ask the store `again`, which is believed. Without `renew`, what was learned lately is
+        not recorded again.
         """
         if self._context.disk is None:
             return version
@@ -74,6 +88,9 @@ class HostVersions:
                     newer = self.files(table, record["digest"])
                     if newer is not None or not again:
                         return newer
+                if record and not renew and self._is_known(record, table, version, started_s):
+                    self._check_floor(self._context.disk, table, version, started_s)
+                    return version
                 if self._succeeds(self._context.disk, table, version, started_s, number):
                     self._note(self._context.disk, table, version, started_s, record)
                     return version
@@ -88,6 +105,21 @@ class HostVersions:
         if commit is not None and known is not None and commit[0] == known[0]:
             return int(known[1]) > commit[1]
         return bool(record["boot"] == self._context.clock.boot and record["started_s"] > started_s)
+
+    def _is_known(self, record: Mapping[str, Any], table: Table, version: TableVersion, started_s: float) -> bool:
+        """Whether a version is on record, and recent enough for those who ask when the table was seen last."""
+        if (record["digest"], record["log"], record["boot"]) != (
+            version.digest,
+            version.commit,
+            self._context.clock.boot,
+        ):
+            return False
+        self._seen_s = {table.id: started_s}
+        return 0 <= started_s - float(record["started_s"]) < _UNRECORDED * table.busy.timeout_s
+
+    def seen_s(self, table: Table) -> float:
+        """When this process has seen the last version again, without recording that; 0.0: it has not."""
+        return self._seen_s.get(table.id, 0.0)
 
     def _succeeds(self, disk: Disk, table: Table, version: TableVersion, started_s: float, number: int) -> bool:
         """Record a version as the one after record `number`; False if another has taken its place."""
@@ -105,13 +137,7 @@ class HostVersions:
         self, disk: Disk, table: Table, version: TableVersion, started_s: float, before: Mapping[str, Any] | None
     ) -> None:
         """What follows from a version that was learned after `before`."""
-        floor = self._get_floor(table.url) if version.commit is not None else None
-        if floor is not None and self._is_obsolete(table.url, floor, started_s):
-            with self.lock("floor", table.url):
-                floor = self._get_floor(table.url)  # another commit may have raised it since
-                if floor is not None and self._is_obsolete(table.url, floor, started_s):
-                    self._unwritten.pop(table.url, None)
-                    disk.remove_record("floor", self._floor_key(table.url))
+        self._check_floor(disk, table, version, started_s)
         if before is None or before["digest"] != version.digest:
             row = {
                 "digest": version.digest,
@@ -121,6 +147,16 @@ class HostVersions:
                 "position": None if version.commit is None else version.commit[1],
             }
             disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
+
+    def _check_floor(self, disk: Disk, table: Table, version: TableVersion, started_s: float) -> None:
+        """Forget a commit of this host's that the table's log, as it is now, does not have."""
+        floor = self._get_floor(table.url) if version.commit is not None else None
+        if floor is not None and self._is_obsolete(table.url, floor, started_s):
+            with self.lock("floor", table.url):
+                floor = self._get_floor(table.url)  # another commit may have raised it since
+                if floor is not None and self._is_obsolete(table.url, floor, started_s):
+                    self._unwritten.pop(table.url, None)
+                    disk.remove_record("floor", self._floor_key(table.url))
 
     # --- floors: what this host has committed, it reads ----------------------------------------
 
@@ -156,7 +192,9 @@ class HostVersions:
     def _get_floor(self, url: str) -> dict[str, Any] | None:
         if self._context.disk is None:
             return None
-        return self._unwritten.get(url) or self._context.disk.get_record("floor", self._floor_key(url), _floor_of)
+        if url not in self._floors:
+            self._floors[url] = self._context.disk.hold_record("floor", self._floor_key(url), _floor_of)
+        return self._unwritten.get(url) or self._floors[url].get()
 
     def _is_obsolete(self, url: str, floor: Mapping[str, Any], started_s: float) -> bool:
         """Whether the log lacks a commit of this host's: its table was dropped, or restored from a copy.

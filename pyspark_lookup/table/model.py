@@ -157,9 +157,14 @@ class TableVersion:
         deletes = ((file.url, *(one.name for one in file.deletes)) for file in self.files if file.deletes)
         return key_of(self.table_id, *parts, *deletes)
 
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
+
+    @functools.cached_property
+    def cacheable(self) -> bool:
+        """Whether what is read under this version may be kept."""
+        return all(file.cacheable for file in self.files)
 
     def settled(self) -> TableVersion:
         """The same version, seen long enough ago that its identities stand for one content each."""

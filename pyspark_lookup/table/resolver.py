@@ -88,7 +88,7 @@ class Resolver:
             probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
             with contextlib.suppress(UfsNotFoundError, OptionError):
-                version = self._read_cached(probe, options) or self._ask(probe, started_s)
+                version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=_renews(options))
                 return self.table_of(options, kind, version), version
             kind = None
         if kind is None:
@@ -101,7 +101,7 @@ class Resolver:
                     raise
         probe = self.table_of(options, kind)
         cached = self._read_cached(probe, options) if status is None else None
-        version = cached or self._ask(probe, started_s, status, patient=patient)
+        version = cached or self._ask(probe, started_s, status, patient=patient, renew=_renews(options))
         return self.table_of(options, kind, version), version
 
     def _kind_of(self, status: FileVersion | Listing) -> str:
@@ -285,7 +285,7 @@ class Resolver:
         if current is not None:
             return current()
         if options.metadata_source is MetadataSource.UFS:
-            return self._ask(table, self._context.clock.steady_s())
+            return self._ask(table, self._context.clock.steady_s(), renew=False)
         return self._read_cached(table, options) or self._ask(table, self._context.clock.steady_s())
 
     def count_asked(self, version: TableVersion) -> None:
@@ -367,18 +367,22 @@ class Resolver:
         status: FileVersion | Listing | None = None,
         gone: str | None = None,
         patient: bool = True,
+        renew: bool = True,
     ) -> TableVersion:
-        """The store's current version: one call (see `Question`), more only while it settles or a job writes, and of a log."""
+        """The store's current version: one call (see `Question`), more only while it settles or a job writes, and of a log.
+
+        `renew`: that it is still the current one is put on record, too.
+        """
         source = self.source(table)
         found = source.current(Question(table, started_s, status, gone, patient))
         if found.kept:
             return found.version
-        return self._learn(table, found.version, found.started_s) or self._learn_again(table, source)
+        return self._learn(table, found.version, found.started_s, renew) or self._learn_again(table, source)
 
-    def _learn(self, table: Table, version: TableVersion, started_s: float) -> TableVersion | None:
+    def _learn(self, table: Table, version: TableVersion, started_s: float, renew: bool) -> TableVersion | None:
         self._context.metrics.inc("resolutionCount")
         self._context.metrics.set_gauge("versionAsOf", int(self._context.clock.wall_s() * 1000))
-        return self.host.learn(table, version, started_s)
+        return self.host.learn(table, version, started_s, renew=renew)
 
     def _learn_again(self, table: Table, source: VersionSource) -> TableVersion:
         """What the store says once more, where this host had learned of something newer that it does not know the files of.
@@ -424,6 +428,11 @@ class Resolver:
 def _names_directory(options: LookupOptions) -> bool:
     """Whether the path itself says that it is a directory; a web URL's last slash says nothing."""
     return options.path.endswith("/") and not options.path.startswith(("http://", "https://"))
+
+
+def _renews(options: LookupOptions) -> bool:
+    """Whether a read counts on how long ago the store was asked."""
+    return options.metadata_source is MetadataSource.CACHE
 
 
 def _unpinned(options: LookupOptions) -> LookupOptions:

@@ -58,7 +58,8 @@ class WritingJobs:
         record, now_s = self._host.last(table), self._clock.steady_s()
         if record is None or record["boot"] != self._clock.boot:
             return False
-        return bool(now_s - max(record["started_s"], self._seen_s.get(table.id, 0.0)) <= table.busy.timeout_s)
+        seen_s = max(record["started_s"], self._host.seen_s(table), self._seen_s.get(table.id, 0.0))
+        return bool(now_s - seen_s <= table.busy.timeout_s)
 
     def dead(self, table: Table, listing: Listing) -> list[str]:
         """Directories of jobs in which nothing has changed for `lookup.busy-timeout`, by the store's clock."""

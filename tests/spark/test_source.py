@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,9 @@ from pyspark.errors import AnalysisException
 from pyspark_lookup import LookupTable, configure, lookup_join, warm
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.base.metrics import COUNTERS
+from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark.session import RECOMMENDED
+from tests.fakes import FakeClock, make_host
 from tests.spark.common import MODES, Calls, catalog_options, conf, load, put, saved
 
 if TYPE_CHECKING:
@@ -402,3 +405,33 @@ def test_warm_executors(spark: SparkSession, tmp_path: Path) -> None:
         warm(spark, path, options={"lookup.keyz": "id"})
     with pytest.raises(ValueError, match="tasks = 0"):
         warm(spark, path, tasks=0)
+
+
+@pytest.mark.parametrize("strategy", ["PERIODIC", "TIMED"])
+def test_an_interval_is_a_promise(spark: SparkSession, tmp_path: Path, strategy: str) -> None:
+    """CACHE mode: the first query waits for a reload that came due while no worker lived; the schedule of a worker that lives makes the
+    next one without any query."""
+    path, host = put(tmp_path / "dim" / "a.parquet", 1).parent, {"lookup.cache.dir": str(tmp_path / "host")}
+    assert load(spark, path, {"lookup.cache.dir": str(tmp_path / "other")}).count() == 10  # workers are there
+    due_s = time.time() + 6  # the first query has ended by then
+    options = {
+        "PERIODIC": {"lookup.full-cache.periodic-reload.interval": "1 s"},
+        "TIMED": {"lookup.full-cache.timed-reload.iso-time": time.strftime("%H:%M:%SZ", time.gmtime(due_s))},
+    }[strategy]
+    options |= {**host, "lookup.keys": "id", "lookup.cache": "FULL", "lookup.metadata.source": "CACHE"}
+    parsed = LookupOptions.parse({**options, "lookup.full-cache.reload-strategy": strategy, "path": str(path)})
+    before = make_host(str(path), tmp_path / "host", FakeClock(due_s - 2 * 86400))
+    full = before.reader.fulls.of(before.resolver.discover(parsed)[0], parsed)
+    assert full is not None
+    full.reload()
+    put(path / "a.parquet", 2)
+    df = load(spark, path, {**options, "lookup.full-cache.reload-strategy": strategy})
+    assert versions(df) == {2}
+    table = LookupTable(str(path), host)
+    known = len(table.versions())
+    put(path / "a.parquet", 3)
+    while len(table.versions()) == known:
+        assert time.time() < due_s + 60, "the schedule does not fire"
+    while versions(df) != {3}:  # once the reload that has found it has ended
+        assert time.time() < due_s + 60, "the reload does not end"
+    assert table.metrics()["staleServedCount"] == 0

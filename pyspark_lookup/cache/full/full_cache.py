@@ -2,8 +2,9 @@
 
 UFS: a query asks for the version it has resolved; if that is not built, it waits a while and then
 reads the files themselves. CACHE: the latest snapshot answers, whatever the store has by now, and the
-schedule replaces it from time to time. In neither mode does a row come from another version than the
-one that is said, and in neither is a snapshot seen before it is complete.
+schedule replaces it from time to time; a query that finds that overdue waits a while for it. In neither
+mode does a row come from another version than the one that is said, and in neither is a snapshot seen
+before it is complete.
 
 Loads of a table are made by one process of the host at a time, under a lock, each on top of what the
 one before left. A query that needs no load takes no lock.
@@ -23,6 +24,7 @@ from pyspark_lookup.base.errors import ReloadFailedError, SourceChangedError, Uf
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import Layout, Progress, SnapshotLoader
+from pyspark_lookup.cache.full.overdue import OverdueReloads, last_reload
 from pyspark_lookup.cache.full.schedule import Schedule, trigger_of
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import State, StoredSnapshots, StoredVersion
@@ -32,7 +34,7 @@ from pyspark_lookup.io.host_metrics import Reload, remember_reload
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import OnReloadFailure
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.reload_trigger import CacheReloadTrigger, LastReload
+from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.resolver import Resolver
@@ -69,11 +71,14 @@ class FullCache:
             self.key,
             lambda: self.trigger or trigger_of(self.options),
             self.ask_reload,
-            self._last_reload,
+            lambda: last_reload(self._stored.state()),
             self.options.blackout,
             self.disk,
             self.context,
         )
+        tell = functools.partial(self._fall_back, logging.WARNING, instead="the last snapshot")
+        wait_s = self.options.build_wait_s
+        self._overdue = OverdueReloads(self.schedule, self._jobs, self._stored, self.context, wait_s, tell)
 
     # --- UFS --------------------------------------------------------------------------------------
 
@@ -107,15 +112,15 @@ class FullCache:
     # --- CACHE ------------------------------------------------------------------------------------
 
     def current(self) -> tuple[TableVersion, Snapshot] | None:
-        """The latest snapshot and its version; the first load is waited for, none after it.
+        """The latest snapshot and its version; the first load is waited for, and for a while one that is overdue.
 
         None if the cache directory cannot hold it. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
-        state, snapshot = self._find_latest()
+        state, snapshot, late = self._find_latest()
         if state.gone:  # as the last load found it; whoever asks has just found it to be there again
             self._load_after(state)
-            state, snapshot = self._stored.find(lambda state: state.latest)
+            state, snapshot = self._stored.find(_latest_of)
         if snapshot is None:
             snapshot = self._load_first()
         elif self.options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
@@ -124,33 +129,45 @@ class FullCache:
         elif self._is_stale(state):
             self.schedule.ensure()
             snapshot = self._renew(state)
-        elif state.failures:
+        elif late and self.options.on_reload_failure is OnReloadFailure.FAIL:
+            self.schedule.ensure()
+            raise ReloadFailedError(
+                f"the reload of {self._url} that is due has not ended after lookup.full-cache.build-wait = "
+                f"{self.options.build_wait_s:g} s"
+            )
+        elif state.failures or late:
             self.context.metrics.inc("staleServedCount")
+        self._serve(state)
+        return None if snapshot is None else (snapshot.version, snapshot)
+
+    def unchanged(self, version: TableVersion) -> Snapshot | None:
+        """The snapshot of a version, if `current` would answer with it and has nothing to say of it but how old it is."""
+        state, snapshot = self._stored.find(_latest_of)
+        if snapshot is None or snapshot.version.digest != version.digest or state.gone or state.failures:
+            return None
+        if (self._reloads and self._overdue.is_due(state)) or self._is_stale(state):
+            return None
+        self._serve(state)
+        return snapshot
+
+    def _serve(self, state: State) -> None:
+        """Say how old what is answered from is, and see to what follows it."""
         self.schedule.ensure()
         self._tidy_up(state)
         self.context.metrics.set_gauge("versionAsOf", int((state.loaded_at_s or self.context.clock.wall_s()) * 1000))
-        return None if snapshot is None else (snapshot.version, snapshot)
 
     def latest(self) -> TableVersion | None:
-        """The version of the latest snapshot; None without one. No store call, unless a reload is due that nobody else begins."""
-        state, snapshot = self._find_latest()
+        """The version of the latest snapshot; None without one. No store call, unless a reload is overdue."""
+        state, snapshot, _ = self._find_latest()
         return None if snapshot is None or state.gone else snapshot.version
 
-    def _find_latest(self) -> tuple[State, Snapshot | None]:
-        """What this host has last, not older than its schedule says.
-
-        Where processes live for one query only, none of them is there when a reload comes due: the next one makes it.
-        """
-        state, snapshot = self._stored.find(lambda state: state.latest)
-        if snapshot is None or not self._reloads or not self.schedule.is_neglected():
-            return state, snapshot
-        try:
-            self._load_after(state)
-        except Exception as problem:
-            # A load's own is said and counted where it happened. What there is goes on serving.
-            if isinstance(problem, OSError) and not isinstance(problem, UfsError):
-                self.context.metrics.inc("cacheFailureCount")
-        return self._stored.find(lambda state: state.latest)
+    def _find_latest(self) -> tuple[State, Snapshot | None, bool]:
+        """What this host has last; and whether that is older than its schedule promises, for a reload is overdue and has not ended."""
+        state, snapshot = self._stored.find(_latest_of)
+        if snapshot is None or not self._reloads or not self._overdue.wait(state):
+            return state, snapshot, False
+        after, snapshot = self._stored.find(_latest_of)
+        return after, snapshot, after.finished_at_s == state.finished_at_s
 
     def _load_after(self, state: State) -> None:
         """Load what the store has, unless somebody else has since."""
@@ -215,9 +232,12 @@ class FullCache:
         with self._stored.lock():
             return self._load(None, None)
 
-    def ask_reload(self) -> concurrent.futures.Future[None]:
-        """A reload beside the caller; one that waits already will do, one that runs may have asked the store before."""
-        return self._jobs.ask(None)
+    def ask_reload(self, due: bool = False) -> concurrent.futures.Future[None]:
+        """A reload beside the caller; one that waits already will do, one that runs may have asked the store before.
+
+        `due`: the one that the schedule wants, whoever makes it.
+        """
+        return self._overdue.ask(self._stored.state()) if due else self._jobs.ask(None)
 
     def _do(self, job: Job) -> None:
         try:
@@ -229,6 +249,10 @@ class FullCache:
                     latest = self._stored.open(state.latest)
                     if latest is not None and _is_worth_compacting(latest):
                         self._compact(state, latest)
+                elif job.due:
+                    # Whoever held the lock before may have made it.
+                    if state.finished_at_s == job.seen_s or self._overdue.is_due(state):
+                        self._load(None, False)
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
                     self._load(job.version, False)
         except BaseException as problem:
@@ -244,8 +268,10 @@ class FullCache:
         state, clock = self._stored.state(), self.context.clock
         started_s, steady_s = clock.wall_s(), clock.steady_s()
         received = self._receive()
+        with contextlib.suppress(OSError):
+            self._stored.record(dataclasses.replace(state, loading_since_s=started_s))
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
-        state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s)
+        state = dataclasses.replace(state, first_started_at_s=first_s, started_at_s=started_s, loading_since_s=None)
         try:
             with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
                 snapshot, stored = self._make(state, version, report)
@@ -298,8 +324,8 @@ class FullCache:
         with contextlib.suppress(OSError):
             remember_reload(self.disk, self.key, self._url, reload)
 
-    def _fall_back(self, level: int, reason: str) -> None:
-        log_event(_log, level, "fallback", table=self._url, reason=reason, instead="reading the files")
+    def _fall_back(self, level: int, reason: str, instead: str = "reading the files") -> None:
+        log_event(_log, level, "fallback", table=self._url, reason=reason, instead=instead)
 
     def _make(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
         """A version's snapshot, of which only what changed is fetched."""
@@ -347,12 +373,6 @@ class FullCache:
         self._stored.write(state.with_version(dataclasses.replace(stored, digest=state.latest.digest), 0.0))
         self.context.metrics.inc("snapshotCompactionCount")
 
-    def _last_reload(self) -> LastReload | None:
-        state = self._stored.state()
-        if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
-            return None
-        return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
-
     def _tidy_up(self, state: State) -> None:
         """Have what is past its time removed, beside the caller; now and then, for somebody may be using it."""
         now_s = self.context.clock.steady_s()
@@ -371,6 +391,10 @@ class FullCache:
         self._jobs.close()
         self.schedule.close()
         self._stored.forget()
+
+
+def _latest_of(state: State) -> StoredVersion | None:
+    return state.latest
 
 
 def _is_worth_compacting(snapshot: Snapshot) -> bool:

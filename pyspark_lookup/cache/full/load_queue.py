@@ -14,12 +14,18 @@ from pyspark_lookup.table.model import TableVersion
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A load: of a version, of the store's current one (None), or what nobody waits for: a compaction of layers, or a tidying."""
+    """A load: of a version, of the store's current one (None), or what nobody waits for: a compaction of layers, or a tidying.
+
+    `due`: a load that is for the schedule, asked for when the latest one had ended at `seen_s`; any that another process makes
+    meanwhile will do.
+    """
 
     version: TableVersion | None
     done: concurrent.futures.Future[None]
     compact: bool = False
     tidy: bool = False
+    due: bool = False
+    seen_s: float | None = None
 
 
 class Jobs:
@@ -35,22 +41,27 @@ class Jobs:
         self._working = self._closed = False
 
     def ask(
-        self, version: TableVersion | None, compact: bool = False, tidy: bool = False
+        self,
+        version: TableVersion | None,
+        compact: bool = False,
+        tidy: bool = False,
+        due: bool = False,
+        seen_s: float | None = None,
     ) -> concurrent.futures.Future[None]:
         """A job to be done; an equal one that waits already will do.
 
-        So will one that runs, unless it is of the current version: it may have asked the store before.
+        So will one that runs, unless it is of the current version and not the one that is due: it may have asked the store before.
         """
         with self._mutex:
             for job in self._jobs:
-                begun = job is self._running and version is None and not tidy
-                if (job.version, job.compact, job.tidy) == (version, compact, tidy) and not begun:
+                begun = job is self._running and version is None and not tidy and not due
+                if (job.version, job.compact, job.tidy, job.due) == (version, compact, tidy, due) and not begun:
                     return job.done
             if version is not None:  # only the latest is worth building
                 for job in [job for job in self._jobs if job.version is not None and job is not self._running]:
                     self._jobs.remove(job)
                     job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
-            job = Job(version, concurrent.futures.Future(), compact, tidy)
+            job = Job(version, concurrent.futures.Future(), compact, tidy, due, seen_s)
             self._jobs.append(job)
             begin = not self._working
             self._working = True

@@ -57,12 +57,12 @@ class _Action:
 class Schedule(CacheReloadTrigger.Context):
     """Runs one table's trigger, of which it is the context (FLIP-221), while this process holds the host's lock for it.
 
-    `reload` asks for a reload; `last` says how the latest attempt of any process went.
+    `reload` asks for a reload, True: for the one that is due; `last` says how the latest attempt of any process went.
     """
 
     name: str
     make: Callable[[], CacheReloadTrigger | None]
-    reload: Callable[[], concurrent.futures.Future[None]]
+    reload: Callable[[bool], concurrent.futures.Future[None]]
     last: Callable[[], LastReload | None]
     blackout: Blackout | None
     disk: Disk
@@ -76,7 +76,7 @@ class Schedule(CacheReloadTrigger.Context):
         self._lease: Lock | None = None
         self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
-        self._running = self._closed = self._broken = self._opened = False
+        self._running = self._closed = self._broken = self._made = self._opened = False
 
     def ensure(self) -> None:
         """Take part in the schedule from now on; the first call starts the loop."""
@@ -86,25 +86,16 @@ class Schedule(CacheReloadTrigger.Context):
             self._running = True
         self.context.start(f"lookupcache-schedule-{self.name[:8]}", self._loop)
 
-    def is_neglected(self) -> bool:
-        """Whether a reload is due and no process of the host is there to begin it.
-
-        A process whose own loop runs, or is closed, leaves it to that. Custom triggers do not say what is due.
-        """
-        with self._mutex:
-            if self._running or self._closed or self._broken or not self._take():
-                return False
-            try:
-                if self._trigger is None:
-                    self._make_trigger()
-                now_s = self.context.clock.wall_s()
-                if not isinstance(self._trigger, DueTrigger):
-                    return False
-                if self.blackout is not None and self.blackout.postponed_s(now_s) > now_s:
-                    return False
-                return self._trigger.next_due_s(self.last(), now_s) <= now_s
-            finally:
-                self._release()  # whoever stays takes it
+    def due_s(self, last: LastReload | None, now_s: float) -> float:
+        """When the reload after `last` is due, or was; infinity once this is closed, and for custom triggers, which do not say."""
+        self._make_trigger()
+        if self._closed or self._broken or not isinstance(self._trigger, DueTrigger):
+            return math.inf
+        due_s = self._trigger.next_due_s(last, now_s)
+        if due_s <= now_s and self.blackout is not None:
+            free_s = self.blackout.postponed_s(now_s)
+            return free_s if free_s > now_s else due_s
+        return due_s
 
     def _take(self) -> bool:
         """Hold the schedule, if nobody else does."""
@@ -136,16 +127,19 @@ class Schedule(CacheReloadTrigger.Context):
         return min(max(next_s - self.context.clock.wall_s(), 0.0), _POLL_S)
 
     def _make_trigger(self) -> None:
-        try:
-            self._trigger = self.make()
-        except Exception:
-            self._broken = True
-            _log.exception("reload trigger of %s cannot be made", self.name)
+        with self._mutex:
+            if self._made:
+                return
+            self._made = True
+            try:
+                self._trigger = self.make()
+            except Exception:
+                self._broken = True
+                _log.exception("reload trigger of %s cannot be made", self.name)
 
     def _open(self) -> None:
         self._opened = True
-        if self._trigger is None:
-            self._make_trigger()
+        self._make_trigger()
         try:
             if self._trigger is not None:
                 self._trigger.open(self)
@@ -216,7 +210,7 @@ class Schedule(CacheReloadTrigger.Context):
             free_s = self.blackout.postponed_s(now_s)
             if free_s > now_s:
                 return self._postpone(free_s)
-        return self.reload()
+        return self.reload(isinstance(self._trigger, DueTrigger))
 
     def _postpone(self, at_s: float) -> concurrent.futures.Future[None]:
         """The one reload at the end of a blackout, however often it comes due before."""

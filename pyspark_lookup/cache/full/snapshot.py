@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +17,12 @@ import pyarrow.compute as pc
 
 from pyspark_lookup.cache.segments.builder import ROW_BITS
 from pyspark_lookup.cache.segments.segment import Segment
-from pyspark_lookup.columnar.keys import Keys, Numbers, as_array, as_indices
+from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, as_array, as_indices, hash_one
 from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.model import TableVersion
 
+_FEW = 8  # rows that are quicker to take value by value
 Ranges = Sequence[tuple[str, int, int]]
 """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
 
@@ -81,16 +83,9 @@ class Snapshot:
 
     def get(self, names: Sequence[str], keys: Keys) -> Answer:
         """The named columns of all rows with any of the keys, rows of one key in file order."""
-        hashes = keys.hashes(self.seed)
-        found: list[tuple[Layer, Numbers, Numbers]] = []
-        for layer in self.layers:
-            matches = layer.segment.probe(keys, hashes)
-            numbers, rows = matches.keys, matches.rows
-            if layer.deleted is not None and len(rows):
-                seen = layer.deleted[rows] == 0
-                numbers, rows = numbers[seen], rows[seen]
-            if len(rows):
-                found.append((layer, numbers, rows))
+        return self._gather(names, self._find(keys))
+
+    def _gather(self, names: Sequence[str], found: list[tuple[Layer, Numbers, Numbers]]) -> Answer:
         if not found:
             nothing = np.zeros(0, np.int64)
             return Answer(nothing, self.layers[0].segment.take(names, nothing))
@@ -107,6 +102,38 @@ class Snapshot:
             for name, arrays in zip(names, zip(*parts, strict=True), strict=True)
         ]
         return Answer(numbers[order], columns)
+
+    def get_one(self, names: Sequence[str], key: OneKey) -> list[tuple[Any, ...]]:
+        """The named columns of the rows with one key, which is one column, in file order, as values of Python."""
+        hashed = hash_one(key, self.seed)
+        found: list[tuple[Layer, Sequence[int]]] = []
+        for layer in self.layers:
+            rows: Sequence[int] = layer.segment.rows_of(key, hashed)
+            if layer.deleted is not None and rows:
+                rows = [row for row in rows if not layer.deleted[row]]
+            if rows:
+                found.append((layer, rows))
+        if not found:
+            return []
+        if len(found) == 1 and len(found[0][1]) <= _FEW:
+            ((layer, rows),) = found
+            return [layer.segment.row(names, row) for row in rows]
+        parts = [(layer, np.zeros(len(rows), np.int64), np.array(rows, np.int64)) for layer, rows in found]
+        return list(zip(*(column.to_pylist() for column in self._gather(names, parts).columns), strict=True))
+
+    def _find(self, keys: Keys) -> list[tuple[Layer, Numbers, Numbers]]:
+        """(layer, places of keys, rows of the layer that have them) of the layers that have visible rows with any of the keys."""
+        hashes = keys.hashes(self.seed)
+        found: list[tuple[Layer, Numbers, Numbers]] = []
+        for layer in self.layers:
+            matches = layer.segment.probe(keys, hashes)
+            numbers, rows = matches.keys, matches.rows
+            if layer.deleted is not None and len(rows):
+                seen = layer.deleted[rows] == 0
+                numbers, rows = numbers[seen], rows[seen]
+            if len(rows):
+                found.append((layer, numbers, rows))
+        return found
 
     def batches(self, names: Sequence[str], ranges: Ranges | None = None) -> Iterator[tuple[int, list[pa.Array]]]:
         """(rows, the named columns) of all rows, or of those of some parts of files; in no particular order."""

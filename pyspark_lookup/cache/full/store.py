@@ -40,7 +40,7 @@ class State:
 
     `started_at_s`, `finished_at_s`: of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
     clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
-    `failures`: attempts that failed since. `gone`: the path holds another kind of table by now. `left`: segments that could not
+    `failures`: attempts that failed since. `loading_since_s`: when an attempt began that has not ended; its process may have. `gone`: the path holds another kind of table by now. `left`: segments that could not
     be removed, being in use.
     """
 
@@ -55,6 +55,7 @@ class State:
     error: str = ""
     gone: bool = False
     left: tuple[str, ...] = ()
+    loading_since_s: float | None = None
 
     @property
     def latest(self) -> StoredVersion | None:
@@ -107,7 +108,8 @@ class State:
         )
 
 
-_TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s")
+_NOTHING = State()
+_TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s", "loading_since_s")
 
 
 def _time_of(found: Any) -> float | None:
@@ -149,12 +151,13 @@ class StoredSnapshots:
     def __post_init__(self) -> None:
         self._mutex = threading.Lock()
         self._open: dict[str, tuple[tuple[StoredLayer, ...], Snapshot]] = {}
+        self._state = self.disk.hold_record("snapshot", self.key, State.from_json)
 
     # --- what there is ----------------------------------------------------------------------------
 
     def state(self) -> State:
         """What is on this host."""
-        return self.disk.get_record("snapshot", self.key, State.from_json) or State()
+        return self._state.get() or _NOTHING
 
     def find(
         self, choose: Callable[[State], StoredVersion | None], version: TableVersion | None = None
@@ -249,6 +252,16 @@ class StoredSnapshots:
         snapshot.version = version
         self._remember(stored, snapshot)
         return snapshot, stored
+
+    def is_locked(self) -> bool:
+        """Whether a process holds the table's lock right now."""
+        try:
+            lock = self.disk.acquire("reload", self.key, 0.0)
+        except OSError:
+            return False
+        if lock is not None:
+            lock.release()
+        return lock is None
 
     def record(self, state: State) -> None:
         """Have that be what is on this host."""

@@ -18,7 +18,7 @@ from pyspark_lookup.base.decoding import UNREADABLE, count_of, number_of, text_o
 from pyspark_lookup.cache.segments.builder import CODES
 from pyspark_lookup.columnar.buffers import check_column, read_column
 from pyspark_lookup.columnar.hash_index import KeyIndex, Matches, check_index
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
+from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, Seed, as_indices
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import Disk, OpenSegment
 
@@ -94,6 +94,11 @@ class Segment:
         assert self._index is not None
         return self._index.probe(keys, hashes)
 
+    def rows_of(self, key: OneKey, hashed: int) -> range:
+        """All rows of one key of one column; `hashed` under this segment's seed."""
+        assert self._index is not None
+        return self._index.rows_of(key, hashed)
+
     @property
     def unique(self) -> bool:
         """Whether no two rows have one key."""
@@ -119,6 +124,10 @@ class Segment:
         """The named columns of those rows, text as text."""
         indices = as_indices(rows)
         return [_text(pc.take(column, indices, boundscheck=False), texts) for column, texts in map(self._column, names)]
+
+    def row(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
+        """The named columns of one row, as values of Python."""
+        return tuple(_value(*self._column(name), row) for name in names)
 
     def slice(self, names: Sequence[str], start: int, stop: int) -> list[pa.Array]:
         """The named columns of the rows from `start` up to `stop`."""
@@ -146,6 +155,11 @@ def _file_of(found: Any) -> SegmentFile:
 
 def _text(column: pa.Array, texts: pa.Array | None) -> pa.Array:
     return column if texts is None else pc.take(texts, column, boundscheck=False)
+
+
+def _value(column: pa.Array, texts: pa.Array | None, row: int) -> Any:
+    value = column[row].as_py()
+    return value if texts is None or value is None else texts[value].as_py()
 
 
 def _numbers(region: memoryview, rows: int) -> Numbers:

@@ -19,6 +19,7 @@ miss. Nothing is ever unpickled. The directory is one user's, for all worker pro
 from pyspark_lookup.io.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace
 from pyspark_lookup.io.disk.counters import CounterFile, Counts
 from pyspark_lookup.io.disk.directory import Lock, key_of, memory_backed
+from pyspark_lookup.io.disk.records import Held
 from pyspark_lookup.io.disk.segments import OpenSegment, SegmentWriter
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Disk",
     "DiskReport",
     "DiskSpace",
+    "Held",
     "Lock",
     "OpenSegment",
     "SegmentWriter",

@@ -8,9 +8,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from pyspark_lookup.base.decoding import UNREADABLE
+from pyspark_lookup.base.decoding import UNREADABLE, name_of
 from pyspark_lookup.io.disk.directory import (
     Directory,
     content_of,
@@ -21,7 +21,11 @@ from pyspark_lookup.io.disk.directory import (
     wrap,
 )
 
+T = TypeVar("T")
+
 _DAY_S = 86400.0
+_HELD_AT_MOST_S = 3600.0  # then it is read, and so seen to be in use
+_GRANULE_S = 0.02  # of a disk's clock: a file that is newer may be another one by the same signs
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked"),
     7: ("bounds", "files", "schema"),
@@ -42,6 +46,37 @@ def _numbered(number: int) -> str:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+class Held(Generic[T]):
+    """What this process has read of a file or directory, until another one is in its place: a stat instead of reading it again.
+
+    `absent`: what it is if nothing is there.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], T], absent: T, now_s: Callable[[], float]) -> None:
+        self._path = str(path)
+        self._read = read
+        self._absent = absent
+        self._now_s = now_s
+        self._seen: tuple[tuple[int, ...], float, T] | None = None
+
+    def get(self) -> T:
+        """What is there now."""
+        try:
+            status = os.lstat(self._path)
+        except FileNotFoundError:
+            return self._absent
+        except OSError:
+            return self._read()
+        signs = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        now_s, seen = self._now_s(), self._seen
+        if seen is not None and seen[0] == signs and abs(now_s - seen[1]) < _HELD_AT_MOST_S:
+            return seen[2]
+        found = self._read()
+        old = now_s - max(status.st_mtime, status.st_ctime) > _GRANULE_S
+        self._seen = (signs, now_s, found) if old and found is not None else None
+        return found
 
 
 class Records(Directory):
@@ -67,6 +102,11 @@ class Records(Directory):
             with contextlib.suppress(OSError):
                 os.utime(path)
         return parsed
+
+    def hold_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[Any | None]:
+        """`get_record`, which is called often."""
+        path = self._root / "records" / kind / name_of(key)
+        return Held(path, lambda: self.get_record(kind, key, parse), None, self._now_s)
 
     def has_record(self, kind: str, key: str) -> bool:
         """Whether an undamaged record is there."""
@@ -110,6 +150,11 @@ class Records(Directory):
                 if value is not None or number in self._numbers(row):
                     return number, None if value == _FORGOTTEN else value
         return number, None  # others put and remove them faster than one can be read here
+
+    def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
+        """`newest_record`, which is called often."""
+        path = self._root / "records" / name_of(f"{kind}{_ROW}{key}")
+        return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
         """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import operator
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +19,23 @@ from pyspark_lookup.io.stores.file_version import FileVersion
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, Listing, is_entered
 
 _WALKS = 5  # of a directory whose name stands for another one after each
+_HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
+_Inode = tuple[int, int]
+_Signs = tuple[int, int, int, int]
+
+
+@dataclasses.dataclass
+class _Held:
+    """What was found in a directory: `files` by path, with what the system says of each, and in the `order` of the walk."""
+
+    files: dict[str, tuple[_Signs, FileVersion]]
+    order: tuple[FileVersion, ...]
+    directories: frozenset[str]
+    listing: Listing | None = None
+
+
+def _inode(status: os.stat_result) -> _Inode:
+    return status.st_dev, status.st_ino
 
 
 @translate_errors
@@ -29,6 +48,7 @@ class LocalStore:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
+        self._held: dict[str, _Held] = {}
 
     def url_of(self, path: str) -> str:
         """`file:///absolute/path` of any spelling, without resolving links."""
@@ -63,49 +83,88 @@ class LocalStore:
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._path(path)
         for _ in range(_WALKS):
-            # A link that is set to another directory meanwhile must not lead into that one half-way. Inode numbers alone
-            # do not tell: that of a directory which was removed is given to the next.
-            real = os.path.realpath(root)
+            # A link that is set to another directory meanwhile must not lead into that one half-way. Inode numbers alone do not
+            # tell, for that of a directory which was removed is given to the next: but not while it is open.
             with contextlib.suppress(FileNotFoundError):
-                before = os.stat(real)
-                found = self._walk(root, real, count)
-                after = os.stat(root)
-                same = (before.st_dev, before.st_ino) == (after.st_dev, after.st_ino)
-                if same and os.path.realpath(root) == real:
-                    return found
+                descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    here = _inode(os.fstat(descriptor))
+                    found = self._walk(root, descriptor, here, count)
+                    if found is not None and _inode(os.stat(root)) == here:
+                        return found
+                finally:
+                    os.close(descriptor)
         os.stat(root)
         raise UfsUnavailableError(f"{path} became another directory in each of {_WALKS} listings")
 
-    def _walk(self, root: str, real: str, count: Count) -> Listing:
-        """What lies below the directory `real`, by the names that it has below `root`."""
+    def _walk(self, root: str, descriptor: int, here: _Inode, count: Count) -> Listing | None:
+        """What lies below the open directory `here`, whose name is `root`; None if that becomes another one's.
+
+        What is as it was at the last walk is the same object again.
+        """
+        held = self._held.get(root)
+        known = held.files if held is not None else {}
+        seen: dict[str, tuple[_Signs, FileVersion]] = {}
         files: list[FileVersion] = []
         directories: set[str] = set()
-        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [(real, frozenset())]
-        while pending:
-            directory, above = pending.pop()
-            count("list")
+        pending: list[tuple[str, frozenset[_Inode]]] = []
+
+        def take(entry: os.DirEntry[str], below: str, above: frozenset[_Inode]) -> None:
             try:
-                status, entries = os.stat(directory), list(os.scandir(directory))
-            except FileNotFoundError:
-                if directory == real:
+                if entry.is_dir():
+                    directories.add(below + entry.name)
+                    if is_entered(entry.name):
+                        pending.append((below + entry.name, above))
+                elif stat.S_ISREG((status := entry.stat()).st_mode):
+                    named = prefix + below + entry.name
+                    signs = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+                    before = known.get(named)
+                    found = (
+                        before if before is not None and before[0] == signs else (signs, self._version(named, status))
+                    )
+                    files.append(found[1])
+                    if found[1].settled:
+                        seen[named] = found
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
                     raise
-                continue  # removed since it was listed
-            here = (status.st_dev, status.st_ino)
-            if here in above:
-                continue  # a link to a directory that it lies in
-            for entry in entries:
-                named = root.rstrip("/") + entry.path[len(real.rstrip("/")) :]
+
+        prefix = root.rstrip("/") + "/"
+        count("list")
+        for entry in list(os.scandir(descriptor)):
+            take(entry, "", frozenset([here]))
+        if pending:
+            real = os.path.realpath(root)
+            if _inode(os.stat(real)) != here:
+                return None
+            while pending:
+                directory, above = pending.pop()
+                count("list")
                 try:
-                    if entry.is_dir():
-                        directories.add(os.path.relpath(entry.path, real))
-                        if is_entered(entry.name):
-                            pending.append((entry.path, above | {here}))
-                    elif stat.S_ISREG((status := entry.stat()).st_mode):
-                        files.append(self._version(named, status))
-                except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ELOOP):  # removed since, or a dead link
-                        raise
-        return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
+                    status, entries = os.stat(f"{real}/{directory}"), list(os.scandir(f"{real}/{directory}"))
+                except FileNotFoundError:
+                    continue  # removed since it was listed
+                if _inode(status) in above:
+                    continue  # a link to a directory that it lies in
+                for entry in entries:
+                    take(entry, f"{directory}/", above | {_inode(status)})
+            if os.path.realpath(root) != real:
+                return None
+        return self._hold(root, held, _Held(seen, tuple(files), frozenset(directories)))
+
+    def _hold(self, root: str, before: _Held | None, now: _Held) -> Listing:
+        """The listing of what was found; that of before if nothing has changed."""
+        if before is not None and before.listing is not None and before.directories == now.directories:
+            same = len(before.order) == len(now.order) and all(map(operator.is_, before.order, now.order))
+            if same:
+                return before.listing
+        now.listing = Listing(self.url_of(root), tuple(sorted(now.order, key=lambda f: f.url)), now.directories)
+        self._held.pop(root, None)
+        if len(now.order) <= _HELD_FILES:
+            while len(self._held) >= _HELD_AT_MOST:
+                self._held.pop(next(iter(self._held)), None)
+            self._held[root] = now
+        return now.listing
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         root = self._path(path)

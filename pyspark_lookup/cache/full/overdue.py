@@ -1,0 +1,108 @@
+"""`OverdueReloads`: what a query does about a reload that is due, so that its answer is one interval and one load old at most.
+
+Where processes live for one query only, none of them is there when a reload comes due, and one that is there may stand still:
+whoever finds it due begins it. It is waited for up to `lookup.full-cache.build-wait`, in all: a query that comes later, while
+the same load still runs, does not wait as long again.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import math
+from collections.abc import Callable
+
+from pyspark_lookup.base.errors import UfsError
+from pyspark_lookup.cache.full.load_queue import Jobs
+from pyspark_lookup.cache.full.schedule import Schedule
+from pyspark_lookup.cache.full.store import State, StoredSnapshots
+from pyspark_lookup.io.context import HostContext
+from pyspark_lookup.options.reload_trigger import LastReload
+
+_ON_TIME_S = 0.5  # within it a schedule that is alive begins what is due, on a busy machine
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class OverdueReloads:
+    """The reloads of one table that are due, as a query of this process finds them.
+
+    `limit_s`: how long one is waited for. `tell`: called with the reason, once for each that is not waited for any longer.
+    """
+
+    schedule: Schedule
+    jobs: Jobs
+    stored: StoredSnapshots
+    context: HostContext
+    limit_s: float
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        # Between these times nothing is due after this state; and since when a reload is waited for, on the steady clock.
+        self._due: tuple[State | None, float, float] = None, 0.0, math.inf
+        self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
+
+    def due_s(self, state: State) -> float:
+        """When the reload after a state is due, or was."""
+        of, from_s, until_s = self._due
+        now_s = self.context.clock.wall_s()
+        if of is not state or not from_s <= now_s < until_s:
+            until_s = self.schedule.due_s(last_reload(state), now_s)
+            self._due = state, now_s, until_s
+        return until_s
+
+    def is_due(self, state: State) -> bool:
+        """Whether the reload after a state is due."""
+        return self.due_s(state) <= self.context.clock.wall_s()
+
+    def ask(self, state: State) -> concurrent.futures.Future[None]:
+        """The reload after a state, beside the caller; that of another process will do."""
+        return self.jobs.ask(None, due=True, seen_s=state.finished_at_s)
+
+    def wait(self, state: State) -> bool:
+        """Wait for the reload after a state if it is overdue; whether it was."""
+        if not self.is_due(state) or self._is_on_time(state, due_s := self.due_s(state)):
+            return False
+        done = self.ask(state)
+        first = self._awaited[0] is not done
+        if first:
+            self._awaited = done, self.context.clock.steady_s()
+        try:
+            done.result(timeout=self._left_s(state, self._awaited[1]))
+        except concurrent.futures.TimeoutError:
+            if first:
+                late_s = self.context.clock.wall_s() - due_s
+                self.tell(f"a reload that was due {late_s:.0f} s ago has not ended after {self.limit_s:g} s")
+        except Exception as problem:
+            # A load's own is said and counted where it happened. What there is goes on serving.
+            if isinstance(problem, OSError) and not isinstance(problem, UfsError):
+                self.context.metrics.inc("cacheFailureCount")
+        return True
+
+    def _is_on_time(self, state: State, due_s: float) -> bool:
+        """Whether what is due is being loaded, and began in time; the answer of before is then no older than was promised.
+
+        A load that takes much longer than the one before may be that of a process which stands still.
+        """
+        begun_s, now_s = state.loading_since_s, self.context.clock.wall_s()
+        last_s = (state.finished_at_s or 0.0) - (state.started_at_s or 0.0)
+        if begun_s is not None and self.stored.is_locked():
+            return begun_s - due_s <= _ON_TIME_S and now_s - begun_s <= max(self.limit_s, 2 * last_s)
+        if now_s - due_s < last_s:
+            self.ask(state)
+            return True
+        return False
+
+    def _left_s(self, state: State, since_s: float) -> float:
+        """How long a load may still be waited for, by this process since `since_s` and whenever another one began it."""
+        clock = self.context.clock
+        waited_s = clock.steady_s() - since_s
+        if state.loading_since_s is not None and self.stored.is_locked():
+            waited_s = max(waited_s, clock.wall_s() - state.loading_since_s)
+        return max(self.limit_s - waited_s, 0.0)
+
+
+def last_reload(state: State) -> LastReload | None:
+    """How the latest attempt of any process went, as triggers take it."""
+    if state.first_started_at_s is None or state.started_at_s is None or state.finished_at_s is None:
+        return None
+    return LastReload(state.first_started_at_s, state.started_at_s, state.finished_at_s)
