@@ -24,8 +24,8 @@ from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scan
-from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
+from pyspark_lookup.engine.row_queries import forget_keys, key_names, rows_of_keys, rows_with, scan, table_of_keys
+from pyspark_lookup.engine.rows import KeyMaker, Keys, Rows, keys_given, rows_given
 from pyspark_lookup.engine.runtime import Engine, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
 from pyspark_lookup.managed import batch_directory
@@ -102,17 +102,35 @@ class LookupTable:
         with self._ask(valid_write_ids) as (engine, found, options), engine.measure("lookupTime"):
             return rows_with(engine, found, options, key, runtime().clock)
 
-    def get_many(self, keys: Keys, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+    def get_many(self, keys: Keys | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
-        dictionaries (see `rows.Keys`). The answer has one row per match,
+        dictionaries (see `rows.Keys`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
         by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
         with self._ask(valid_write_ids) as (engine, found, options), engine.measure("lookupTime"):
-            return rows_of_keys(engine, found, options, keys_given(keys, key_names(options)), runtime().clock)
+            return rows_of_keys(engine, found, options, table_of_keys(found, options, keys), runtime().clock)
+
+    def invalidate(self, keys: Keys | KeyMaker) -> None:
+        """Forget what this host holds of those keys (as for `get_many`), also that they have no rows: their next lookup asks again.
+
+        Of all references to the table that look it up by these columns with lookup.cache=PARTIAL, in all processes; a load that
+        has begun is not kept. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
+        and OSError if the cache directory cannot be written.
+        """
+        self._check_open()
+        if self._options.cache is CacheMode.FULL:
+            raise OptionError(
+                "option lookup.cache = 'FULL': a snapshot is of one version of the table, of which no key can be forgotten: use reload()"
+            )
+        engine = runtime().engine(self._options)
+        with engine.publish():
+            found = self._find(engine, self._options)
+            options = planner.with_table_keys(self._options, found)
+            forget_keys(engine, found, options, table_of_keys(found, options, keys))
 
     @contextlib.contextmanager
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:

@@ -10,13 +10,14 @@ import pyarrow as pa
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.cache.partial import castable_keys
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many, read_rows
 from pyspark_lookup.engine.plan import ReadTask
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.rows import keys_given
+from pyspark_lookup.engine.rows import KeyMaker, Keys, keys_given
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
@@ -63,6 +64,20 @@ def rows_of_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.
     )
     plan = planner.plan_read(found, options, columns, clock)
     return get_many(engine.reader, plan, keys, names, None, found.version)
+
+
+def forget_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.Table) -> None:
+    """Have this host forget what its partial caches hold of those keys. OSError if its cache directory cannot be written."""
+    everything = all_columns((found.data, found.partitions))
+    names = resolve_names(key_names(options), everything, "lookup.keys")
+    fields = [everything.field(name) for name in names]
+    engine.reader.partials.invalidate(found.table, pa.Table.from_arrays(castable_keys(keys, fields), names=list(names)))
+
+
+def table_of_keys(found: Found, options: LookupOptions, keys: Keys | KeyMaker) -> pa.Table:
+    """Keys as a table, whatever form they were given in. Raises as `keys_given`."""
+    names = key_names(options)
+    return keys(names, found.columns) if callable(keys) else keys_given(keys, names)
 
 
 def key_names(options: LookupOptions) -> tuple[str, ...]:

@@ -757,6 +757,40 @@ def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> N
     assert hangs == []
 
 
+@pytest.mark.parametrize("what", ["scan", "version"])
+def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate: threading.Event, what: str) -> None:
+    """While one process waits for a reload, or for a version, another whose answer is due as well gives the one that it has."""
+    hanging, calls = threading.Event(), itertools.count(1)
+
+    def call() -> str:
+        if next(calls) == 2:
+            hanging.set()
+            gate.wait(BOUND_S)
+        return "1"
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        call()
+        yield from rows_of(USERS)(ids(1, 2)).to_batches()
+
+    options = {**PARTIAL, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"}
+    if what == "version":
+        table = desk.serve(users(), options, version=call)
+        assert names(table, 1) == ["Alice"]
+        first: Callable[[], Any] = lambda: names(table, 1)
+    else:
+        options = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "1 s"}
+        table = desk.table(lambda context: FullCachingLookupProvider(scan, SCHEMA), options)
+        first = table.reload  # which runs no schedule, as the command line does not
+        first()
+    desk.clock.tick(2)
+    waiting = beside(first)
+    assert hanging.wait(BOUND_S)
+    desk.restart()
+    assert beside(lambda: names(table, 1))() == ["Alice"]
+    gate.set()
+    waiting()
+
+
 @CACHES
 def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, cache: Options) -> None:
     """One that can be cancelled is, and its function goes on."""

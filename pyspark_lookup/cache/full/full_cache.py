@@ -139,23 +139,24 @@ class FullCache:
     def _find_latest(self) -> tuple[State, Snapshot | None]:
         """What this host has last, not older than its schedule says.
 
-        Where processes live for one query only, none of them is there when a reload comes due: the next one makes it.
+        Where processes live for one query only, none of them is there when a reload comes due: the next one makes it. Nobody
+        waits for a load that another makes, which may hang.
         """
         state, snapshot = self._stored.find(lambda state: state.latest)
         if snapshot is None or not self._reloads or not self.schedule.is_neglected():
             return state, snapshot
         try:
-            self._load_after(state)
+            self._load_after(state, wait=False)
         except Exception as problem:
             # A load's own is said and counted where it happened. What there is goes on serving.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
         return self._stored.find(lambda state: state.latest)
 
-    def _load_after(self, state: State) -> None:
-        """Load what the store has, unless somebody else has since."""
-        with self._stored.lock():
-            if self._stored.state().finished_at_s == state.finished_at_s:
+    def _load_after(self, state: State, wait: bool = True) -> None:
+        """Load what the store has, unless somebody else has since; without `wait` also unless somebody is loading now."""
+        with self._stored.lock(wait) as held:
+            if held and self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
     def _give_up(self) -> None:
