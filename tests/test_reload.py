@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import datetime
 import math
-import pickle
 import os
 import pickle
 import time
