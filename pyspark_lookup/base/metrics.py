@@ -167,6 +167,17 @@ class CacheMetricGroup:
         return dict(zip((*COUNTERS, *GAUGES), values, strict=True))
 
 
+class MetricsOfCache(CacheMetricGroup):
+    """A group as a cache of somebody's own gets it: the same numbers, but for hits and misses, which lookups count in `live`."""
+
+    def __init__(self, live: CacheMetricGroup) -> None:
+        self._lock, self._values = live._lock, live._values
+
+    def inc(self, name: str, amount: int = 1) -> None:
+        if name not in ("hitCount", "missCount"):
+            super().inc(name, amount)
+
+
 def add_metrics(snapshots: list[Mapping[str, int]]) -> dict[str, int]:
     """One snapshot for several processes, oldest first: counters add up, the latest gauge that is set counts."""
     total = {**dict.fromkeys(COUNTERS, 0), **dict.fromkeys(GAUGES, UNSET)}

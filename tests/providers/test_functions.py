@@ -30,6 +30,7 @@ from pyspark_lookup.providers.functions import (
     LookupContext,
     LookupProvider,
 )
+from tests.caching.common import Dictionary
 from tests.fuzzing import MORE
 from tests.providers.common import (
     BOUND_S,
@@ -622,9 +623,11 @@ def test_columns_reach_the_provider(desk: Desk, cache: Options) -> None:
 
 
 @KINDS
-def test_a_cache_of_its_own(desk: Desk, kind: str) -> None:
-    """A provider's own cache is asked first and told what was loaded, not what failed; no option is needed, and a version() neither."""
-    function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), Plain()
+@pytest.mark.parametrize("make", [Plain, Dictionary])
+def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Dictionary]) -> None:
+    """A provider's own cache is asked first and told what was loaded, not what failed; no option is needed, and a version() neither.
+    It has the table's live metrics; hits and misses are counted once, if it counts them, too."""
+    function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), make()
     table = desk.serve(function, {**ONCE, "lookup.cache": "PARTIAL"} if kind == "sync" else ONCE, cache=cache)
     with pytest.raises(LookupFunctionError):
         table.get(1)
@@ -633,11 +636,14 @@ def test_a_cache_of_its_own(desk: Desk, kind: str) -> None:
     assert function.log.asked == [[1], [1], [3], [2]]
     assert counted(table) == {"hitCount": 2, "missCount": 4, "loadCount": 3, "numLoadFailures": 1}
     gauges = table.metrics()
-    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), cache.bytes()) != (0, 0)
+    held = cache.bytes() if make is Plain else len(USERS) + 2
+    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), held) != (0, 0)
     assert cache.opened == 1
-    cache.invalidate({"id": 1})
-    assert names(table, 1) == ["Alice"]
-    assert function.log.asked[-1] == [1]
+    for forget in (lambda: cache.invalidate({"id": 1}), lambda: table.invalidate([1, 3])):
+        forget()
+        assert (names(table, 1), names(table, 2)) == (["Alice"], ["Bob", "Charlie"])
+    assert table.get(3) == []
+    assert function.log.asked[4:] == [[1], [1], [3]]
 
 
 def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.cache.memory import CachedRows, LookupCache
+from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup, MetricsOfCache
+from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.cache.partial.invalidations import Invalidations, castable_keys
@@ -186,7 +186,11 @@ class PartialCache:
     def _renew(self, fresh: Freshness) -> None:
         if self._cache is not None:
             self._cache.give_up()
-        self._cache = _OfVersion(fresh, self.make_cache())
+        cache = self.make_cache()
+        # Hits are counted here, those that another level answers too; of ours the host says how much it holds.
+        own = not isinstance(cache, DefaultLookupCache)
+        cache.open(MetricsOfCache(self.context.metrics) if own else CacheMetricGroup())
+        self._cache = _OfVersion(fresh, cache)
 
     def _forget_invalidated(self, keys: Sequence[pa.Array], fresh: Freshness) -> None:
         if self.invalidations is None or (number := self.invalidations.refresh()) == self._invalidated:
@@ -203,7 +207,8 @@ class PartialCache:
     def _tell(self, cache: _OfVersion) -> None:
         rows, size = cache.sizes() if self.shared is None else self.shared.sizes()
         self.context.metrics.set_gauge("numCachedRecords", rows)
-        self.context.metrics.set_gauge("numCachedBytes", size)
+        if size != UNSET:
+            self.context.metrics.set_gauge("numCachedBytes", size)
 
 
 class _OfVersion:
@@ -213,8 +218,6 @@ class _OfVersion:
         self._fresh = fresh
         self._cache: LookupCache | None = cache
         self._lock = threading.Lock()
-        # Counted elsewhere: what another level answers is a hit, too.
-        cache.open(CacheMetricGroup())
 
     def holds(self, fresh: Freshness) -> bool:
         """Whether its rows are of this version, and have these columns."""
