@@ -171,7 +171,8 @@ def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> No
         assert str(dim) in absent.err
     target = tmp_path / "lookupcache.prom"
     assert run("serve-metrics", "--textfile", target).code == 0
-    assert re.search(r'^lookupcache_processes\{host=".+",table=".+/dim"\} ', target.read_text(), re.MULTILINE)
+    series = r'^lookupcache_processes\{application="",host=".+",table=".+/dim"\} '
+    assert re.search(series, target.read_text(), re.MULTILINE)
     assert [run("report", tmp_path / "page.html").code for _ in range(2)] == [0, 0]
     assert run("check").code == 0
     (block, *_) = [path for path in (cache_dir / "v1" / "blocks").rglob("*-*") if path.is_file()]

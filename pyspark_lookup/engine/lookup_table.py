@@ -34,6 +34,7 @@ from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_duration_s
+from pyspark_lookup.options.read_write_options import refuse_block_size, refuse_in_reads
 from pyspark_lookup.table.log import Batch, WriteMode
 from pyspark_lookup.table.model import Table
 
@@ -61,6 +62,8 @@ class LookupTable:
             raise OptionError(
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
             )
+        self._asked = self._options.explicit  # of a catalog table nothing: its options are for other uses, too
+        refuse_in_reads(self._asked & {"lookup.metrics.tasks"})
         self._closed = False
         self._held: tuple[Table, LookupOptions] | None = None
 
@@ -71,7 +74,9 @@ class LookupTable:
         Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
         """
         options, _ = named_options(spark, name)
-        return cls(options.pop("path", None), options)
+        table = cls(options.pop("path", None), options)
+        table._asked = frozenset()
+        return table
 
     @property
     def given(self) -> dict[str, str]:
@@ -122,20 +127,16 @@ class LookupTable:
         and OSError if the cache directory cannot be written.
         """
         self._check_open()
-        if self._options.cache is CacheMode.FULL:
-            raise OptionError(
-                "option lookup.cache = 'FULL': a snapshot is of one version of the table, of which no key can be forgotten: use reload()"
-            )
         engine = runtime().engine(self._options)
         with engine.publish():
             found = self._find(engine, self._options)
-            options = planner.with_table_keys(self._options, found)
-            forget_keys(engine, found, options, table_of_keys(found, options, keys))
+            forget_keys(engine, found, planner.with_table_keys(self._options, found), keys)
 
     @contextlib.contextmanager
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[Engine, Found, LookupOptions]]:
         """What a question about the table's rows needs: its version, and the options as the table completes them."""
         self._check_open()
+        refuse_in_reads(self._asked & {"lookup.on-error"})
         options = self._options
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
@@ -410,6 +411,7 @@ class LookupTable:
 
     def _find(self, engine: Engine, options: LookupOptions) -> Found:
         found = planner.find(engine.reader, options, self._held[0] if self._held is not None else None)
+        refuse_block_size(self._asked, found.table.format, redact("path", options.path))
         if options is self._options:
             if self._held is not None and self._held[0].id != found.table.id:
                 engine.reader.let_go(*self._held, self)  # the path is another kind of table by now

@@ -19,6 +19,7 @@ from pyspark_lookup.engine.plan import ReadTask
 from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.rows import KeyMaker, Keys, keys_given
 from pyspark_lookup.engine.runtime import Engine
+from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
 
@@ -66,12 +67,16 @@ def rows_of_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.
     return get_many(engine.reader, plan, keys, names, None, found.version)
 
 
-def forget_keys(engine: Engine, found: Found, options: LookupOptions, keys: pa.Table) -> None:
-    """Have this host forget what its partial caches hold of those keys. OSError if its cache directory cannot be written."""
+def forget_keys(engine: Engine, found: Found, options: LookupOptions, keys: Keys | KeyMaker) -> None:
+    """Have this host forget what its partial caches hold of those keys. Raises as `LookupTable.invalidate` does."""
+    if options.cache is CacheMode.FULL:
+        raise OptionError(
+            "option lookup.cache = 'FULL': a snapshot has all keys of one version, of which none can be forgotten alone: use reload()"
+        )
     everything = all_columns((found.data, found.partitions))
     names = resolve_names(key_names(options), everything, "lookup.keys")
-    fields = [everything.field(name) for name in names]
-    engine.reader.partials.invalidate(found.table, pa.Table.from_arrays(castable_keys(keys, fields), names=list(names)))
+    arrays = castable_keys(table_of_keys(found, options, keys), [everything.field(name) for name in names])
+    engine.reader.partials.invalidate(found.table, pa.Table.from_arrays(arrays, names=list(names)))
 
 
 def table_of_keys(found: Found, options: LookupOptions, keys: Keys | KeyMaker) -> pa.Table:
