@@ -100,6 +100,25 @@ def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) ->
     assert ["UfsNotFoundError" in str(row.lookup_error) for row in rows] == [row.version is None for row in rows]
 
 
+def test_options_that_a_table_has_for_other_uses(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """What is stored with a table, or given with a LookupTable, for writes, joins or the files that it had once, fails no read of it."""
+    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.mode": "upsert", "lookup.on-error": "FAIL"}
+    (tmp_path / "dim").mkdir()
+    (tmp_path / "dim" / "a.csv").write_text("id,version\n1,1\n")
+    own = {**options, "path": str(tmp_path / "dim"), "lookup.block.size": "1 MiB"}
+    text = ", ".join(f"'{key}' '{value}'" for key, value in own.items())
+    spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS ({text})")
+    (tmp_path / "dim" / "a.csv").unlink()
+    put(tmp_path / "dim" / "a.parquet", 7)
+    table = LookupTable(str(tmp_path / "dim"), options)
+    for strategy, argument in itertools.product(("cache", "broadcast"), (name, table)):
+        assert lookup_join(spark.range(1), argument, "id", strategy=strategy).collect()[0].version == 7
+    register_lookup(spark, f"{name}_of", name, "id")
+    assert spark.sql(f"SELECT {name}_of(1L).version FROM {name} LIMIT 1").collect() == [(7,)]
+    with LookupTable.for_name(spark, name) as again:
+        assert again.scan(["version"]).num_rows == 10
+
+
 # --- strategies ----------------------------------------------------------------------------------
 
 CACHE_MODE = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
