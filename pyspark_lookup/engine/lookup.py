@@ -105,17 +105,21 @@ def _from_store(
         if found is not None:
             return found
     arrays = cast_keys(keys, fields)
-    valid = _count_known(Keys(arrays))
-    if plan.options.cache is not CacheMode.NONE:
-        reader.metrics.inc("missCount", valid)
+    probed = Keys(arrays)
+    if plan.options.cache is CacheMode.FULL:
+        reader.metrics.inc("missCount", _count_known(probed))
     if plan.options.cache is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
+    # As the cache counts: each different key is loaded once, and its repeats are hits.
+    different = len(distinct_keys(probed, probed.hashes(SEED))[0])
+    reader.metrics.inc("missCount", different)
+    reader.metrics.inc("hitCount", _count_known(probed) - different)
     try:
         rows = _get_uncached(reader, plan, arrays, fields, schema, version)
     except BaseException:
-        reader.metrics.inc("numLoadFailures", valid)
+        reader.metrics.inc("numLoadFailures", different)
         raise
-    reader.metrics.inc("loadCount", valid)
+    reader.metrics.inc("loadCount", different)
     return rows
 
 
