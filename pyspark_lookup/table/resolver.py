@@ -257,7 +257,7 @@ class Resolver:
         known = self.host.files(table, digest)
         if known is not None:
             return known
-        with self.host.lock("find", digest):
+        with self.host.lock("find", digest, self.source(table).one_asks):
             known = self.host.files(table, digest)  # whoever held the lock before us may have found it
             if known is not None:
                 return known
