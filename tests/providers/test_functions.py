@@ -797,6 +797,23 @@ def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate:
     waiting()
 
 
+def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """When it is given up those behind it ask anew, for as long as they would have: its time is not theirs."""
+    hanging = threading.Event()
+
+    def hang() -> str:
+        hanging.set()
+        return str(gate.wait(BOUND_S))
+
+    options = {"lookup.async.timeout": "1 s"}
+    table = desk.serve(users(), options, version=in_turn(hang, lambda: "1"))
+    first = beside(lambda: table.get(1))
+    assert hanging.wait(BOUND_S)
+    behind = [beside(lambda: names(table, 1)) for _ in range(3)]
+    assert isinstance(first(), LookupTimeoutError)
+    assert [result() for result in behind] == [["Alice"]] * 3
+
+
 @CACHES
 def test_an_asynchronous_lookup_that_waits_for_ever(desk: Desk, prompt: None, cache: Options) -> None:
     """One that can be cancelled is, and its function goes on."""
