@@ -45,7 +45,7 @@ def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = 
 
 @pytest.mark.parametrize("kind", ["cities", "async_cities"])
 def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
-    """A join to a provider asks it for the different keys of a batch, once while they are cached; so does a SQL function."""
+    """A join to a provider asks it for the different keys of a batch, once while they are cached and not invalidated; so does a SQL function."""
     options = options_of(tmp_path, kind)
     if kind == "async_cities":
         options |= {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
@@ -55,6 +55,9 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -
     register_lookup(spark, name, None, "id", options=options)
     assert spark.sql(f"SELECT {name}(2).city").collect() == [("Bergen",)]
     assert asked(tmp_path) == [[1, 2, 3]]
+    LookupTable(None, {**options, "lookup.keys": "id"}).invalidate([2, 3])  # also what Spark's workers hold
+    assert enriched(spark, "1, 2, 3", options).count() == 3
+    assert asked(tmp_path) == [[1, 2, 3], [2, 3]]
     assert "a provider's table" in explain_lookup(joined)
     with pytest.raises(Exception, match="it gives rows by key only"):
         lookup_join(spark.range(3), None, "id", strategy="broadcast", options=options).collect()
