@@ -33,7 +33,7 @@ from pyspark_lookup.options.catalog import named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.parsing import parse_duration_s
+from pyspark_lookup.options.parsing import option_text, parse_duration_s
 from pyspark_lookup.options.read_write_options import refuse_block_size, refuse_in_reads
 from pyspark_lookup.table.log import Batch, WriteMode
 from pyspark_lookup.table.model import Table
@@ -62,7 +62,7 @@ class LookupTable:
             raise OptionError(
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
             )
-        self._asked = self._options.explicit  # of a catalog table nothing: its options are for other uses, too
+        self._asked = self._options.explicit  # for this use of the table
         refuse_in_reads(self._asked & {"lookup.metrics.tasks"})
         self._closed = False
         self._held: tuple[Table, LookupOptions] | None = None
@@ -73,8 +73,12 @@ class LookupTable:
 
         Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
         """
-        options, _ = named_options(spark, name)
-        table = cls(options.pop("path", None), options)
+        return cls.of_stored(named_options(spark, name)[0])
+
+    @classmethod
+    def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
+        """A table by options that are stored with it, `path` among them: what does nothing here may be for other uses of it."""
+        table = cls(None, {key: text for key, text in options.items() if key != "lookup.metrics.tasks"})
         table._asked = frozenset()
         return table
 
@@ -437,10 +441,3 @@ class LookupTable:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def option_text(value: Any) -> str:
-    """An option value as Spark passes it: `True` is "true", and a list of names is one text."""
-    if isinstance(value, (list, tuple)):
-        return ",".join("`" + str(name).replace("`", "``") + "`" for name in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)

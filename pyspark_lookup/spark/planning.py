@@ -39,7 +39,7 @@ from pyspark_lookup.options.catalog import (
     table_options,
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
-from pyspark_lookup.options.enums import FilterPushdown, View
+from pyspark_lookup.options.enums import FileFormatName, FilterPushdown, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
 from pyspark_lookup.options.read_write_options import GIVEN, refuse_block_size, refuse_in_reads
@@ -49,7 +49,7 @@ _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
 _CREATE = "lookup.create-if-not-exists"
 _OF_WRITES = ("lookup.write.", "lookup.storage.")
-_ONLY_OF_VIEWS = {"lookup.metrics.tasks"}
+_ONLY_OF_READS = {"lookup.block.size", "lookup.metrics.tasks"}
 _COMPARE: Mapping[type[spark.Filter], str] = {
     spark.EqualTo: "=",
     spark.GreaterThan: ">",
@@ -65,9 +65,14 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     For CREATE TABLE it carries the options, and the table is made at its path if they say so.
     """
     creating = "provider" in options
-    own, given = (own := _table_to_create(options), own) if creating else _of_read(options)
+    given: Collection[str]
+    if creating:
+        own = _table_to_create(options)
+        given = own.keys() & _ONLY_OF_READS  # the others are for all that is done with the table
+    else:
+        own, given = _of_read(options)
     parsed = runtime().effective(LookupOptions.parse(own, conf=conf_file_options()))
-    refuse_in_reads(_ONLY_OF_VIEWS & {*given} if creating else given, parsed.view)
+    refuse_in_reads(given, parsed.view)
     if parsed.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.view), own if creating else None), None
     engine = runtime().engine(parsed)
@@ -89,6 +94,8 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     except ValueError as problem:
         raise OptionError(f"option {_CREATE} = {create!r}: expected {problem}") from None
     columns = LookupOptions.parse(own, conf=conf_file_options()).schema
+    refuse_in_reads(own.keys() & _ONLY_OF_READS)
+    refuse_block_size(own, FileFormatName.PARQUET, redact("path", own["path"]))
     if columns is None:
         raise OptionError(
             f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"

@@ -14,14 +14,14 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.engine.lookup_table import LookupTable, option_text
+from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.catalog import absolute_path, named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions, merge_options
-from pyspark_lookup.options.parsing import parse_names
+from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.options.read_write_options import GIVEN, refuse_in_reads
 from pyspark_lookup.spark.types import arrow_schema
 
