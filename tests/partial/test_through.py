@@ -142,7 +142,7 @@ def test_what_is_known_of_forgotten_keys_has_an_end(
     """Where it is not known any more which keys they were, all that was loaded before is loaded again; after a reboot it is known."""
     worker = Worker(cache_dir, source, clock)
     worker.lookup(1, 2)
-    monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 15 if what == "many keys" else 16)
+    monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 47 if what == "many keys" else 48)
     worker.invalidate(1)
     worker.invalidate(8)
     (*_, record) = sorted((cache_dir / "v1" / "records").glob("invalidated~*/*"))

@@ -8,7 +8,6 @@ Only so many keys are on record; of earlier ones it is known until when: what wa
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Sequence
@@ -16,26 +15,30 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pyspark_lookup.base.decoding import number_of, text_of
+from pyspark_lookup.base.decoding import count_of, number_of, text_of
 from pyspark_lookup.base.errors import SchemaError
-from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, bits_of, cast_keys
+from pyspark_lookup.columnar.key_rows import SEED, distinct_keys
+from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, bits_of, cast_keys, one_array
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 
-_BYTES_AT_MOST = 4 * 1024 * 1024
+_BYTES_AT_MOST = 1024 * 1024
 _EARLIER_BOOT_S = -1.0  # on the steady clock, whose times are no less than zero
 _RACES = 1000  # that one call may lose: others go on faster
+_CALL, _AT = "invalidated:call", "invalidated:at_s"  # beside each key: which call was the latest for it, and when
 
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """The record with this number. `recent`: the latest calls, each with its time on the clock of `boot`; all before `until_s`."""
+    """What is known after `number` calls. `recent`: the keys of those after the first `folded`; all of these came before `until_s`."""
 
-    number: int = 0
+    number: int
+    boot: str
+    folded: int = 0
     until_s: float | None = None
-    recent: tuple[tuple[float, pa.Table], ...] = ()
-    boot: str = ""
+    recent: pa.Table | None = None
 
 
 class Invalidations:
@@ -45,9 +48,9 @@ class Invalidations:
         self._context = context
         self._place = place
         self._names = sorted(names)
-        self._known = _Known(boot=context.clock.boot)
+        self._known = _Known(0, context.clock.boot)
         self._lock = threading.Lock()
-        self._limits: tuple[object, Numbers, Numbers] | None = None
+        self._hashes: dict[object, tuple[_Known, Numbers, Numbers]] = {}
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -61,13 +64,12 @@ class Invalidations:
                 self._known = self._read(disk)
         return self._known.number
 
-    def since(self, number: int) -> list[pa.Table] | None:
+    def since(self, number: int) -> pa.Table | None:
         """The keys of the calls after the one of that number; None if it is not known which these were."""
         known = self._known
-        news = known.number - number
-        if not 0 <= news <= len(known.recent):
+        if not known.folded <= number <= known.number or known.recent is None:
             return None
-        return [keys for _, keys in known.recent[len(known.recent) - news :]]
+        return known.recent.filter(pc.greater(known.recent.column(_CALL), number)).select(self._names)
 
     def limits(self, hashes: Numbers, fields: Sequence[pa.Field], seed: Seed) -> Numbers | None:
         """For each key, by its hash, the time before which its rows must not have been loaded (NaN: any); None: any of all.
@@ -75,7 +77,7 @@ class Invalidations:
         `fields`: of the key columns, as they were hashed with `seed`. Rows of another boot were loaded before every time.
         """
         known = self._known
-        if not known.recent and known.until_s is None:
+        if known.recent is None and known.until_s is None:
             return None
         limits = np.full(len(hashes), np.nan if known.until_s is None else known.until_s)
         forgotten, times = self._hashed(known, fields, seed)
@@ -87,41 +89,36 @@ class Invalidations:
 
     def _hashed(self, known: _Known, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
         """(hashes of the keys on record, ascending; for each when it was invalidated last)."""
-        wanted = known.number, [str(field) for field in fields], seed
-        with self._lock:
-            if self._limits is not None and self._limits[0] == wanted:
-                return self._limits[1:]
-        hashes, times = [np.zeros(0, np.uint64)], [np.zeros(0, np.float64)]
-        for at_s, keys in known.recent:
-            with contextlib.suppress(SchemaError):  # the columns are of other types by now, and no entry has such keys
-                found = Keys(castable_keys(keys, fields))
-                hashes.append(found.hashes(seed))
-                times.append(np.full(found.rows, at_s))
-        every, when = np.concatenate(hashes), np.concatenate(times)
-        order = np.lexsort((-when, every))
-        every, first = np.unique(every[order], return_index=True)
-        with self._lock:
-            self._limits = wanted, every, when[order][first]
-        return every, when[order][first]
+        place = tuple(map(str, fields)), seed
+        held = self._hashes.get(place)
+        if held is None or held[0] is not known:
+            held = self._hashes[place] = known, *_hashes_of(known.recent, fields, seed)
+        return held[1:]
 
     def _read(self, disk: Disk) -> _Known:
-        number, found = disk.newest_record("invalidated", self._place, _recent_of)
+        boot = self._context.clock.boot
+        found: _Known | None
+        number, found = disk.newest_record("invalidated", self._place, _known_of)
         if found is None:
             # None are on record any more, or they cannot be read: then all that was loaded until now may be among them.
-            return _Known(number, self._context.clock.steady_s() if number else None, (), self._context.clock.boot)
-        until_s, recent, boot = found
-        if boot != self._context.clock.boot:
-            until_s = None if until_s is None else _EARLIER_BOOT_S
-            recent = tuple((_EARLIER_BOOT_S, keys) for _, keys in recent)
-        return _Known(number, until_s, recent, self._context.clock.boot)
+            return _Known(number, boot, number, self._context.clock.steady_s() if number else None)
+        known: _Known = dataclasses.replace(found, number=number, boot=boot)
+        if found.boot != boot and known.recent is not None:
+            early = pa.array(np.full(known.recent.num_rows, _EARLIER_BOOT_S))
+            recent = known.recent.set_column(known.recent.schema.get_field_index(_AT), _AT, early)
+            known = dataclasses.replace(known, recent=recent)
+        if found.boot != boot and known.until_s is not None:
+            known = dataclasses.replace(known, until_s=_EARLIER_BOOT_S)
+        return known
 
     # --- saying -----------------------------------------------------------------------------------
 
     def add(self, keys: pa.Table) -> None:
         """Have these keys forgotten, which have no nulls. OSError if the host's cache directory cannot be written."""
         keys = keys.select(self._names).combine_chunks()
-        disk = self._context.disk
-        at_s = self._context.clock.steady_s()
+        disk, at_s = self._context.disk, self._context.clock.steady_s()
+        if not keys.num_rows:
+            return
         if disk is None:
             with self._lock:
                 self._known = _with(self._known, at_s, keys)
@@ -137,39 +134,78 @@ class Invalidations:
 def castable_keys(keys: pa.Table, fields: Sequence[pa.Field]) -> list[pa.Array]:
     """Those of the keys that may be keys of these types, as columns; none with a null. Raises SchemaError for another family of types."""
     arrays = cast_keys(keys, fields)
-    valid = np.ones(keys.num_rows, np.bool_)
+    valid = _valid(arrays, keys.num_rows)
+    return arrays if valid.all() else [array.filter(pa.array(valid)) for array in arrays]
+
+
+def _valid(arrays: Sequence[pa.Array], rows: int) -> Numbers:
+    valid = np.ones(rows, np.bool_)
     for array in arrays:
         valid &= bits_of(array.is_valid())
-    return arrays if valid.all() else [array.filter(pa.array(valid)) for array in arrays]
+    return valid
+
+
+def _hashes_of(recent: pa.Table | None, fields: Sequence[pa.Field], seed: Seed) -> tuple[Numbers, Numbers]:
+    try:
+        arrays = [] if recent is None else cast_keys(recent, fields)
+    except SchemaError:  # the columns are of other types by now, and no entry has such keys
+        arrays = []
+    if recent is None or not arrays:
+        return np.zeros(0, np.uint64), np.zeros(0, np.float64)
+    valid = _valid(arrays, recent.num_rows)
+    hashes, times = Keys(arrays).hashes(seed)[valid], np.asarray(one_array(recent.column(_AT)))[valid]
+    order = np.lexsort((-times, hashes))
+    hashes, first = np.unique(hashes[order], return_index=True)
+    return hashes, times[order][first]
 
 
 def _with(known: _Known, at_s: float, keys: pa.Table) -> _Known:
     """What is known after a call for `keys` at a time; the earliest keys go where there are too many."""
-    recent, until_s = [*known.recent, (at_s, keys)], known.until_s
-    while sum(some.nbytes for _, some in recent) > _BYTES_AT_MOST:
-        until_s = recent.pop(0)[0]
-    return _Known(known.number + 1, until_s, tuple(recent), known.boot)
+    number, until_s, folded = known.number + 1, known.until_s, known.folded
+    beside = {_CALL: np.full(keys.num_rows, number), _AT: np.full(keys.num_rows, at_s)}
+    recent = keys
+    for name, values in beside.items():
+        recent = recent.append_column(name, pa.array(values))
+    if known.recent is not None:
+        try:
+            recent = _latest(pa.concat_tables([known.recent, recent], promote_options="permissive"), keys.column_names)
+        except pa.ArrowException:  # they are of other types by now
+            until_s, folded = at_s, known.number
+    while recent.nbytes > _BYTES_AT_MOST:
+        calls, times = (np.asarray(one_array(recent.column(name))) for name in (_CALL, _AT))
+        folded = int(calls[(len(calls) - 1) // 2])
+        until_s = float(times[calls <= folded].max())
+        recent = recent.filter(pa.array(calls > folded)).combine_chunks()
+    return _Known(number, known.boot, folded, until_s, recent)
+
+
+def _latest(keys: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Each key with its latest call only, in the order of the calls."""
+    keys = keys.take(as_indices(np.arange(keys.num_rows)[::-1]))
+    asked = Keys([one_array(keys.column(name)) for name in names])
+    chosen, _ = distinct_keys(asked, asked.hashes(SEED))
+    return keys.take(as_indices(np.sort(chosen)[::-1])).combine_chunks()
 
 
 def _to_json(known: _Known) -> dict[str, Any]:
-    recent = []
-    for at_s, keys in known.recent:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, keys.schema) as writer:
-            writer.write_table(keys)
-        recent.append([at_s, base64.b64encode(sink.getvalue()).decode()])
-    return {"until_s": known.until_s, "recent": recent, "boot": known.boot}
+    assert known.recent is not None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, known.recent.schema) as writer:
+        writer.write_table(known.recent)
+    text = base64.b64encode(sink.getvalue()).decode()
+    return {"folded": known.folded, "until_s": known.until_s, "recent": text, "boot": known.boot}
 
 
-def _recent_of(found: Any) -> tuple[float | None, tuple[tuple[float, pa.Table], ...], str]:
-    """What a record has to be."""
-    recent = []
-    for at_s, text in found["recent"]:
-        try:
-            keys = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(text), validate=True))).read_all()
-            keys.validate(full=True)
-        except (OSError, pa.ArrowException) as problem:
-            raise ValueError(str(problem)) from None
-        recent.append((number_of(at_s), keys))
+def _known_of(found: Any) -> _Known:
+    """What a record has to be; its number is that of its file."""
+    try:
+        recent = pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text_of(found["recent"]), validate=True))).read_all()
+        recent.validate(full=True)
+    except (OSError, pa.ArrowException) as problem:
+        raise ValueError(str(problem)) from None
+    if recent.schema.field(_CALL).type != pa.int64() or recent.schema.field(_AT).type != pa.float64():
+        raise ValueError("a key has the number and the time of its latest call")
     until_s = found["until_s"]
-    return None if until_s is None else number_of(until_s), tuple(recent), text_of(found["boot"])
+    return _Known(
+        0, text_of(found["boot"]), count_of(found["folded"]), None if until_s is None else number_of(until_s), recent
+    )

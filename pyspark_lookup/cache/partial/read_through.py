@@ -198,11 +198,11 @@ class PartialCache:
         news, self._invalidated = self.invalidations.since(self._invalidated), number
         if news is None:
             self._renew(fresh)
+            return
+        assert self._cache is not None
         fields = [pa.field(name, array.type) for name, array in zip(self._names, keys, strict=True)]
-        for invalidated in news or ():
-            assert self._cache is not None
-            with contextlib.suppress(SchemaError):  # of types that the columns had once, and no entry's
-                self._cache.invalidate(self._table(castable_keys(invalidated, fields)))
+        with contextlib.suppress(SchemaError):  # of types that the columns had once, and no entry's
+            self._cache.invalidate(self._table(castable_keys(news, fields)))
 
     def _tell(self, cache: _OfVersion) -> None:
         rows, size = cache.sizes() if self.shared is None else self.shared.sizes()
