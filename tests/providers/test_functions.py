@@ -476,7 +476,8 @@ def test_any_history(
     again = {**RETRY, "lookup.retry.max-attempts": askings - 1} if askings > 1 else {}
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
         desk = Desk(Path(directory) / "cache", monkeypatch)
-        table = desk.serve(function, {**cache, **again, "lookup.max-retries": retries, "lookup.async.capacity": 1})
+        alone = {"lookup.async.capacity": 1} if kind == "async" else {}
+        table = desk.serve(function, {**cache, **again, **alone, "lookup.max-retries": retries})
         known: dict[int, list[str]] = {}
         hits = misses = failures = opened = 0
         is_open = False
