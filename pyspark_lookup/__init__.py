@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark_lookup.base.write_ids import RangeResponse as RangeResponse
     from pyspark_lookup.base.write_ids import ValidWriteIdList as ValidWriteIdList
     from pyspark_lookup.cache.lookup_cache import CachedRows as CachedRows
+    from pyspark_lookup.cache.lookup_cache import KeyLookupCache as KeyLookupCache
     from pyspark_lookup.cache.lookup_cache import LookupCache as LookupCache
     from pyspark_lookup.cache.memory.default_cache import DefaultLookupCache as DefaultLookupCache
     from pyspark_lookup.cache.memory.default_cache import DefaultLookupCacheBuilder as DefaultLookupCacheBuilder
@@ -75,7 +76,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "base.errors": "CacheDirectoryError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError VersionGoneError WriteConflictError",
     "base.write_ids": "RangeResponse ValidWriteIdList",
-    "cache.lookup_cache": "CachedRows LookupCache",
+    "cache.lookup_cache": "CachedRows KeyLookupCache LookupCache",
     "cache.memory.default_cache": "DefaultLookupCache DefaultLookupCacheBuilder",
     "columnar.key_rows": "KEY_INDEX",
     "engine.lookup_table": "LookupTable",

@@ -71,7 +71,9 @@ def wait_for(url: str, path: str) -> None:
 
 def series(url: str, query: str, start: float, end: float) -> list[dict[str, Any]]:
     """What a panel's query gives over a time, its variables replaced as Grafana does for All."""
-    plain = query.replace("$__rate_interval", f"{10 * INTERVAL_S}s").replace("$table", ".*").replace("$host", ".*")
+    plain = query.replace("$__rate_interval", f"{10 * INTERVAL_S}s")
+    for variable in ("$table", "$host", "$application"):
+        plain = plain.replace(variable, ".*")
     return list(ask(url, "/api/v1/query_range", query=plain, start=start, end=end, step=INTERVAL_S)["data"]["result"])
 
 

@@ -64,6 +64,30 @@ def dim(tmp_path: Path) -> Path:
     return tmp_path / "dim"
 
 
+def asked(run: Run, path: Path) -> int:
+    """How often the store was asked which version of a table is current."""
+    (table,) = run("stats", path, "--json").json["tables"]
+    return int(table["values"]["ufsListCount"] + table["values"]["ufsHeadCount"])
+
+
+def test_keys_are_forgotten(run: Run, tmp_path: Path, cache_dir: Path) -> None:
+    """`invalidate`: what the host's processes hold of keys is loaded again; with a full cache it is an error that says what to do."""
+    options = {"lookup.keys": "id", "lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "9"}
+    path = str(tmp_path / "dim")
+    table = LookupTable(path, {**options, "lookup.cache.dir": str(cache_dir)})
+    table.write([{"id": 1}, {"id": 2}])
+    for key in (1, 2, -1):
+        table.get(key)
+    found = run("invalidate", path, 1, -1)
+    assert (found.code, found.out.split()) == (0, ["keys", "2"])
+    for key in (1, 2, -1):
+        table.get(key)
+    metrics = table.metrics()
+    assert (metrics["loadCount"], metrics["hitCount"]) == (5, 1)
+    refused = run("invalidate", path, 1, "-o", "lookup.cache=FULL")
+    assert (refused.code, refused.err.count("use reload()")) == (2, 1)
+
+
 def test_describe_and_get(run: Run, dim: Path) -> None:
     """What a table is, for people and as JSON; rows by keys of the command line, in the key column's type, a key that begins with a
     hyphen among them. What is not there is said, and is exit code 3."""
@@ -71,8 +95,12 @@ def test_describe_and_get(run: Run, dim: Path) -> None:
     assert (found.code, found.json["columns"]) == (0, {"id": "int64", "name": "string"})
     assert (found.json["files"], found.json["kind"]) == (1, "DIRECTORY")
     assert re.search(r"^columns +id int64, name string$", run("describe", dim).out, re.MULTILINE)
+    before = asked(run, dim)
     found = run("get", dim, 3, 1, *KEYED, "--json")
     assert (found.code, found.json) == (0, [{"id": 3, "name": "n3"}, {"id": 1, "name": "n1"}])
+    assert asked(run, dim) == before + 1
+    found = run("get", dim, 3, *KEYED, "-o", "lookup.columns=name", "--json")
+    assert found.json == [{"id": 3, "name": "n3"}]
     lines = run("get", dim, 3, *KEYED).out.splitlines()
     assert [line.split() for line in lines] == [["id", "name"], ["3", "n3"]]
     for absent in (99, -1):
@@ -171,7 +199,8 @@ def test_a_warm_host(run: Run, dim: Path, cache_dir: Path, tmp_path: Path) -> No
         assert str(dim) in absent.err
     target = tmp_path / "lookupcache.prom"
     assert run("serve-metrics", "--textfile", target).code == 0
-    assert re.search(r'^lookupcache_processes\{host=".+",table=".+/dim"\} ', target.read_text(), re.MULTILINE)
+    series = r'^lookupcache_processes\{application="",host=".+",table=".+/dim"\} '
+    assert re.search(series, target.read_text(), re.MULTILINE)
     assert [run("report", tmp_path / "page.html").code for _ in range(2)] == [0, 0]
     assert run("check").code == 0
     (block, *_) = [path for path in (cache_dir / "v1" / "blocks").rglob("*-*") if path.is_file()]

@@ -35,9 +35,10 @@ class Host(Opened):
         super().__init__(root, 10**9, FakeClock(1_000_000.0))
         self.counters, self.now = self.root / "counters", self.clock.host()
 
-    def publisher(self, label: str = "t", hits: int = 0) -> Publisher:
+    def publisher(self, label: str = "t", hits: int = 0, application: str = "") -> Publisher:
         """That of a process, which has counted so many hits and published them."""
         made = Publisher(CacheMetricGroup(), self.disk, label, f"/data/{label}", self.now)
+        made.application = application
         if hits:
             made.metrics.inc("hitCount", hits)
             made.publish()
@@ -189,6 +190,28 @@ def test_many_processes_come_and_go(host: Host) -> None:
     (table,) = tables_on(host.disk, host.now)
     assert (table.url, table.values["hitCount"]) == ("/data/t", 199 * 100)
     assert "ended" in host.publisher().by_worker()
+
+
+def test_applications_come_and_go(host: Host) -> None:
+    """What each has counted is known by itself, and grows only, until many others have ended after it; the sum is that of all."""
+    counted, before, living = dict[str, int](), dict[str, int](), list[Publisher]()
+    for number in range(600):
+        host.clock.tick(1)
+        name = "" if number % 3 == 0 else "lasting" if number % 5 == 0 else f"app-{number // 20}"
+        made = host.publisher(hits=number + 1, application=name)
+        living = [made] if name == "lasting" else living
+        counted[name] = counted.get(name, 0) + number + 1
+        if number % 20 == 19:
+            (table,) = tables_on(host.disk, host.now)
+            found = {name: own.values["hitCount"] for name, own in table.by_application.items()}
+            assert found == {name: counted[name] for name in found}
+            assert {"", "lasting", *[f"app-{number // 20 - n}" for n in range(min(number // 20, 8))]} <= found.keys()
+            assert all(found[name] >= before[name] for name in found.keys() & before.keys())
+            assert table.values["hitCount"] == sum(counted.values())
+            assert not (before.keys() - found.keys()) & {"", "lasting"}
+            before = found
+    assert len(found) < 25
+    assert len(host.files()) <= 90
 
 
 def test_threads_that_publish_at_once(host: Host) -> None:

@@ -42,6 +42,7 @@ CACHE = {**HOST, "lookup.full-cache.periodic-reload.interval": "1 min"}
 TIMED = {**HOST, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15Z"}
 DAY_S = 86400.0
 STRATEGY = "lookup.full-cache.reload-strategy"
+TIMED = "lookup.full-cache.timed-reload."
 
 
 def publish(
@@ -459,6 +460,27 @@ def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cac
     beside.join(30)
     assert found == [[2]]
     assert table.metrics("loadCount", "staleServedCount") == [0, 0]
+
+
+def test_reloads_at_a_time_of_day(directory: Path, cache_dir: Path) -> None:
+    """TIMED by its options: loaded at once, then at that time on every second day, also in a process that begins in between; what was
+    missed while there was none is made up for once."""
+    day_s = 86_400
+    clock = FakeClock(4_000_000_000 // day_s * day_s + 9 * 3600.0)
+    timed = {STRATEGY: "TIMED", f"{TIMED}iso-time": "10:15Z", f"{TIMED}interval-in-days": "2"}
+    options = {**FULL, "lookup.metadata.source": "CACHE", **timed}
+    table = Table(directory, cache_dir, options, clock)
+    assert table.versions(0) == [1]
+    for version, (seconds, loads) in enumerate([(4499, 0), (1, 1), (day_s, 0), (day_s - 1, 0), (1, 1), (day_s, 0)], 2):
+        publish(directory, 0, version)
+        before = table.versions(0)
+        assert table.due_after(seconds) == loads
+        assert table.versions(0) == ([version] if loads else before)
+        table.end()
+        table = Table(directory, cache_dir, options, clock)
+    clock.tick(5 * day_s)
+    assert table.versions(0) == [7]
+    assert table.due_after(1) == 0
 
 
 @pytest.mark.parametrize("kind", ["files", "snapshot"])

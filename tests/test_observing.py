@@ -44,9 +44,10 @@ def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path / "cache", 10**9, CacheMetricGroup(), CLOCK.wall_s, random.Random(1))
 
 
-def counted(disk: Disk, url: str, **values: int) -> Publisher:
+def counted(disk: Disk, url: str, application: str = "", **values: int) -> Publisher:
     """A process that has counted these."""
     publisher = Publisher(CacheMetricGroup(), disk, url.strip("/").replace("/", "_"), url, CLOCK)
+    publisher.application = application
     for name, value in values.items():
         (publisher.metrics.inc if name in COUNTERS else publisher.metrics.set_gauge)(name, value)
     publisher.publish()
@@ -57,29 +58,35 @@ def counted(disk: Disk, url: str, **values: int) -> Publisher:
 
 
 def exposed(disk: Disk) -> dict[str, float]:
-    """What a scrape gives, by series, its table and bucket."""
+    """What a scrape gives, by series, its table, application and bucket."""
     registry = CollectorRegistry()
     registry.register(HostCollector(disk, CLOCK))
     text = generate_latest(registry).decode()
     return {
-        f"{sample.name} {sample.labels.get('table', '')} {sample.labels.get('le', '')}".strip(): sample.value
+        " ".join(
+            [sample.name, *(sample.labels[key] for key in ("table", "application", "le") if sample.labels.get(key))]
+        ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 
 
 def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
-    """Counters and times add up over processes, gauges are the latest, in seconds and bytes; a second table stands beside. What is
-    counted is exposed under the names that `series_names` says; times are histograms, so their counters are not."""
+    """Counters and times add up over the processes of an application, gauges are the latest of all, in seconds and bytes; a second table
+    stands beside. What is counted is exposed under the names that `series_names` says; times are histograms, so their counters are not."""
     gauges = {"metadataCacheCount": 1, "versionAsOf": 999_000_000, "latestLoadTime": 1500}
     one = counted(disk, "/t", hitCount=5, ufsGetBytes=100, **gauges)
     two, other = counted(disk, "/t", hitCount=7), counted(disk, "/u", hitCount=1)
+    apps = [counted(disk, "/t", f"app-{n % 2}", hitCount=10**n) for n in range(4)]
     one.metrics.time("lookupTime", 0.002)
     one.metrics.time("lookupTime", 100.0)
     one.publish()
     found = {name.removeprefix("lookupcache_"): value for name, value in exposed(disk).items()}
     expected = {
         "hit_total /t": 12,
+        "hit_total /t app-0": 101,
+        "hit_total /t app-1": 1010,
+        "processes /t app-1": 2,
         "hit_total /u": 1,
         "ufs_get_bytes_total /t": 100,
         "latest_load_seconds /t": 1.5,
@@ -98,7 +105,7 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
     names = {name.split()[0] for name in exposed(disk)}
     assert names == series_names()
     assert len(names) > len([*GAUGES, *HOST_GAUGES]) + 30
-    del two, other, every
+    del two, other, every, apps
 
 
 # --- Grafana ----------------------------------------------------------------------------------------
@@ -119,7 +126,7 @@ def test_the_dashboard() -> None:
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     assert set(re.findall(r"\$\{?(\w+)", text)) <= variables | {"__rate_interval", "__all"}
     assert "__inputs" not in dashboard
-    assert set(re.findall(r"(\w+)=~", text)) == {"table", "host"}
+    assert set(re.findall(r"(\w+)=~", text)) == {"table", "host", "application"}
 
 
 # --- the report -------------------------------------------------------------------------------------

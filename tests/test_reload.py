@@ -284,9 +284,12 @@ def test_a_trigger_that_is_closed_plans_nothing(
     make: Callable[[], CacheReloadTrigger], problem: Exception | None
 ) -> None:
     """It has no timer, nor does one do anything that the cache had already taken up, nor the end of a reload that was under way. It may be
-    closed twice or without having been opened; opened again it belongs to its new context."""
+    closed twice or without having been opened; opened again it belongs to its new context. A pickled copy is not open."""
     trigger = make()
+    before = opened(trigger, ManualContext())
+    trigger = pickle.loads(pickle.dumps(trigger))
     trigger.close()
+    assert len(before.timers) == 1
     context = opened(trigger, ManualContext())
     ((_, action),) = context.timers
     trigger.close()

@@ -24,7 +24,7 @@ BOUNDS_MS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 60_000)
 
 TIMES: Mapping[str, str] = {
     "lookupTime": "lookups: a call of get or get_many, or a batch of a join or SQL function",
-    "loadTime": "loads that succeeded: of missing keys, or of a snapshot",
+    "loadTime": "loads that succeeded: a batch of missing keys, or a snapshot",
 }
 
 
@@ -52,8 +52,8 @@ def _of_times() -> dict[str, str]:
 COUNTERS: Mapping[str, str] = {
     "hitCount": "keys answered from a cache (FLIP-221)",
     "missCount": "keys that needed a load (FLIP-221)",
-    "loadCount": "loads that succeeded (FLIP-221)",
-    "numLoadFailures": "loads that failed (FLIP-221)",
+    "loadCount": "loads that succeeded (FLIP-221): with lookup.cache=PARTIAL different keys, with FULL reloads of the table",
+    "numLoadFailures": "loads that failed (FLIP-221), in the unit of loadCount",
     "ufsHeadCount": "metadata calls for one path",
     "ufsListCount": "listing calls",
     "ufsGetCount": "data requests",
@@ -165,6 +165,17 @@ class CacheMetricGroup:
         with self._lock:
             values = self._values.tolist()
         return dict(zip((*COUNTERS, *GAUGES), values, strict=True))
+
+
+class MetricsOfCache(CacheMetricGroup):
+    """A group as a cache of somebody's own gets it: the same numbers, but for hits and misses, which lookups count in `live`."""
+
+    def __init__(self, live: CacheMetricGroup) -> None:
+        self._lock, self._values = live._lock, live._values
+
+    def inc(self, name: str, amount: int = 1) -> None:
+        if name not in ("hitCount", "missCount"):
+            super().inc(name, amount)
 
 
 def add_metrics(snapshots: list[Mapping[str, int]]) -> dict[str, int]:

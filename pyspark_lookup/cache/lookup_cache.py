@@ -1,19 +1,22 @@
 """`LookupCache`: keys to rows, in batches (FLIP-221).
 
 The FLIP's five operations, `open`, `get_if_present`, `put`, `invalidate` and `size`, and `close`. The
-first four take one key; their `_many` forms take a table of keys and move whole columns.
+first four take one key; their `_many` forms take a table of keys and move whole columns. `LookupCache` is written by
+the many, `KeyLookupCache` by the one.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup
 from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.keys import Numbers
 
@@ -48,7 +51,11 @@ class LookupCache(abc.ABC):
 
     @abc.abstractmethod
     def open(self, metrics: CacheMetricGroup) -> None:
-        """Begin to count hits and misses into `metrics`. Called before use, and again by each further user."""
+        """Begin to count hits and misses into `metrics`. Called before use, and again by each further user.
+
+        Of a provider's own cache these are the table's live metrics, in which lookups count hits and misses: what the cache counts
+        of them is not added.
+        """
 
     @abc.abstractmethod
     def get_many(self, keys: pa.Table) -> CachedRows:
@@ -105,6 +112,83 @@ class LookupCache(abc.ABC):
     def invalidate(self, key: Key) -> None:
         """Forget a key."""
         self.invalidate_many(_one(key))
+
+
+class KeyLookupCache(LookupCache):
+    """A cache of one key at a time, as FLIP-221 has it: implement `get_if_present`, `put`, `invalidate`, `size` and `close`.
+
+    Keys that reach it have no nulls, and their values are Python's, which has no dates before the year 1. A tuple of a key's values can be the key of a dictionary: NaN is always `math.nan`, and no
+    zero is negative. Rows are without the key's own columns, which whoever asks has; rows that were put somewhere else, as in a
+    cache that several processes share, need the same columns.
+    """
+
+    _schema: pa.Schema | None = None  # of the rows that were put last
+
+    def open(self, metrics: CacheMetricGroup) -> None:  # counting is done for it
+        """As `LookupCache.open`."""
+
+    @abc.abstractmethod
+    def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
+        """The rows of a key, [] if it is known to have none; None if the cache does not know."""
+
+    def peek(self, key: Key) -> list[dict[str, Any]] | None:
+        """As `get_if_present`, for one that counts accesses: this is none."""
+        return self.get_if_present(key)
+
+    @abc.abstractmethod
+    def put(self, key: Key, rows: Sequence[Row]) -> list[dict[str, Any]] | None:
+        """Keep rows for a key in place of those that it had, which may be returned."""
+
+    @abc.abstractmethod
+    def invalidate(self, key: Key) -> None:
+        """Forget a key."""
+
+    def bytes(self) -> int:
+        """Bytes of what is held; -1: not known."""
+        return UNSET
+
+    def get_many(self, keys: pa.Table) -> CachedRows:
+        return self._found(keys, self.get_if_present)
+
+    def peek_many(self, keys: pa.Table) -> CachedRows:
+        return self._found(keys, self.peek)
+
+    def _found(self, keys: pa.Table, ask: Callable[[Key], list[dict[str, Any]] | None]) -> CachedRows:
+        present, rows, numbers = np.zeros(keys.num_rows, np.bool_), list[Row](), list[int]()
+        for number, key in enumerate(_keys_of(keys)):
+            found = ask(key) if None not in key.values() else None
+            if found is not None:
+                present[number] = True
+                rows += found
+                numbers += [number] * len(found)
+        if self._schema is None and not rows:
+            return CachedRows(present, None)
+        table = pa.Table.from_pylist(rows, self._schema)
+        return CachedRows(present, table.append_column(KEY_INDEX, pa.array(numbers, pa.int64())))
+
+    def put_many(self, keys: pa.Table, rows: pa.Table, ages_s: Numbers | None = None) -> None:
+        self._schema = pa.schema([field for field in rows.schema if field.name != KEY_INDEX])
+        lists: list[list[Row]] = [[] for _ in range(keys.num_rows)]
+        for row in rows.to_pylist():
+            lists[row.pop(KEY_INDEX)].append(row)
+        for key, found in zip(_keys_of(keys), lists, strict=True):
+            if None in key.values():
+                raise ValueError(f"key {key!r} has a null: it has no rows to keep")
+            self.put(key, found)
+
+    def invalidate_many(self, keys: pa.Table) -> None:
+        for key in _keys_of(keys):
+            self.invalidate(key)
+
+
+def _keys_of(keys: pa.Table) -> Iterator[Key]:
+    """Keys one by one, equal ones in one form."""
+    for key in keys.to_pylist():
+        yield {name: _plain(value) if isinstance(value, float) else value for name, value in key.items()}
+
+
+def _plain(value: float) -> float:
+    return math.nan if math.isnan(value) else value + 0.0
 
 
 def _one(key: Key) -> pa.Table:

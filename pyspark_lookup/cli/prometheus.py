@@ -2,7 +2,8 @@
 
 The numbers are read from the cache directory whenever somebody asks, so they are those of all processes, also of those that
 have ended. A counter `hitCount` is `lookupcache_hit_total`, `ufsGetBytes` is `lookupcache_ufs_get_bytes_total`; times are
-histograms in seconds; gauges keep their names, in seconds and bytes. Labels: `table` (its URL) and `host`.
+histograms in seconds; gauges keep their names, in seconds and bytes. Labels: `table` (its URL) and `host`, and of what
+processes count `application`, the id of the Spark application that they work for.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyspark_lookup.io.host_metrics import TableCounts, host_gauges, tables_on
 
 _PREFIX = "lookupcache_"
 _LABELS = ("table", "host")
+_COUNTED = (*_LABELS, "application")
 _IN_SECONDS = {
     "latestLoadTime": "latest_load_seconds",
     "versionAsOf": "version_as_of_timestamp_seconds",
@@ -66,16 +68,17 @@ class HostCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tables = tables_on(self._disk, self._clock)
+        counted = [((*self._labels(t), name), own) for t in tables for name, own in t.by_application.items()]
         for name, doc in COUNTERS.items():
             if name not in _IN_HISTOGRAMS:
-                counter = CounterMetricFamily(_counter(name), doc, labels=_LABELS)
-                for table in tables:
-                    counter.add_metric(self._labels(table), table.values[name])
+                counter = CounterMetricFamily(_counter(name), doc, labels=_COUNTED)
+                for labels, own in counted:
+                    counter.add_metric(labels, own.values[name])
                 yield counter
         for name, doc in TIMES.items():
-            histogram = HistogramMetricFamily(_time(name), doc, labels=_LABELS)
-            for table in tables:
-                histogram.add_metric(self._labels(table), *_histogram(name, table.values))
+            histogram = HistogramMetricFamily(_time(name), doc, labels=_COUNTED)
+            for labels, own in counted:
+                histogram.add_metric(labels, *_histogram(name, own.values))
             yield histogram
         for name, doc in _OF_TABLES.items():
             gauge = GaugeMetricFamily(_gauge(name), doc, labels=_LABELS)
@@ -84,9 +87,9 @@ class HostCollector(Collector):
                     scale = 1000 if name in _IN_SECONDS else 1
                     gauge.add_metric(self._labels(table), table.values[name] / scale)
             yield gauge
-        processes = GaugeMetricFamily(_PROCESSES, "processes that use the table now", labels=_LABELS)
-        for table in tables:
-            processes.add_metric(self._labels(table), table.processes)
+        processes = GaugeMetricFamily(_PROCESSES, "processes that use the table now", labels=_COUNTED)
+        for labels, own in counted:
+            processes.add_metric(labels, own.processes)
         yield processes
         values = host_gauges(self._disk, {"versionAsOf": UNSET}, self._clock)
         for name, doc in _OF_HOST.items():

@@ -64,13 +64,22 @@ def files(table: LookupTable, as_json: bool) -> None:
 @click.argument("keys", nargs=-1, required=True)
 def get(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
     """The rows of the KEYS (with several key columns: VALUE,VALUE). Exit code 3 if one of them has none."""
-    found = table.get_many(typed_keys(keys, table.keys, table.schema, "KEYS"))
+    found = table.get_many(functools.partial(typed_keys, keys, origin="KEYS"))
     known = set(found.column("key_index").to_pylist())
     show_rows(found.drop_columns(["key_index"]).to_pylist(), as_json)
     missing = [key for place, key in enumerate(keys) if place not in known]
     if missing:
         click.echo(f"no row for {', '.join(missing)}", err=True)
         sys.exit(ABSENT)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@_of_table
+@click.argument("keys", nargs=-1, required=True)
+def invalidate(table: LookupTable, keys: tuple[str, ...], as_json: bool) -> None:
+    """Have this host forget what it holds of the KEYS with lookup.cache=PARTIAL: their next lookup asks the table again."""
+    table.invalidate(functools.partial(typed_keys, keys, origin="KEYS"))
+    show({"keys": len(keys)}, as_json)
 
 
 @click.command()
@@ -104,4 +113,4 @@ def vacuum(table: LookupTable, as_json: bool, older_than: str, force: bool) -> N
     show(table.vacuum(older_than, force), as_json)
 
 
-COMMANDS = (describe, versions, files, get, warm, compact, vacuum)
+COMMANDS = (describe, versions, files, get, invalidate, warm, compact, vacuum)

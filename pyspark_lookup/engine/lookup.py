@@ -105,17 +105,21 @@ def _from_store(
         if found is not None:
             return found
     arrays = cast_keys(keys, fields)
-    valid = _count_known(Keys(arrays))
-    if plan.options.cache is not CacheMode.NONE:
-        reader.metrics.inc("missCount", valid)
+    probed = Keys(arrays)
+    if plan.options.cache is CacheMode.FULL:
+        reader.metrics.inc("missCount", _count_known(probed))
     if plan.options.cache is not CacheMode.PARTIAL:
         return _get_uncached(reader, plan, arrays, fields, schema, version)
+    # As the cache counts: each different key is loaded once, and its repeats are hits.
+    different = len(distinct_keys(probed, probed.hashes(SEED))[0])
+    reader.metrics.inc("missCount", different)
+    reader.metrics.inc("hitCount", _count_known(probed) - different)
     try:
         rows = _get_uncached(reader, plan, arrays, fields, schema, version)
     except BaseException:
-        reader.metrics.inc("numLoadFailures", valid)
+        reader.metrics.inc("numLoadFailures", different)
         raise
-    reader.metrics.inc("loadCount", valid)
+    reader.metrics.inc("loadCount", different)
     return rows
 
 
@@ -224,7 +228,7 @@ def _from_partial(
 
 def _partial_cache(reader: TableReader, plan: ReadPlan, asked: _Asked) -> tuple[PartialCache, Freshness]:
     bounds_of = functools.partial(reader.versions.bounds_of, plan.table, asked.layout)
-    return reader.partials.of(asked.space, plan.options, asked.keys, asked.kept, asked.version, bounds_of)
+    return reader.partials.of(plan.table, asked.space, plan.options, asked.keys, asked.kept, asked.version, bounds_of)
 
 
 def _partial_answer(plan: ReadPlan, asked: _Asked, rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -24,10 +24,10 @@ from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.columnar.ddl import parse_columns
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.held_table import HeldTable, find_again
-from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
+from pyspark_lookup.engine.metadata_tables import ViewTask, describe_table, view_batches
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.row_queries import key_names, rows_of_keys, rows_with, scan
-from pyspark_lookup.engine.rows import Keys, Rows, keys_given, rows_given
+from pyspark_lookup.engine.row_queries import forget_keys, key_names, rows_of_keys, rows_with, scan, table_of_keys
+from pyspark_lookup.engine.rows import KeyMaker, Keys, Rows, keys_given, rows_given
 from pyspark_lookup.engine.runtime import Engine, Runtime, runtime
 from pyspark_lookup.engine.transaction import Transaction, WritingMode, check_no_batch, write_mode
 from pyspark_lookup.managed import batch_directory
@@ -35,7 +35,8 @@ from pyspark_lookup.options.catalog import named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.options.parsing import parse_duration_s
+from pyspark_lookup.options.parsing import option_text, parse_duration_s
+from pyspark_lookup.options.read_write_options import refuse_block_size, refuse_in_reads
 from pyspark_lookup.table.log import Batch, WriteMode
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class LookupTable:
             raise OptionError(
                 f"option lookup.view = {self._options.view.value!r}: views are for Spark; use describe() or metrics()"
             )
+        self._asked = self._options.explicit  # for this use of the table
+        refuse_in_reads(self._asked & {"lookup.metrics.tasks"})
         self._closed = False
         self._held: HeldTable | None = None
         self._engine_of: tuple[Runtime, Engine] | None = None
@@ -72,8 +75,14 @@ class LookupTable:
 
         Raises OptionError if it is no lookupcache table, lost its options, or was given another place by ALTER TABLE.
         """
-        options, _ = named_options(spark, name)
-        return cls(options.pop("path", None), options)
+        return cls.of_stored(named_options(spark, name)[0])
+
+    @classmethod
+    def of_stored(cls, options: Mapping[str, str]) -> LookupTable:
+        """A table by options that are stored with it, `path` among them: what does nothing here may be for other uses of it."""
+        table = cls(None, {key: text for key, text in options.items() if key != "lookup.metrics.tasks"})
+        table._asked = frozenset()
+        return table
 
     @property
     def given(self) -> dict[str, str]:
@@ -104,23 +113,37 @@ class LookupTable:
         with self._ask(valid_write_ids) as (held, snapshot), held.engine.measure("lookupTime"):
             return rows_with(held.engine.reader, held.read, key, held.found.version, snapshot)
 
-    def get_many(self, keys: Keys, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
+    def get_many(self, keys: Keys | KeyMaker, *, valid_write_ids: ValidWriteIdList | str | None = None) -> pa.Table:
         """The rows of all keys at once: key columns, the table's other columns, and `key_index`.
 
         `keys`: a table with columns named as `lookup.keys`; or a list of values, of tuples in their order or of
-        dictionaries (see `rows.Keys`). The answer has one row per match,
+        dictionaries (see `rows.Keys`); or a function that makes such a table (see `rows.KeyMaker`). The answer has one row per match,
         by `key_index` (int64: the place of the key it answers), rows of one key in file order. One metadata
         call in UFS mode. Raises OptionError without `lookup.keys`, SchemaError for keys of other types, and
         as `scan`.
         """
         with self._ask(valid_write_ids) as (held, snapshot), held.engine.measure("lookupTime"):
-            given = keys_given(keys, key_names(held.options))
+            given = table_of_keys(held.found, held.options, keys)
             return rows_of_keys(held.engine.reader, held.read, given, held.found.version, snapshot)
+
+    def invalidate(self, keys: Keys | KeyMaker) -> None:
+        """Forget what this host holds of those keys (as for `get_many`), also that they have no rows: their next lookup asks again.
+
+        Of all references to the table that look it up by these columns with lookup.cache=PARTIAL, in all processes; a load that
+        has begun is not kept. One metadata call in UFS mode. Raises OptionError for lookup.cache=FULL (use `reload`), SchemaError,
+        and OSError if the cache directory cannot be written.
+        """
+        self._check_open()
+        engine = self._engine()
+        with engine.publish():
+            held = self._found(engine, self._options)
+            forget_keys(engine, held.found, held.options, keys)
 
     @contextlib.contextmanager
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[HeldTable, Snapshot | None]]:
         """What a question about the table's rows needs: its version, with its snapshot where that is at hand."""
         self._check_open()
+        refuse_in_reads(self._asked & {"lookup.on-error"})
         options, held = self._options, self._held
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})
@@ -307,8 +330,7 @@ class LookupTable:
     def keys(self) -> tuple[str, ...]:
         """The key columns: `lookup.keys`, else those of a managed table. Raises OptionError if there are none."""
         self._check_open()
-        found = self._find(runtime().engine(self._options), self._options)
-        return key_names(planner.with_table_keys(self._options, found))
+        return key_names(self._found(self._engine(), self._options).options)
 
     def files(self) -> list[dict[str, Any]]:
         """The files of the current version: `url`, `size`, `identity`, `modified_at`, and of a managed table `write_id`, `rows`."""
@@ -330,10 +352,7 @@ class LookupTable:
 
     @property
     def version(self) -> str:
-        """The digest of the current version: 32 hex digits, equal if and only if no file changed.
-
-        One metadata call in UFS mode.
-        """
+        """The current version's digest, 32 hex digits, equal if and only if no file changed. One metadata call in UFS mode."""
         self._check_open()
         return self._find(runtime().engine(self._options), self._options).version.digest
 
@@ -371,22 +390,11 @@ class LookupTable:
     def describe(self) -> dict[str, Any]:
         """The table as this host sees it: path, format, columns, version, files, bytes, options.
 
-        Of a managed table also its `table_id`, `position` in the log, `keys`, `valid_write_ids` and `properties`.
+        Of a managed table also its `table_id`, `position`, `keys`, `valid_write_ids` and `properties`.
         """
         self._check_open()
         engine = runtime().engine(self._options)
-        found = self._find(engine, self._options)
-        return {
-            "path": redact("path", found.table.url),
-            "kind": found.table.kind,
-            "format": found.table.format.value if found.table.format else None,
-            "columns": {field.name: str(field.type) for field in planner.table_columns(found, self._options)},
-            "version": found.version.digest,
-            "files": len(found.version.files),
-            "bytes": found.version.bytes,
-            "options": repr(self._options),
-            **engine.reader.resolver.source(found.table).details(found.table, found.version),
-        }
+        return describe_table(engine, self._find(engine, self._options), self._options)
 
     def close(self) -> None:
         """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
@@ -411,11 +419,12 @@ class LookupTable:
         """The table as it is now; as its own options see it, that is held for the next time."""
         before, own = self._held, options is self._options
         held = find_again(engine, options, before, own)
+        if held is not before:
+            refuse_block_size(self._asked, held.found.table.format, redact("path", options.path))
         if own and held is not before:
             if before is not None and before.found.table.id != held.found.table.id:
-                engine.reader.let_go(
-                    before.found.table, before.options, self
-                )  # the path is another kind of table by now
+                # The path is another kind of table by now.
+                engine.reader.let_go(before.found.table, before.options, self)
             self._held = held
             engine.reader.hold(held.found.table, held.options, self)
         return held
@@ -438,10 +447,3 @@ class LookupTable:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def option_text(value: Any) -> str:
-    """An option value as Spark passes it: `True` is "true", and a list of names is one text."""
-    if isinstance(value, (list, tuple)):
-        return ",".join("`" + str(name).replace("`", "``") + "`" for name in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)

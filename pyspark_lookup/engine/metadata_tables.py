@@ -12,10 +12,13 @@ import contextlib
 import dataclasses
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES
+from pyspark_lookup.engine import planner
+from pyspark_lookup.engine.planner import Found
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.conf_file import redact
@@ -111,6 +114,21 @@ def view_batches(
     else:
         rows = views[task.view](engine, options)
     yield pa.RecordBatch.from_pylist(rows, schema=_SCHEMAS[task.view])
+
+
+def describe_table(engine: Engine, found: Found, options: LookupOptions) -> dict[str, Any]:
+    """What `LookupTable.describe` says of a table."""
+    return {
+        "path": redact("path", found.table.url),
+        "kind": found.table.kind,
+        "format": found.table.format.value if found.table.format else None,
+        "columns": {field.name: str(field.type) for field in planner.table_columns(found, options)},
+        "version": found.version.digest,
+        "files": len(found.version.files),
+        "bytes": found.version.bytes,
+        "options": repr(options),
+        **engine.reader.resolver.source(found.table).details(found.table, found.version),
+    }
 
 
 def _micros(seconds: float | None) -> int | None:

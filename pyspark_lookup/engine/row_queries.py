@@ -13,6 +13,7 @@ from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import KEY_INDEX
+from pyspark_lookup.cache.partial import castable_keys
 from pyspark_lookup.columnar.keys import one_key
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names
@@ -20,9 +21,10 @@ from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many_at, read_rows
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.planner import Found
-from pyspark_lookup.engine.rows import keys_given
+from pyspark_lookup.engine.rows import KeyMaker, Keys, keys_given
 from pyspark_lookup.engine.runtime import Engine
 from pyspark_lookup.engine.table_reader import TableReader
+from pyspark_lookup.options.enums import CacheMode
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.scan.contract import all_columns
 from pyspark_lookup.table.executions import Resolution
@@ -134,6 +136,24 @@ def _resolve(
     if snapshot is None:
         return reader.snapshots.resolve(read.plan, None, version)
     return Resolution(version, True), reader.snapshots.covering(read.plan, snapshot)
+
+
+def forget_keys(engine: Engine, found: Found, options: LookupOptions, keys: Keys | KeyMaker) -> None:
+    """Have this host forget what its partial caches hold of those keys. Raises as `LookupTable.invalidate` does."""
+    if options.cache is CacheMode.FULL:
+        raise OptionError(
+            "option lookup.cache = 'FULL': a snapshot has all keys of one version, of which none can be forgotten alone: use reload()"
+        )
+    everything = all_columns((found.data, found.partitions))
+    names = resolve_names(key_names(options), everything, "lookup.keys")
+    arrays = castable_keys(table_of_keys(found, options, keys), [everything.field(name) for name in names])
+    engine.reader.partials.invalidate(found.table, pa.Table.from_arrays(arrays, names=list(names)))
+
+
+def table_of_keys(found: Found, options: LookupOptions, keys: Keys | KeyMaker) -> pa.Table:
+    """Keys as a table, whatever form they were given in. Raises as `keys_given`."""
+    names = key_names(options)
+    return keys(names, found.columns) if callable(keys) else keys_given(keys, names)
 
 
 def key_names(options: LookupOptions) -> tuple[str, ...]:

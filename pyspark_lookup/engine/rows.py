@@ -23,6 +23,8 @@ Rows: TypeAlias = "ArrowStream | Sequence[Mapping[str, Any]]"
 """Rows of a table: anything that exports an Arrow C stream, a `pa.RecordBatch`, or a list of dictionaries."""
 Keys: TypeAlias = "ArrowStream | Sequence[Any]"
 """Keys: rows with the key columns, or a list of values (of tuples, for several key columns)."""
+KeyMaker: TypeAlias = Callable[[Sequence[str], pa.Schema], pa.Table]
+"""Makes a table of keys, once it is known what the key columns are called, and which columns the table has."""
 
 _ROWS = "rows are a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas or polars, a DuckDB relation, or a list of dictionaries"
 _KEYS = "keys are a list of values (of tuples, for several key columns) or of dictionaries, an array, or a table with the key columns"

@@ -17,9 +17,11 @@ from typing import Any
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import count_of, number_of, text_of
 from pyspark_lookup.base.metrics import COUNTERS, GAUGES, HOST_GAUGES, UNSET, CacheMetricGroup, add_metrics
-from pyspark_lookup.io.disk import CounterFile, Counts, Disk
+from pyspark_lookup.io.disk import CounterFile, Counts, Disk, key_of
 
 _MERGE_ABOVE = 64
+_APPLICATIONS_KEPT = 16  # that have ended: what older ones have counted is kept together
+_OLDER = "older"
 _GAUGES_AT = "gaugesAt"  # Unix microseconds at which one last changed in the process
 _NUMBER = struct.Struct("=q")
 _GAUGES_BEGIN = len(COUNTERS) * _NUMBER.size
@@ -66,8 +68,18 @@ class Publisher:
         name = f"{self._label}-{host}-{process}-{os.urandom(4).hex()}"
         about = {"url": self._url, "host": host, "process": process, "application": self.application}
         file = disk.new_counters(name, about, dict.fromkeys(_NAMES, 0))
-        disk.merge_counters(self._label, _MERGE_ABOVE, _merge)
+        disk.merge_counters(self._label, _MERGE_ABOVE, self._merge, _totals_of)
         return file
+
+    def _merge(self, parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
+        """What a total of those is about, and its numbers."""
+        values = {**_add(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
+        about = {"url": parts[-1].about.get("url", ""), "ended_s": self._clock.wall_s()}
+        of_one = {_application(part) for part in parts}
+        if len(of_one) == 1 and None not in of_one:
+            return {**about, "application": of_one.pop()}, values
+        applications = sorted({name for part in parts for name in _applications(part)})[-_MERGE_ABOVE:]
+        return {**about, "applications": applications}, values
 
     def host_total(self) -> dict[str, int]:
         """The counters summed over all processes of this host that have published, this one included, and what the host says."""
@@ -90,14 +102,23 @@ class Publisher:
 
 
 @dataclasses.dataclass(frozen=True)
+class ApplicationCounts:
+    """What the processes of a host have counted of one table for one Spark application, or for none."""
+
+    values: Mapping[str, int]
+    processes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TableCounts:
-    """What the processes of a host have counted of one table, together."""
+    """What the processes of a host have counted of one table, together; by application without those that ended long ago."""
 
     label: str
     url: str
     values: Mapping[str, int]
     processes: int
     applications: tuple[str, ...]
+    by_application: Mapping[str, ApplicationCounts]
 
 
 def tables_on(disk: Disk, clock: HostClock) -> list[TableCounts]:
@@ -111,7 +132,14 @@ def tables_on(disk: Disk, clock: HostClock) -> list[TableCounts]:
         values = {**total, "reloadLag": _lag(total, clock)}
         named = sorted({name for part in parts for name in _applications(part)})
         url = str(parts[-1].about.get("url", ""))
-        tables.append(TableCounts(label, url, values, sum(part.alive for part in parts), tuple(named)))
+        of_one: dict[str, list[Counts]] = {}
+        for part in parts:
+            if (name := _application(part)) is not None:
+                of_one.setdefault(name, []).append(part)
+        by_application = {
+            name: ApplicationCounts(_add(own), sum(part.alive for part in own)) for name, own in sorted(of_one.items())
+        }
+        tables.append(TableCounts(label, url, values, sum(p.alive for p in parts), tuple(named), by_application))
     return sorted(tables, key=lambda table: (table.url, table.label))
 
 
@@ -149,11 +177,22 @@ def _applications(counts: Counts) -> list[str]:
     return [name for name in (counts.about.get("application"), *counts.about.get("applications", ())) if name]
 
 
-def _merge(parts: list[Counts]) -> tuple[dict[str, Any], dict[str, int]]:
-    """What a total of those is about, and its numbers."""
-    values = {**_add(parts), _GAUGES_AT: max(map(_gauges_at, parts))}
-    applications = sorted({name for part in parts for name in _applications(part)})[-_MERGE_ABOVE:]
-    return {"url": parts[-1].about.get("url", ""), "applications": applications}, values
+def _application(counts: Counts) -> str | None:
+    """The one application that counts are of ("": of none); None for those of several together."""
+    return None if counts.about.get("applications") else str(counts.about.get("application", ""))
+
+
+def _totals_of(every: list[Counts]) -> dict[str, str]:
+    """The total that each file is to be part of: one for each application that lives or has ended lately, and one for all others."""
+    of_one = [(name, counts) for counts in every if (name := _application(counts)) is not None]
+    living = {name for name, counts in of_one if counts.alive}
+    # Those that are in no total yet have ended last.
+    ended = sorted(of_one, key=lambda one: float(one[1].about.get("ended_s", "inf")))
+    lately = list(dict.fromkeys(name for name, _ in reversed(ended)))[:_APPLICATIONS_KEPT]
+    kept = {"": "", **{name: key_of(name)[:16] for name in (*living, *lately) if name}}
+    return {counts.name: kept.get(_application(counts) or "", _OLDER) for _, counts in of_one} | {
+        counts.name: _OLDER for counts in every if _application(counts) is None
+    }
 
 
 # --- reloads ----------------------------------------------------------------------------------------

@@ -256,3 +256,10 @@ def option(key: str, kind: Kind, default: Any, *, doc: str, shown: str = "", has
         shown = str(default).lower() if isinstance(default, bool) else str(getattr(default, "value", default))
     metadata = {"key": key, "kind": kind.label, "parse": kind.parse, "doc": doc, "shown": shown}
     return dataclasses.field(default=default, hash=None if hashed else False, metadata=metadata)
+
+
+def option_text(value: Any) -> str:
+    """An option value as Spark passes it: `True` is "true", and a list of names is one text."""
+    if isinstance(value, (list, tuple)):
+        return ",".join("`" + str(name).replace("`", "``") + "`" for name in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
+from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.options import enums
 from pyspark_lookup.options.parsing import (
     BOOLEAN,
@@ -27,6 +29,8 @@ from pyspark_lookup.options.parsing import (
     whole_number,
 )
 
+GIVEN = "lookup.given"
+"""Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
 _POSITION = whole_number(
     1, 10**18 - 1, "a position in the table's log, 1 or more, as LookupTable.versions() lists them"
 )
@@ -179,3 +183,29 @@ class WriteOptions:
         doc="Of writes: others may abort a write that has shown no sign of life for so long.",
     )
     # fmt: on
+
+
+def refuse_in_reads(given: Iterable[str], view: enums.View = enums.View.DATA) -> None:
+    """Raise OptionError for an option that somebody has given for a read, in which it does nothing.
+
+    What is stored with a table is not given for a read: it is for all that is done with the table.
+    """
+    for key in sorted(key.lower() for key in given):
+        if key.startswith("lookup.write."):
+            raise OptionError(f"option {key} is for writes: a read takes none, remove it")
+        if key == "lookup.on-error" and view is not enums.View.TOKEN:
+            raise OptionError(
+                f"option {key} is for lookup_join and register_lookup: a scan or a get() fails, remove it"
+            )
+        if key == "lookup.metrics.tasks" and view is not enums.View.METRICS:
+            raise OptionError(f"option {key} has no meaning without lookup.view = 'metrics': remove it")
+
+
+def refuse_block_size(given: Iterable[str], form: enums.FileFormatName | None, path: str) -> None:
+    """Raise OptionError for a block size that somebody has given for a read of files whose own blocks are kept."""
+    if form in (enums.FileFormatName.PARQUET, enums.FileFormatName.ARROW):
+        for key in given:
+            if key.lower() == "lookup.block.size":
+                raise OptionError(
+                    f"option {key} is for formats without natural blocks (CSV, JSON, ORC): {path} has {form.value}, remove it"
+                )

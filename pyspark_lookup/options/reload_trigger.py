@@ -16,7 +16,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pyspark_lookup.base.errors import NotSupportedError, OptionError
 
@@ -91,14 +91,21 @@ class CacheReloadTrigger(abc.ABC):
         """Ask for no more reloads; one that runs ends by itself."""
 
 
+def _cancel_nothing() -> None:
+    """What cancels where nothing is planned."""
+
+
 class DueTrigger(CacheReloadTrigger):
-    """A trigger that reloads when `next_due_s` says so, and once for all that was missed."""
+    """A trigger that reloads when `next_due_s` says so, and once for all that was missed. A pickled copy is not open (FLIP-221)."""
 
     _waits = True  # for a reload to end before the next one is planned
 
     def __init__(self) -> None:
         self._context: CacheReloadTrigger.Context | None = None
-        self._cancel: Callable[[], None] = lambda: None
+        self._cancel: Callable[[], None] = _cancel_nothing
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_context": None, "_cancel": _cancel_nothing}
 
     @abc.abstractmethod
     def next_due_s(self, last: LastReload | None, now_s: float) -> float:

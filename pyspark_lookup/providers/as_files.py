@@ -81,6 +81,7 @@ class ProviderSource(VersionSource):
 
     kinds = ("PROVIDER",)
     retained = False
+    one_asks = False  # it is foreign code, which may hang
 
     def __init__(self, provided: ProvidedTable, parts: SourceParts) -> None:
         super().__init__(parts)

@@ -75,11 +75,17 @@ class Calls:
         self._name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[concurrent.futures.Future[Any], asyncio.AbstractEventLoop] = {}  # calls that have not begun
 
     def run(self, call: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
-        """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`: then the next call gets a new thread."""
+        """What `call()` returns. Raises CallFailedError, or CallTimeoutError after `timeout_s`.
+
+        Then the next call gets a new thread, and so do those that wait behind this one.
+        """
 
         async def ended() -> tuple[T | None, BaseException | None]:
+            with self._lock:
+                self._waiting.pop(future, None)
             try:
                 return await call(), None
             except BaseException as problem:  # a SystemExit would end the thread, and nobody would hear of it
@@ -87,12 +93,15 @@ class Calls:
 
         with self._lock:
             loop = self._loop = self._loop or self._started()
-        future = asyncio.run_coroutine_threadsafe(ended(), loop)
+            future = asyncio.run_coroutine_threadsafe(ended(), loop)
+            self._waiting[future] = loop
         try:
             result, problem = future.result(timeout_s)
         except concurrent.futures.TimeoutError:
             self._leave(loop, future)
             raise CallTimeoutError from None
+        except concurrent.futures.CancelledError:  # the thread was left before this call began
+            return self.run(call, timeout_s)
         except BaseException:  # the caller is interrupted
             self._leave(loop, future)
             raise
@@ -106,6 +115,10 @@ class Calls:
         with self._lock:
             if self._loop is loop:
                 self._loop = None
+            behind = [other for other, of in self._waiting.items() if of is loop]
+            self._waiting = {other: of for other, of in self._waiting.items() if of is not loop}
+        for other in behind:
+            other.cancel()
         with contextlib.suppress(RuntimeError):  # it has ended just now
             loop.call_soon_threadsafe(loop.stop)
 

@@ -25,6 +25,11 @@ def with_provider(options: LookupOptions, provided: ProvidedTable) -> LookupOpti
         raise OptionError(
             f"option lookup.cache = 'FULL': provider {provided.name} has no scan function; return a FullCachingLookupProvider"
         )
+    idle = [key for key in options.explicit if key == "lookup.async.capacity" and not provided.asynchronous]
+    idle += [key for key in options.explicit if key.startswith("lookup.retry.") and provided.scans]
+    if idle:
+        kind = "is read as a whole" if provided.scans else "is synchronous: its calls come one after the other"
+        raise OptionError(f"option {min(idle)} has no meaning: provider {provided.name} {kind}; remove it")
     if not options.keys:
         raise OptionError(
             f"option lookup.keys = {','.join(options.keys or ())!r}: provider {provided.name} has the columns {', '.join(provided.schema.names)}"

@@ -89,6 +89,11 @@ class ProvidedTable:
         return provider.reload_trigger if isinstance(provider, FullCachingLookupProvider) else None
 
     @property
+    def asynchronous(self) -> bool:
+        """Whether several calls run at once."""
+        return isinstance(self._made.current(), AsyncLookupFunctionProvider)
+
+    @property
     def scans(self) -> bool:
         """Whether all rows can be read."""
         return isinstance(self._made.current(), FullCachingLookupProvider)

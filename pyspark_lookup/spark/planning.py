@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql import datasource as spark
@@ -39,15 +39,17 @@ from pyspark_lookup.options.catalog import (
     table_options,
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
-from pyspark_lookup.options.enums import FilterPushdown, View
+from pyspark_lookup.options.enums import FileFormatName, FilterPushdown, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import parse_boolean
+from pyspark_lookup.options.read_write_options import GIVEN, refuse_block_size, refuse_in_reads
 from pyspark_lookup.spark.types import arrow_schema, scopes_pushed_filters, struct_type
 
 _VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LONGEST = 2**30  # characters; Java has no longer text
 _CREATE = "lookup.create-if-not-exists"
 _OF_WRITES = ("lookup.write.", "lookup.storage.")
+_ONLY_OF_READS = {"lookup.block.size", "lookup.metrics.tasks"}
 _COMPARE: Mapping[type[spark.Filter], str] = {
     spark.EqualTo: "=",
     spark.GreaterThan: ">",
@@ -63,13 +65,20 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     For CREATE TABLE it carries the options, and the table is made at its path if they say so.
     """
     creating = "provider" in options
-    own = _table_to_create(options) if creating else _single_path(options)
+    given: Collection[str]
+    if creating:
+        own = _table_to_create(options)
+        given = own.keys() & _ONLY_OF_READS  # the others are for all that is done with the table
+    else:
+        own, given = _of_read(options)
     parsed = runtime().effective(LookupOptions.parse(own, conf=conf_file_options()))
+    refuse_in_reads(given, parsed.view)
     if parsed.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.view), own if creating else None), None
     engine = runtime().engine(parsed)
     with engine.publish():
         found = planner.find(engine.reader, parsed)
+        refuse_block_size(given, found.table.format, redact("path", parsed.path))
         columns = planner.table_columns(found, parsed)
         columns = change_columns(columns) if parsed.view is View.CHANGES else columns
     return _with_options(columns, own if creating else None), found
@@ -85,6 +94,8 @@ def _table_to_create(options: Mapping[str, str]) -> dict[str, str]:
     except ValueError as problem:
         raise OptionError(f"option {_CREATE} = {create!r}: expected {problem}") from None
     columns = LookupOptions.parse(own, conf=conf_file_options()).schema
+    refuse_in_reads(own.keys() & _ONLY_OF_READS)
+    refuse_block_size(own, FileFormatName.PARQUET, redact("path", own["path"]))
     if columns is None:
         raise OptionError(
             f"option {_CREATE} = 'true' needs lookup.schema, the columns of the new table, e.g. 'id INT, name STRING'"
@@ -134,6 +145,13 @@ def _single_path(options: Mapping[str, str]) -> dict[str, str]:
             )
         own.setdefault("path", several[0])
     return own
+
+
+def _of_read(options: Mapping[str, str]) -> tuple[dict[str, str], Collection[str]]:
+    """(The options of a load(), the names of those that somebody has given for it: of a read that is part of a lookup few)."""
+    own = _single_path(options)
+    given = own.pop(GIVEN, None)
+    return own, own.keys() if given is None else given.split(",")
 
 
 def _with_options(columns: pa.Schema, options: Mapping[str, str] | None) -> StructType:
@@ -202,8 +220,10 @@ def _differ(one: str, other: str) -> bool:
 
 def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions:
     """The options of a stream that is read. Raises OptionError for those of a table that lost its options."""
-    own = _single_path(read)
-    return runtime().effective(LookupOptions.parse(own, _stored_options(own, schema), conf_file_options()))
+    own, given = _of_read(read)
+    options = runtime().effective(LookupOptions.parse(own, _stored_options(own, schema), conf_file_options()))
+    refuse_in_reads(given, options.view)
+    return options
 
 
 def _stored_options(own: Mapping[str, str], schema: StructType) -> dict[str, str]:
@@ -226,9 +246,16 @@ class Planning:
     """One read being planned in this process."""
 
     def __init__(
-        self, options: LookupOptions, columns: pa.Schema, found: Found | None, declared: bool, added: Sequence[str]
+        self,
+        options: LookupOptions,
+        columns: pa.Schema,
+        found: Found | None,
+        declared: bool,
+        added: Sequence[str],
+        given: Collection[str],
     ) -> None:
         self.options = options
+        self._given = given
         self.columns = columns
         self._declared = declared
         self._added = added
@@ -238,9 +265,10 @@ class Planning:
     @classmethod
     def of(cls, read: Mapping[str, str], schema: StructType, found: Found | None) -> Planning:
         """The plan of a read with these options of a table whose schema Spark knows already."""
-        own = _single_path(read)
+        own, given = _of_read(read)
         stored = _stored_options(own, schema)
         options = runtime().effective(LookupOptions.parse(own, stored, conf_file_options()))
+        refuse_in_reads(given, options.view)
         if options.view is View.CHANGES:
             raise NotSupportedError("option lookup.view = 'changes': changes are read by spark.readStream")
         for fixed in ("lookup.columns", "lookup.view"):
@@ -254,7 +282,7 @@ class Planning:
         declared = found is None and not stored and options.view is View.DATA
         if declared and options.provider is None:
             options = _declaring(options, columns)
-        return cls(options, columns, found, declared, added_columns(schema) if stored else ())
+        return cls(options, columns, found, declared, added_columns(schema) if stored else (), given)
 
     def push(self, filters: list[spark.Filter]) -> None:
         """Prune by those filters that mean the same here as in Spark."""
@@ -268,6 +296,7 @@ class Planning:
         engine = runtime().engine(self.options)
         with engine.publish():
             found = self._found or planner.find(engine.reader, self.options)
+            refuse_block_size(self._given, found.table.format, redact("path", self.options.path))
             options = engine.reader.resolver.host.with_floor(found.table, planner.with_table_keys(self.options, found))
             planner.table_columns(found, options)
             known = {name.casefold() for name in found.columns.names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,14 +14,15 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.types import resolve_names
-from pyspark_lookup.engine.lookup_table import LookupTable, option_text
+from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.catalog import absolute_path, named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions, merge_options
-from pyspark_lookup.options.parsing import parse_names
+from pyspark_lookup.options.parsing import option_text, parse_names
+from pyspark_lookup.options.read_write_options import GIVEN, refuse_in_reads
 from pyspark_lookup.spark.types import arrow_schema
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
@@ -70,8 +71,8 @@ class LookedUp:
         return self.schema[name].dataType
 
 
-def _load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    return spark.read.format(_FORMAT).options(**options).load()
+def _load(spark: SparkSession, options: Mapping[str, str], given: Iterable[str] = ()) -> DataFrame:
+    return spark.read.format(_FORMAT).options(**options, **{GIVEN: ",".join(given)}).load()
 
 
 def look_up(
@@ -86,8 +87,10 @@ def look_up(
     Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
     """
     given = {key: option_text(value) for key, value in options.items()}
-    for key in sorted(_OF_READS & {key.lower() for key in given}):
+    asked = {key.lower() for key in given}
+    for key in sorted(_OF_READS & asked):
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
+    refuse_in_reads(asked - {"lookup.on-error"})
     stored, schema = _table(spark, table, given)
     merged = _absolute(merge_options(stored, given))
     own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
@@ -99,8 +102,10 @@ def look_up(
     merged["lookup.keys"] = ",".join(map(quote, keys))
     kept = merged.get("lookup.columns")
     parsed = LookupOptions.parse(merged, conf=conf_file_options())
-    if schema is None:
-        schema = _load(spark, _without_cache(merged)).schema
+    of_files = asked & {"lookup.block.size"}
+    if schema is None or of_files:
+        found = _load(spark, _without_cache(merged), of_files).schema
+        schema = schema or found
     spelled = tuple(_resolve(keys, schema, "on"))
     merged["lookup.keys"] = ",".join(map(quote, _order(spelled, {**stored, **given})))
     if columns is None:
@@ -191,6 +196,7 @@ def _table(
 def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str, Any]) -> dict[str, str]:
     """The options of the table that an argument means, with those given besides. Raises OptionError if it means none."""
     given = {key: option_text(value) for key, value in options.items()}
+    refuse_in_reads(given)
     stored, _ = _table(spark, table, given)
     return _absolute(merge_options(stored, given))
 

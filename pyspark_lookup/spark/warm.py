@@ -51,7 +51,7 @@ class _Warm:
         given = {**json.loads(self._options), **session_options()}
         options = runtime().effective(LookupOptions.parse(given, conf=conf_file_options()))
         if answers_for_host(runtime().engine(options), self._nonce, numbers[0]):
-            with LookupTable(None, given) as table:
+            with LookupTable.of_stored(given) as table:
                 row = {"host": socket.gethostname(), "cache_dir": str(options.cache_directory()), **_warm(table)}
             yield pa.RecordBatch.from_pylist([row], schema=parse_columns(_COLUMNS))
 

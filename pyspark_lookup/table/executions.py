@@ -55,12 +55,14 @@ class Executions:
         self._disk = disk
         self._context = context
 
-    def resolve(self, table: Table, execution: Execution, current: Callable[[], TableVersion]) -> Resolution:
-        """The version on record of an execution; else the `current` one, which is put there."""
+    def resolve(
+        self, table: Table, execution: Execution, current: Callable[[], TableVersion], one_asks: bool
+    ) -> Resolution:
+        """The version on record of an execution; else the `current` one, which is put there. `one_asks`: others wait for it."""
         key = self._key(table, execution)
         recorded = self._find_recorded(table, key)
         if recorded is None:
-            with self._host.lock("resolve", key):
+            with self._host.lock("resolve", key, one_asks):
                 key = self._key(table, execution)
                 recorded = self._find_recorded(table, key)
                 if recorded is None:

@@ -314,11 +314,11 @@ class HostVersions:
             self._context.metrics.inc("cacheFailureCount")
 
     @contextlib.contextmanager
-    def lock(self, kind: str, name: str) -> Iterator[None]:
-        """Hold a lock of this host; go on without it if it is not had in time or the directory fails."""
+    def lock(self, kind: str, name: str, wanted: bool = True) -> Iterator[None]:
+        """Hold a lock of this host, if `wanted`; go on without it if it is not had in time or the directory fails."""
         lock = None
         try:
-            if self._context.disk is not None:
+            if wanted and self._context.disk is not None:
                 lock = self._context.disk.acquire(kind, name, _LOCK_WAIT_S)
         except OSError:
             self._context.metrics.inc("cacheFailureCount")

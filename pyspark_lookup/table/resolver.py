@@ -204,7 +204,8 @@ class Resolver:
     ) -> Resolution:
         if execution is None or self._context.disk is None:
             return Resolution(self._current(table, options, current), True)
-        return self._executions.resolve(table, execution, lambda: self._current(table, options, current))
+        ask = functools.partial(self._current, table, options, current)
+        return self._executions.resolve(table, execution, ask, self.source(table).one_asks)
 
     def resolve_again(
         self, table: Table, options: LookupOptions, execution: Execution | None, gone: str, settled: bool = False
@@ -256,7 +257,7 @@ class Resolver:
         known = self.host.files(table, digest)
         if known is not None:
             return known
-        with self.host.lock("find", digest):
+        with self.host.lock("find", digest, self.source(table).one_asks):
             known = self.host.files(table, digest)  # whoever held the lock before us may have found it
             if known is not None:
                 return known
@@ -302,7 +303,7 @@ class Resolver:
             return self._refresh(table)
         fresh = self._fresh(table, options)
         if fresh is None:
-            with self.host.lock("refresh", table.id):
+            with self.host.lock("refresh", table.id, self.source(table).one_asks):
                 fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
                 if fresh is None:
                     return self._refresh(table)

@@ -63,12 +63,14 @@ class VersionSource(abc.ABC):
     """The versions of tables of some kinds. What a version is made of is in the version: see `TableVersion`.
 
     `kinds`: the names of the kinds. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
-    table's metadata says its columns, so that options about reading them have no meaning.
+    table's metadata says its columns, so that options about reading them have no meaning. `one_asks`: whether queries of a host wait
+    for the one that asks already, for what it learns.
     """
 
     kinds: ClassVar[tuple[str, ...]]
     retained: ClassVar[bool] = True
     described: ClassVar[bool] = True
+    one_asks: ClassVar[bool] = True
 
     def __init__(self, parts: SourceParts) -> None:
         self._parts = parts

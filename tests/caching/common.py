@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.cache.lookup_cache import Key, KeyLookupCache
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows, DefaultLookupCache, access_log, default_cache, growing
 from tests.fakes import FakeClock
+
+
+class Dictionary(KeyLookupCache):
+    """One key at a time, for as long as it is open. Counts what lookups count, too, and its bytes as one each."""
+
+    def __init__(self) -> None:
+        self.held: dict[Any, list[dict[str, Any]]] = {}
+        self.opened = 0
+        self.metrics = CacheMetricGroup()
+
+    def open(self, metrics: CacheMetricGroup) -> None:
+        self.opened += 1
+        self.metrics = metrics
+
+    def get_if_present(self, key: Key) -> list[dict[str, Any]] | None:
+        found = self.held.get(tuple(key.values()))
+        self.metrics.inc("missCount" if found is None else "hitCount")
+        return found
+
+    def put(self, key: Key, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+        before = self.held.get(tuple(key.values()))
+        self.held[tuple(key.values())] = [dict(row) for row in rows]
+        self.metrics.set_gauge("numCachedBytes", self.size())
+        return before
+
+    def invalidate(self, key: Key) -> None:
+        self.held.pop(tuple(key.values()), None)
+
+    def size(self) -> int:
+        return sum(max(len(rows), 1) for rows in self.held.values())
+
+    def close(self) -> None:
+        self.held.clear()
+
 
 UNBOUNDED = 2**63 - 1
 ROWS = pa.schema([("v", pa.int64()), ("t", pa.string()), ("b", pa.bool_()), (KEY_INDEX, pa.int64())])

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from pyspark_lookup.cache.memory import KEY_INDEX, CachedRows
 from pyspark_lookup.columnar.keys import Keys, Seed
-from tests.caching.common import ROWS, UNBOUNDED, Row, cache_of, counts, opened, row_of, small
+from tests.caching.common import ROWS, UNBOUNDED, Dictionary, Row, cache_of, counts, opened, row_of, small
 from tests.fakes import FakeClock
 from tests.test_keys import KINDS, examples, plain, values_of
 
@@ -286,6 +286,36 @@ def test_a_cache_is_an_ordered_dictionary(kinds: tuple[pa.DataType, ...], data: 
         for step in data.draw(st.lists(STEPS, max_size=25) | st.lists(STEPS, min_size=20, max_size=40), label="steps"):
             pair.do(step, watched)
         pair.compare_results()
+
+
+@pytest.mark.parametrize("kinds", KEY_KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
+@examples(3)
+@given(data=st.data())
+def test_a_cache_of_one_key_at_a_time(kinds: tuple[pa.DataType, ...], data: st.DataObject) -> None:
+    """What takes one key at a time answers tables of keys as the cache in memory does: keys of every type, absences, nulls."""
+    pool = data.draw(st.lists(st.tuples(*map(values_of, kinds)), min_size=1, max_size=8))
+    keys = data.draw(st.lists(st.tuples(*(values_of(kind) | st.none() for kind in kinds)), max_size=8))
+    one, many = Dictionary(), cache_of()
+    columns = [[pa.array([key[n] for key in some], kind) for n, kind in enumerate(kinds)] for some in (pool, keys)]
+    there, asked = (pa.table(dict(zip("abc", some, strict=False))) for some in columns)
+    asked = pa.concat_tables([asked, there])
+    try:
+        asked.to_pylist()
+    except (OverflowError, ValueError):  # a time that Python does not have
+        reject()
+    counts = data.draw(st.lists(st.integers(0, 2), min_size=len(pool), max_size=len(pool)))
+    rows = [{**row_of(n), KEY_INDEX: place} for place, n in enumerate(counts) for n in range(n)]
+    gone = there.slice(data.draw(st.integers(0, len(pool))))
+    assert one.get_many(there).rows is None
+    for cache in (one, many):
+        cache.put_many(there, pa.Table.from_pylist(rows, ROWS))
+        cache.invalidate_many(gone)
+    for found, expected in ((one.get_many(asked), many.get_many(asked)), (one.peek_many(asked), many.peek_many(asked))):
+        assert found.present.tolist() == expected.present.tolist()
+        assert expected.rows is not None
+        assert found.rows == expected.rows
+    with pytest.raises(ValueError, match="has a null"):
+        one.put_many(pa.table({name: pa.nulls(1) for name in asked.column_names}), pa.Table.from_pylist([], ROWS))
 
 
 @pytest.mark.parametrize("bounds", [{"max_rows": 300_000}, {"max_rows": 300_000, "expire_after_access_s": 1e9}])

@@ -611,6 +611,22 @@ FAULTS = [
         "",
         ("tests/partial/test_through.py::test_many_callers_of_few_keys",),
     ),
+    Fault(
+        "an-invalidated-entry-counts",
+        "What the host shares of a key answers although the key was invalidated since.",
+        "cache/partial/host_segment.py",
+        "self.loaded_s[rows] <= limits_s",
+        "self.loaded_s[rows] < 0",
+        ("tests/partial/test_through.py::test_keys_that_are_to_be_forgotten",),
+    ),
+    Fault(
+        "a-load-from-before-is-kept",
+        "A load that began before its key was invalidated is kept in the process.",
+        "cache/partial/read_through.py",
+        "if query.invalidated == self._invalidated:",
+        "if query.invalidated >= 0:",
+        ("tests/partial/test_through.py::test_keys_that_are_to_be_forgotten",),
+    ),
     # --- deleted rows, the full cache
     Fault(
         "a-deleted-row-is-scanned",
@@ -961,6 +977,30 @@ FAULTS = [
         "future.result(timeout_s)",
         "future.result()",
         ("tests/providers/test_functions.py::test_a_lookup_that_hangs",),
+    ),
+    Fault(
+        "a-version-is-asked-for-under-a-lock",
+        "While one query waits for version() others of the host wait for that query.",
+        "providers/as_files.py",
+        "one_asks = False",
+        "one_asks = True",
+        ("tests/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
+    ),
+    Fault(
+        "a-query-waits-for-a-reload",
+        "A query that finds a reload due waits for the one that another process makes.",
+        "cache/full/full_cache.py",
+        "self._load_after(state, wait=False)",
+        "self._load_after(state)",
+        ("tests/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
+    ),
+    Fault(
+        "own-caches-count-twice",
+        "Hits that a provider's own cache counts are added to those that lookups count.",
+        "base/metrics.py",
+        'if name not in ("hitCount", "missCount"):',
+        "if name:",
+        ("tests/providers/test_functions.py::test_a_cache_of_its_own",),
     ),
     Fault(
         "rows-of-other-keys-are-taken",

@@ -22,6 +22,7 @@ from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.memory import KEY_INDEX, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness, SharedRows
+from pyspark_lookup.cache.partial.invalidations import Invalidations
 from pyspark_lookup.cache.partial.read_through import Load, PartialCache
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
@@ -372,7 +373,11 @@ class Worker:
         self.metrics = Waited() if self.process is None else self.process.metrics
         disk, shared = (None, None) if self.process is None else (self.process.disk, self.process.shared)
         context = HostContext(disk, self.metrics, self.host, random.Random())
-        self.cache = PartialCache(KEYS.names, self._make, shared, Flights(context, SPACE, SEED, wait_s), context)
+        self.invalidations = Invalidations(context, SPACE, KEYS.names)
+        if shared is not None:
+            shared.invalidations = self.invalidations
+        flights = Flights(context, SPACE, SEED, wait_s)
+        self.cache = PartialCache(KEYS.names, self._make, shared, flights, context, self.invalidations)
 
     def _make(self) -> LookupCache:
         if self.make is not None:
@@ -394,6 +399,11 @@ class Worker:
         assert rows.schema.equals(ROWS.append(pa.field(KEY_INDEX, pa.int64())))
         held = by_key(range(len(keys)), [True] * len(keys), rows)
         return [values or [] for values in held.values()]
+
+    def invalidate(self, *keys: int) -> None:
+        """Have the host forget these keys; a moment later it may load them."""
+        self.invalidations.add(pa.table({"k": pa.array(keys, pa.int64())}))
+        self.clock.tick(0.001)
 
     def told(self) -> tuple[int, ...]:
         """(hits, misses, loads, failures) so far."""

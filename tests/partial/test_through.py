@@ -17,9 +17,11 @@ import pytest
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.cache.memory import DefaultLookupCache
+from pyspark_lookup.cache.partial import invalidations
+from pyspark_lookup.cache.partial.host_segment import Freshness
 from pyspark_lookup.columnar.keys import Keys
 from tests.fakes import FakeClock
-from tests.partial.common import BOUND_S, NONE, SEED, SPACE, Source, Worker, differing
+from tests.partial.common import BOUND_S, NONE, ROWS, SEED, SPACE, Source, Worker, differing
 from tests.test_claims import run_all
 from tests.test_disk import Opened
 
@@ -88,6 +90,76 @@ def test_the_host_is_told_what_is_in_use(cache_dir: Path, clock: FakeClock, sour
     assert in_use(worker) == [0, 5, 5]
     Worker(cache_dir, source, clock).lookup(1)
     assert worker.told() == (2 + 4 * 2, 2, 2, 0)
+
+
+@SHARED
+@pytest.mark.parametrize("before", [1, 0])
+def test_keys_that_are_to_be_forgotten(
+    cache_dir: Path, clock: FakeClock, source: Source, is_shared: bool, before: int
+) -> None:
+    """They are loaded again once, absences too, and no others are: by whoever held them, by who comes later, after a merge as before
+    it; a load under way answers its caller and is not kept."""
+    root = cache_dir if is_shared else None
+    worker = Worker(root, source, clock)
+    other = Worker(root, source, clock) if is_shared else worker
+    for one in (worker, other):
+        one.lookup(1, 2, 3, 4)
+    assert source.loaded() == [1, 2, 3, 4]
+    if before:  # the caller has seen one already
+        worker.invalidate(77)
+        worker.lookup(4)
+    worker.invalidate(1, 3)
+    worker.invalidate(3)
+    source.versions["v1"] = {1: [11], 2: [21], 3: [31], 4: [41]}
+    assert other.lookup(1, 2, 3) == [[11], [20, 21], [31]]
+    assert worker.lookup(1, 2, 3, 4) == [[11], [20, 21], [31], [40]]
+    assert source.loaded() == [1, 3]
+
+    def meanwhile(keys: list[int]) -> None:
+        source.before = lambda keys: None
+        other.invalidate(5)
+        other.lookup(4)
+
+    source.versions["v1"][5] = [50]
+    source.before = meanwhile
+    assert worker.lookup(5) == [[50]]
+    source.versions["v1"][5] = [51]
+    assert [one.lookup(5, 5) for one in (other, worker)] == [[[51], [51]]] * 2
+    assert source.loaded() == [5, 5]
+    if worker.process is not None:
+        worker.process.shared._merge(Freshness("v1", ROWS, lambda version, keys: None))
+        assert Worker(root, source, clock).lookup(1, 2, 3, 5) == [[11], [20, 21], [31], [51]]
+        assert (source.loaded(), len(worker.process.names())) == ([], 1)
+
+
+AGAIN = {"many keys": [1, 2], "damage": [1, 1, 2, 2], "lost": [1, 2], "a reboot": [1]}
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_what_is_known_of_forgotten_keys_has_an_end(
+    cache_dir: Path, clock: FakeClock, source: Source, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not known any more which keys they were, all that was loaded before is loaded again; after a reboot it is known."""
+    worker = Worker(cache_dir, source, clock)
+    worker.lookup(1, 2)
+    monkeypatch.setattr(invalidations, "_BYTES_AT_MOST", 47 if what == "many keys" else 48)
+    worker.invalidate(1)
+    worker.invalidate(8)
+    (*_, record) = sorted((cache_dir / "v1" / "records").glob("invalidated~*/*"))
+    if what == "damage":
+        record.write_bytes(b"noise")
+    elif what == "lost":  # with what the host shares
+        worker.lookup(8)
+        shutil.rmtree(record.parent)
+        Opened(cache_dir).disk.clear()
+    source.loaded()
+    now_s = clock.host("boot-2").steady_s
+    rebooted = dataclasses.replace(clock.host("boot-2"), steady_s=lambda: now_s() - 1000)
+    later = Worker(cache_dir, source, clock, host=rebooted if what == "a reboot" else None)
+    for one in (later,) if what == "a reboot" else (later, worker):
+        for _ in range(2):
+            assert one.lookup(1, 2) == [[10], [20, 21]]
+    assert source.loaded() == AGAIN[what]
 
 
 VERSIONS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import math
 import random
@@ -29,6 +30,7 @@ from pyspark_lookup.providers.functions import (
     LookupContext,
     LookupProvider,
 )
+from tests.caching.common import Dictionary
 from tests.fuzzing import MORE
 from tests.providers.common import (
     BOUND_S,
@@ -474,7 +476,8 @@ def test_any_history(
     again = {**RETRY, "lookup.retry.max-attempts": askings - 1} if askings > 1 else {}
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as monkeypatch:
         desk = Desk(Path(directory) / "cache", monkeypatch)
-        table = desk.serve(function, {**cache, **again, "lookup.max-retries": retries, "lookup.async.capacity": 1})
+        alone = {"lookup.async.capacity": 1} if kind == "async" else {}
+        table = desk.serve(function, {**cache, **again, **alone, "lookup.max-retries": retries})
         known: dict[int, list[str]] = {}
         hits = misses = failures = opened = 0
         is_open = False
@@ -621,9 +624,11 @@ def test_columns_reach_the_provider(desk: Desk, cache: Options) -> None:
 
 
 @KINDS
-def test_a_cache_of_its_own(desk: Desk, kind: str) -> None:
-    """A provider's own cache is asked first and told what was loaded, not what failed; no option is needed, and a version() neither."""
-    function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), Plain()
+@pytest.mark.parametrize("make", [Plain, Dictionary])
+def test_a_cache_of_its_own(desk: Desk, kind: str, make: Callable[[], Plain | Dictionary]) -> None:
+    """A provider's own cache is asked first and told what was loaded, not what failed; no option is needed, and a version() neither.
+    It has the table's live metrics; hits and misses are counted once, if it counts them, too."""
+    function, cache = made(kind, in_turn(raises(OSError()), rows_of(USERS))), make()
     table = desk.serve(function, {**ONCE, "lookup.cache": "PARTIAL"} if kind == "sync" else ONCE, cache=cache)
     with pytest.raises(LookupFunctionError):
         table.get(1)
@@ -632,11 +637,14 @@ def test_a_cache_of_its_own(desk: Desk, kind: str) -> None:
     assert function.log.asked == [[1], [1], [3], [2]]
     assert counted(table) == {"hitCount": 2, "missCount": 4, "loadCount": 3, "numLoadFailures": 1}
     gauges = table.metrics()
-    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), cache.bytes()) != (0, 0)
+    held = cache.bytes() if make is Plain else len(USERS) + 2
+    assert (gauges["numCachedRecords"], gauges["numCachedBytes"]) == (cache.size(), held) != (0, 0)
     assert cache.opened == 1
-    cache.invalidate({"id": 1})
-    assert names(table, 1) == ["Alice"]
-    assert function.log.asked[-1] == [1]
+    for forget in (lambda: cache.invalidate({"id": 1}), lambda: table.invalidate([1, 3])):
+        forget()
+        assert (names(table, 1), names(table, 2)) == (["Alice"], ["Bob", "Charlie"])
+    assert table.get(3) == []
+    assert function.log.asked[4:] == [[1], [1], [3]]
 
 
 def test_a_cache_of_its_own_is_emptied_for_a_new_version(desk: Desk, tmp_path: Path) -> None:
@@ -755,6 +763,56 @@ def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> N
     desk.clock.tick(1)
     other.reload()
     assert hangs == []
+
+
+@pytest.mark.parametrize("what", ["scan", "version"])
+def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate: threading.Event, what: str) -> None:
+    """While one process waits for a reload, or for a version, another whose answer is due as well gives the one that it has."""
+    hanging, calls = threading.Event(), itertools.count(1)
+
+    def call() -> str:
+        if next(calls) == 2:
+            hanging.set()
+            gate.wait(BOUND_S)
+        return "1"
+
+    def scan() -> Iterator[pa.RecordBatch]:
+        call()
+        yield from rows_of(USERS)(ids(1, 2)).to_batches()
+
+    options = {**PARTIAL, "lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"}
+    if what == "version":
+        table = desk.serve(users(), options, version=call)
+        first: Callable[[], Any] = functools.partial(names, table, 1)
+    else:
+        options = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "1 s"}
+        table = desk.table(lambda context: FullCachingLookupProvider(scan, SCHEMA), options)
+        first = table.reload  # which runs no schedule, as the command line does not
+    first()
+    desk.clock.tick(2)
+    waiting = beside(first)
+    assert hanging.wait(BOUND_S)
+    desk.restart()
+    assert beside(lambda: names(table, 1))() == ["Alice"]
+    gate.set()
+    waiting()
+
+
+def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """When it is given up those behind it ask anew, for as long as they would have: its time is not theirs."""
+    hanging = threading.Event()
+
+    def hang() -> str:
+        hanging.set()
+        return str(gate.wait(BOUND_S))
+
+    options = {"lookup.async.timeout": "1 s"}
+    table = desk.serve(users(), options, version=in_turn(hang, lambda: "1"))
+    first = beside(lambda: table.get(1))
+    assert hanging.wait(BOUND_S)
+    behind = [beside(lambda: names(table, 1)) for _ in range(3)]
+    assert isinstance(first(), LookupTimeoutError)
+    assert [result() for result in behind] == [["Alice"]] * 3
 
 
 @CACHES

@@ -259,6 +259,7 @@ def expiring() -> LookupCache:
 # What each kind of provider is refused beside. What no provider could change is refused in tests/test_options.py.
 REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
     (keyed(), [
+        ({"lookup.async.capacity": 5}, r"lookup.async.capacity has no meaning: provider .* is synchronous"),
         ({"lookup.view": "files"}, r"describe\(\) or metrics\(\)"),
         (FULL, "has no scan function; return a FullCachingLookupProvider"),
         (BY_ROWS, r"has no version\(\).*set lookup.partial-cache.expire-after-write"),
@@ -276,6 +277,10 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
         ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* brings a cache of the kind 'PARTIAL'"),
         (FULL, "lookup.cache = 'FULL': provider .* brings a cache of the kind 'PARTIAL'"),
     ]) for cache in (Plain, expiring) for kind in ("sync", "async")),
+    (Whole().versioned, [(more, f"{min(more)} has no meaning: provider .* is read as a whole") for more in (
+        {"lookup.async.capacity": 5},
+        {"lookup.retry.predicate": "lookup_miss", "lookup.retry.fixed-delay": "1 s", "lookup.retry.max-attempts": 1},
+    )]),
     (Whole().plain, [(NONE, r"neither a reload trigger nor a version\(\): set lookup.full-cache.reload-strategy")]),
     (Whole().triggered, [
         ({"lookup.cache": "NONE"}, "lookup.cache = 'NONE': provider .* brings a cache of the kind 'FULL'"),
@@ -286,6 +291,7 @@ REFUSED: list[tuple[Make, list[tuple[Options, str]]]] = [
 ]  # fmt: skip
 TAKEN: list[tuple[Make, list[Options]]] = [
     (keyed(version=True), [BY_ROWS, BY_ACCESS, BY_BYTES]),
+    (keyed(kind="async"), [{"lookup.async.capacity": 5}]),
     (keyed(version=True, cache=lasting), [NONE, {"lookup.cache": "PARTIAL"}]),
     (Whole().plain, [PERIODIC, TIMED]),
     (Whole().triggered, [CACHED, {**CACHED, **FULL}]),

@@ -45,7 +45,7 @@ def enriched(spark: SparkSession, ids: str, options: dict[str, Any], how: str = 
 
 @pytest.mark.parametrize("kind", ["cities", "async_cities"])
 def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -> None:
-    """A join to a provider asks it for the different keys of a batch, once while they are cached; so does a SQL function."""
+    """A join to a provider asks it for the different keys of a batch, once while they are cached and not invalidated; so does a SQL function."""
     options = options_of(tmp_path, kind)
     if kind == "async_cities":
         options |= {"lookup.async.capacity": "2", "lookup.async.timeout": "30 s"}
@@ -55,6 +55,9 @@ def test_a_provider(spark: SparkSession, tmp_path: Path, name: str, kind: str) -
     register_lookup(spark, name, None, "id", options=options)
     assert spark.sql(f"SELECT {name}(2).city").collect() == [("Bergen",)]
     assert asked(tmp_path) == [[1, 2, 3]]
+    LookupTable(None, {**options, "lookup.keys": "id"}).invalidate([2, 3])  # also what Spark's workers hold
+    assert enriched(spark, "1, 2, 3", options).count() == 3
+    assert asked(tmp_path) == [[1, 2, 3], [2, 3]]
     assert "a provider's table" in explain_lookup(joined)
     with pytest.raises(Exception, match="it gives rows by key only"):
         lookup_join(spark.range(3), None, "id", strategy="broadcast", options=options).collect()
@@ -98,6 +101,25 @@ def test_a_table_that_cannot_be_resolved(spark: SparkSession, tmp_path: Path) ->
     rows = spark.table("unresolved").orderBy("batch").collect()
     assert [row.version for row in rows] == [1, 1, 1, None, None, None, 3, 3, 3]
     assert ["UfsNotFoundError" in str(row.lookup_error) for row in rows] == [row.version is None for row in rows]
+
+
+def test_options_that_a_table_has_for_other_uses(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """What is stored with a table, or given with a LookupTable, for writes, joins or the files that it had once, fails no read of it."""
+    options = {"lookup.cache.dir": str(tmp_path / "cache"), "lookup.write.mode": "upsert", "lookup.on-error": "FAIL"}
+    (tmp_path / "dim").mkdir()
+    (tmp_path / "dim" / "a.csv").write_text("id,version\n1,1\n")
+    own = {**options, "path": str(tmp_path / "dim"), "lookup.block.size": "1 MiB"}
+    text = ", ".join(f"'{key}' '{value}'" for key, value in own.items())
+    spark.sql(f"CREATE TABLE {name} USING lookupcache OPTIONS ({text})")
+    (tmp_path / "dim" / "a.csv").unlink()
+    put(tmp_path / "dim" / "a.parquet", 7)
+    table = LookupTable(str(tmp_path / "dim"), options)
+    for strategy, argument in itertools.product(("cache", "broadcast"), (name, table)):
+        assert lookup_join(spark.range(1), argument, "id", strategy=strategy).collect()[0].version == 7
+    register_lookup(spark, f"{name}_of", name, "id")
+    assert spark.sql(f"SELECT {name}_of(1L).version FROM {name} LIMIT 1").collect() == [(7,)]
+    with LookupTable.for_name(spark, name) as again:
+        assert again.scan(["version"]).num_rows == 10
 
 
 # --- strategies ----------------------------------------------------------------------------------

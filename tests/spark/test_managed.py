@@ -369,6 +369,7 @@ def test_where_it_begins(desk: Desk) -> None:
         ({"lookup.stream.max-rows-per-trigger": "1", "lookup.stream.max-files-per-trigger": "1"}, "give one"),
         ({"lookup.version": "3"}, "use lookup.stream.start"),
         ({"lookup.view": "files"}, "use data or changes"),
+        ({"lookup.write.mode": "upsert"}, "lookup.write.mode is for writes"),
     ):
         with pytest.raises(Exception, match=words):
             desk.run(options, "refused")

@@ -219,6 +219,10 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"lookup.where": "upper(id) = 'A'"}, "is not supported; supported are"),
     ({"lookup.partition": "day=1"}, "no k=v directories"),
     ({"lookup.create-if-not-exists": "true", "lookup.schema": "id INT"}, "is for CREATE TABLE"),
+    ({"lookup.on-error": "NULL"}, "lookup.on-error is for lookup_join and register_lookup"),
+    ({"lookup.view": "files", "LOOKUP.write.mode": "upsert"}, "lookup.write.mode is for writes"),
+    ({"lookup.metrics.tasks": "4"}, "lookup.metrics.tasks has no meaning without lookup.view"),
+    ({"lookup.block.size": "1 MiB"}, "lookup.block.size is for formats without natural blocks .* has parquet"),
 ]
 
 

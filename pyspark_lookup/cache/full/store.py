@@ -231,15 +231,16 @@ class StoredSnapshots:
     # --- changes: the lock is held ----------------------------------------------------------------
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the table's lock of this host, however long it takes."""
-        lock = None
-        while lock is None:
+    def lock(self, wait: bool = True) -> Iterator[bool]:
+        """Hold the table's lock of this host, however long it takes; without `wait` only if nobody else does. Whether it is held."""
+        lock = self.disk.acquire("reload", self.key, _LOCK_WAIT_S if wait else 0.0)
+        while wait and lock is None:
             lock = self.disk.acquire("reload", self.key, _LOCK_WAIT_S)
         try:
-            yield
+            yield lock is not None
         finally:
-            lock.release()
+            if lock is not None:
+                lock.release()
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
         """A version as those layers, which are on disk, mapped. Raises OSError if they cannot be."""

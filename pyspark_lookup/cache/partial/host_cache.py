@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark_lookup.base.decoding import UNREADABLE, name_of, text_of, texts_of
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
+from pyspark_lookup.cache.partial.invalidations import Invalidations
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.cache.segments.segment import open_rows
 from pyspark_lookup.columnar.key_rows import key_numbers, merge_rows
@@ -50,6 +51,7 @@ class SharedCache:
     keys: pa.Schema
     seed: Seed
     bounds: Bounds
+    invalidations: Invalidations | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -67,6 +69,7 @@ class SharedCache:
         ages_s = np.zeros(len(hashes), np.float64)
         left = np.arange(len(hashes))
         found: list[pa.Table] = []
+        limits = self._limits(hashes)
         for part in self._refresh():
             if not len(left):
                 break
@@ -80,6 +83,8 @@ class SharedCache:
                 continue
             matches = part.segment.probe(Keys(some), hashes[left])
             usable = self._live(part, matches.rows, now_s) & ~stale[matches.keys]
+            if limits is not None:
+                usable &= ~part.is_before(matches.rows, limits[left][matches.keys])
             places, rows = left[matches.keys[usable]], matches.rows[usable]
             if not len(rows):
                 continue
@@ -96,6 +101,12 @@ class SharedCache:
         if not present.any():
             return None
         return SharedRows(present, merge_rows(found, fresh.schema), ages_s)
+
+    def _limits(self, hashes: Numbers) -> Numbers | None:
+        """What must not have been loaded before when: see `Invalidations.limits`."""
+        if self.invalidations is None:
+            return None
+        return self.invalidations.limits(hashes, list(self.keys), self.seed)
 
     def touch(self, keys: Sequence[pa.Array], hashes: Numbers) -> None:
         """Say that these keys are in use; other than by `get`."""
@@ -329,6 +340,9 @@ class SharedCache:
                 good = np.zeros(len(rows), np.bool_) if stale is None else good & ~stale
             asked = Keys(keys)
             hashes = asked.hashes(self.seed)
+            limits = self._limits(hashes)
+            if limits is not None:
+                good &= ~part.is_before(rows, limits)
             for other, mask in there:
                 if mask.any():
                     matches = other.segment.probe(asked, hashes)

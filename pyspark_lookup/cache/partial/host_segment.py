@@ -63,6 +63,12 @@ class HostSegment:
     loaded_s: Numbers  # -inf: nobody knows
     used: Numbers
 
+    def is_before(self, rows: Numbers, limits_s: Numbers) -> Numbers:
+        """Which rows were not loaded after a time on this boot's clock, one for each; after NaN all were."""
+        if not self.this_boot:
+            return ~np.isnan(limits_s)
+        return np.asarray(self.loaded_s[rows] <= limits_s)
+
     def touch(self, rows: Numbers, now_ms: int) -> None:
         """Say that the keys of these rows are in use."""
         self.used[self.segment.key_numbers(rows)] = now_ms

@@ -7,6 +7,7 @@ loaded here is one miss, and one load or one failure.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -14,10 +15,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.cache.memory import CachedRows, LookupCache
+from pyspark_lookup.base.errors import SchemaError
+from pyspark_lookup.base.metrics import UNSET, CacheMetricGroup, MetricsOfCache
+from pyspark_lookup.cache.memory import CachedRows, DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Freshness
+from pyspark_lookup.cache.partial.invalidations import Invalidations, castable_keys
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.key_rows import distinct_keys, key_numbers, merge_rows, renumber, rows_for
 from pyspark_lookup.columnar.keys import Keys, Numbers, as_indices
@@ -42,11 +45,13 @@ class PartialCache:
     shared: SharedCache | None
     flights: Flights
     context: HostContext
+    invalidations: Invalidations | None = None
 
     def __post_init__(self) -> None:
         self._names = list(self.key_names)
         self._lock = threading.Lock()
         self._cache: _OfVersion | None = None
+        self._invalidated = 0  # calls that this process has followed
         self._touched_s = self.context.clock.steady_s()
 
     def lookup(self, keys: Sequence[pa.Array], fresh: Freshness, load: Load) -> pa.Table:
@@ -56,7 +61,7 @@ class PartialCache:
         """
         asked = Keys(keys)
         known = asked.rows if asked.valid is None else int(np.count_nonzero(asked.valid))
-        query = _Query(self._cache_of(fresh), fresh)
+        query = self._query(keys, fresh)
         rest, _ = self._find_here(asked, keys, query)
         try:
             if len(rest):
@@ -73,7 +78,7 @@ class PartialCache:
     def get_held(self, keys: Sequence[pa.Array], fresh: Freshness) -> tuple[pa.Table, Numbers]:
         """The rows of those keys that this process or its host holds, by `KEY_INDEX`, and which keys these are."""
         asked = Keys(keys)
-        query = _Query(self._cache_of(fresh), fresh)
+        query = self._query(keys, fresh)
         rest, present = self._find_here(asked, keys, query)
         if len(rest) and self.shared is not None:
             hashes = asked.hashes(self.flights.seed)
@@ -129,7 +134,7 @@ class PartialCache:
         if len(here):
             places = np.cumsum(found.present) - 1
             rows = renumber(found.rows, places[key_numbers(found.rows)])
-            query.cache.put(self._table(_take(some, here)), rows, found.ages_s[here])
+            self._keep(query, _take(some, here), rows, found.ages_s[here])
             query.add(found.rows, wanted)
         return wanted[~found.present]
 
@@ -148,7 +153,7 @@ class PartialCache:
         age_s = clock.steady_s() - started_s
         metrics.set_gauge("latestLoadTime", int(age_s * 1000))
         metrics.time("loadTime", age_s)
-        query.cache.put(self._table(some), rows, np.full(len(wanted), age_s))
+        self._keep(query, some, rows, np.full(len(wanted), age_s))
         if self.shared is not None:
             self.shared.put(some, hashes[wanted], rows, query.fresh, started_s)
         query.add(rows, wanted)
@@ -163,18 +168,47 @@ class PartialCache:
     def _table(self, keys: Sequence[pa.Array]) -> pa.Table:
         return pa.Table.from_arrays(list(keys), self._names)
 
-    def _cache_of(self, fresh: Freshness) -> _OfVersion:
+    def _keep(self, query: _Query, keys: Sequence[pa.Array], rows: pa.Table, ages_s: Numbers) -> None:
+        """Hold rows in this process, unless keys were invalidated since the lookup began: these may be among them."""
+        with self._lock:
+            if query.invalidated == self._invalidated:
+                query.cache.put(self._table(keys), rows, ages_s)
+
+    def _query(self, keys: Sequence[pa.Array], fresh: Freshness) -> _Query:
+        """A lookup of keys like these: what was to be forgotten before it begins is forgotten."""
         with self._lock:
             if self._cache is None or not self._cache.holds(fresh):
-                if self._cache is not None:
-                    self._cache.give_up()
-                self._cache = _OfVersion(fresh, self.make_cache())
-            return self._cache
+                self._renew(fresh)
+            self._forget_invalidated(keys, fresh)
+            assert self._cache is not None
+            return _Query(self._cache, fresh, self._invalidated)
+
+    def _renew(self, fresh: Freshness) -> None:
+        if self._cache is not None:
+            self._cache.give_up()
+        cache = self.make_cache()
+        # Hits are counted here, those that another level answers too; of ours the host says how much it holds.
+        own = not isinstance(cache, DefaultLookupCache)
+        cache.open(MetricsOfCache(self.context.metrics) if own else CacheMetricGroup())
+        self._cache = _OfVersion(fresh, cache)
+
+    def _forget_invalidated(self, keys: Sequence[pa.Array], fresh: Freshness) -> None:
+        if self.invalidations is None or (number := self.invalidations.refresh()) == self._invalidated:
+            return
+        news, self._invalidated = self.invalidations.since(self._invalidated), number
+        if news is None:
+            self._renew(fresh)
+            return
+        assert self._cache is not None
+        fields = [pa.field(name, array.type) for name, array in zip(self._names, keys, strict=True)]
+        with contextlib.suppress(SchemaError):  # of types that the columns had once, and no entry's
+            self._cache.invalidate(self._table(castable_keys(news, fields)))
 
     def _tell(self, cache: _OfVersion) -> None:
         rows, size = cache.sizes() if self.shared is None else self.shared.sizes()
         self.context.metrics.set_gauge("numCachedRecords", rows)
-        self.context.metrics.set_gauge("numCachedBytes", size)
+        if size != UNSET:
+            self.context.metrics.set_gauge("numCachedBytes", size)
 
 
 class _OfVersion:
@@ -184,8 +218,6 @@ class _OfVersion:
         self._fresh = fresh
         self._cache: LookupCache | None = cache
         self._lock = threading.Lock()
-        # Counted elsewhere: what another level answers is a hit, too.
-        cache.open(CacheMetricGroup())
 
     def holds(self, fresh: Freshness) -> bool:
         """Whether its rows are of this version, and have these columns."""
@@ -202,6 +234,11 @@ class _OfVersion:
             if self._cache is not None:
                 self._cache.put_many(keys, rows, ages_s)
 
+    def invalidate(self, keys: pa.Table) -> None:
+        with self._lock:
+            if self._cache is not None:
+                self._cache.invalidate_many(keys)
+
     def sizes(self) -> tuple[int, int]:
         with self._lock:
             return (0, 0) if self._cache is None else (self._cache.size(), self._cache.bytes())
@@ -215,10 +252,14 @@ class _OfVersion:
 
 @dataclasses.dataclass
 class _Query:
-    """A lookup: the cache and the version that answer it, the rows found so far, and how many keys were loaded for it."""
+    """A lookup: the cache and the version that answer it, the rows found so far, and how many keys were loaded for it.
+
+    `invalidated`: how many invalidations it knows of.
+    """
 
     cache: _OfVersion
     fresh: Freshness
+    invalidated: int = 0
     parts: list[pa.Table] = dataclasses.field(default_factory=list)
     loaded: int = 0
 

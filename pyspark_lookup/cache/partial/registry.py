@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import threading
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -13,13 +14,14 @@ from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
 from pyspark_lookup.cache.partial.carry_over import Changes, FileBounds
 from pyspark_lookup.cache.partial.host_cache import SharedCache
 from pyspark_lookup.cache.partial.host_segment import Bounds, Freshness
+from pyspark_lookup.cache.partial.invalidations import Invalidations
 from pyspark_lookup.cache.partial.read_through import PartialCache
 from pyspark_lookup.cache.partial.single_flight import Flights
 from pyspark_lookup.columnar.keys import Seed, draw_seed
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.model import TableVersion
+from pyspark_lookup.table.model import Table, TableVersion
 
 _FLIGHT_WAIT_S = 60.0
 _CACHES_AT_MOST = 16  # of a table, for different columns; the host still holds what one is given up with
@@ -37,9 +39,11 @@ class PartialTables:
         self._context = context
         self._lock = threading.Lock()
         self._caches: dict[str, tuple[PartialCache, Changes]] = {}
+        self._invalidations: dict[str, Invalidations] = {}
 
     def of(
         self,
+        table: Table,
         space: str,
         options: LookupOptions,
         keys: pa.Schema,
@@ -49,25 +53,39 @@ class PartialTables:
     ) -> tuple[PartialCache, Freshness]:
         """The cache of rows with `columns` by `keys`, and what it is to answer for: this version of the table.
 
-        `space`: names the table, its keys and its columns.
+        `space`: names the table's reference, its keys and its columns.
         """
-        cache, changes = self._cache(space, options, keys)
+        cache, changes = self._cache(table, space, options, keys)
         changes.remember(version, bounds_of)
         may_differ = functools.partial(changes.may_differ, version.digest)
         latest = functools.partial(changes.is_latest, version.digest)
         return cache, Freshness(version.digest, columns, may_differ, latest)
 
-    def _cache(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+    def invalidate(self, table: Table, keys: pa.Table) -> None:
+        """Have the host forget what it holds of these keys, which have no nulls. OSError if its directory cannot be written."""
+        with self._lock:
+            known = self._invalidations_of(table, keys.column_names)
+        known.add(keys)
+
+    def _invalidations_of(self, table: Table, names: Sequence[str]) -> Invalidations:
+        # Of all references to the table, in whatever order they name its keys.
+        place = key_of(table.scope, table.url, *sorted(names))
+        if place not in self._invalidations:
+            self._invalidations[place] = Invalidations(self._context, place, names)
+        return self._invalidations[place]
+
+    def _cache(self, table: Table, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         bounds = sorted(options.partial_cache.items())
         place = key_of(space, keys.serialize().hex(), bounds, options.cache_max_bytes)
         with self._lock:
-            found = self._caches.pop(place, None) or self._make(space, options, keys)
+            found = self._caches.pop(place, None) or self._make(table, space, options, keys)
             self._caches[place] = found  # the latest used last
             while len(self._caches) > _CACHES_AT_MOST:
                 del self._caches[next(iter(self._caches))]
             return found
 
-    def _make(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+    def _make(self, table: Table, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
+        invalidations = self._invalidations_of(table, keys.names)
         seed, disk = self._seed(space)
         context = dataclasses.replace(self._context, disk=disk)
         own, shared = self._own, None
@@ -86,13 +104,14 @@ class PartialTables:
                 config["expire_after_write_s"],
                 config["cache_missing_key"],
             )
-            shared = SharedCache(disk, context, space, keys, seed, bounds)
+            shared = SharedCache(disk, context, space, keys, seed, bounds, invalidations)
 
         def make_cache() -> LookupCache:
             return DefaultLookupCache.from_options(options, context.clock.steady_s) if own is None else own
 
         flights = Flights(context, space, seed, _FLIGHT_WAIT_S)
-        return PartialCache(keys.names, make_cache, shared, flights, context), Changes(context, space, keys)
+        cache = PartialCache(keys.names, make_cache, shared, flights, context, invalidations)
+        return cache, Changes(context, space, keys)
 
     def _seed(self, space: str) -> tuple[Seed, Disk | None]:
         """The seed of the hashes of this space's keys, the same in all processes of the host."""

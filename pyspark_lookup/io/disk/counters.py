@@ -105,24 +105,36 @@ class Counters(Records):
         return found
 
     def merge_counters(
-        self, prefix: str, above: int, merge: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]]
+        self,
+        prefix: str,
+        above: int,
+        merge: Callable[[list[Counts]], tuple[dict[str, Any], dict[str, int]]],
+        group: Callable[[list[Counts]], Mapping[str, str]] = lambda every: {},
     ) -> None:
-        """Put one total in place of the files of processes that have ended, if there are more than `above` files of a prefix.
+        """Put totals in place of the files of processes that have ended, if there are more than `above` files of a prefix.
 
-        `merge` makes what it is about, and its numbers. OSError if the directory cannot be written.
+        `group`: which total each of all files is to be part of, by their names; those without one are of the total "". `merge`
+        makes what a total is about, and its numbers. OSError if the directory cannot be written.
         """
         if len(self._counter_names(prefix)) <= above:
             return
         with self._lock("total.lock"):
-            total = f"{prefix}-ended"
-            left = self._forget_included(total)  # of somebody who died over that
-            ended = [counts for counts in self.counters(prefix) if not counts.alive or counts.name == total]
-            gone = [counts.name for counts in ended if counts.name != total]
-            if gone:
-                about, values = merge(ended)
-                # Who reads between here and the removals, or after a death there, counts them once.
-                self.new_counters(total, {**about, "includes": [*gone, *left]}, values)
-                self._forget_included(total)
+            # Of somebody who died over that.
+            left = {name: self._forget_included(name) for name, _ in self._totals(prefix)}
+            every = self.counters(prefix)
+            groups, ended = group(every), dict[str, list[Counts]]()
+            for counts in every:
+                if not counts.alive or counts.name in left:
+                    ended.setdefault(groups.get(counts.name, ""), []).append(counts)
+            for name, parts in ended.items():
+                total = f"{prefix}-{name}-ended" if name else f"{prefix}-ended"
+                gone = [counts.name for counts in parts if counts.name != total]
+                if gone:
+                    about, values = merge(parts)
+                    lost = [name for counts in parts for name in left.get(counts.name, ())]
+                    # Who reads between here and the removals, or after a death there, counts them once.
+                    self.new_counters(total, {**about, "includes": [*gone, *lost]}, values)
+                    self._forget_included(total)
 
     def _forget_included(self, total: str) -> list[str]:
         """Remove the files that a total includes; the names of those that are still there."""

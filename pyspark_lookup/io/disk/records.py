@@ -30,7 +30,8 @@ _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked"),
     7: ("bounds", "files", "schema"),
     30: ("floor", "heartbeat", "log", "log-tail", "reloads", "snapshot", "table", "version", "token"),
-    60: ("segment",),  # without it a segment is read through, no more
+    # Without the one a segment is read through, no more; the other outlives what it says of snapshots.
+    60: ("segment", "invalidated"),
 }
 # Counted from the last use (touched once a day), so what is in use is never swept.
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
@@ -155,6 +156,10 @@ class Records(Directory):
         """`newest_record`, which is called often."""
         path = self._root / "records" / name_of(f"{kind}{_ROW}{key}")
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
+
+    def newest_number(self, kind: str, key: str) -> int:
+        """The number of the newest in a row of records, which is not read; 0 if there is none."""
+        return max(self._numbers(f"{kind}{_ROW}{key}"), default=0)
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
         """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.
