@@ -90,7 +90,7 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
         "lookup_seconds_bucket /t 0.003": 1,
         "lookup_seconds_bucket /t 60": 1,
         "lookup_seconds_bucket /t +Inf": 2,
-        "disk_block_budget": 10**9,
+        "disk_budget": 10**9,
     }
     assert {name: found.get(name) for name in expected} == expected
     assert "latest_load_seconds /u" not in found

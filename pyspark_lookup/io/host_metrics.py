@@ -121,8 +121,9 @@ def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[
     return {
         "reloadLag": _lag(total, clock),
         "diskBlockBytes": space.blocks,
-        "diskBlockBudget": space.budget,
         "diskSegmentBytes": space.segments,
+        "diskRecordBytes": space.records,
+        "diskBudget": space.budget,
         "diskFreeBytes": space.free,
     }
 

@@ -19,13 +19,20 @@ import logging
 from collections.abc import Callable
 
 from pyspark_lookup.base import progress
-from pyspark_lookup.base.errors import ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError
+from pyspark_lookup.base.errors import CacheFullError, ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
-from pyspark_lookup.cache.full.loader import Layout, Progress, SnapshotLoader
+from pyspark_lookup.cache.full.loader import (
+    DECODED_AT_MOST,
+    Layout,
+    Progress,
+    SnapshotLoader,
+    StoredLayer,
+    share_of,
+)
 from pyspark_lookup.cache.full.schedule import Schedule, trigger_of
 from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.cache.full.store import State, StoredSnapshots, StoredVersion
+from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import Reload, remember_reload
@@ -96,6 +103,8 @@ class FullCache:
         done = self._jobs.ask(version)
         try:
             done.result(timeout=wait_s)
+        except CacheFullError:  # said and counted where it was found
+            return None
         except concurrent.futures.TimeoutError:
             self._fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
         except Exception as problem:  # said and counted where it happened; the files may be readable
@@ -109,13 +118,13 @@ class FullCache:
     def current(self) -> tuple[TableVersion, Snapshot] | None:
         """The latest snapshot and its version; the first load is waited for, none after it.
 
-        None if the cache directory cannot hold it. Raises what the first load raised, and
+        None if the cache directory cannot hold it, or one that is newer. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
         state, snapshot = self._find_latest()
         if state.gone:  # as the last load found it; whoever asks has just found it to be there again
             self._load_after(state)
-            state, snapshot = self._stored.find(lambda state: state.latest)
+            state, snapshot = self._stored.find(_served)
         if snapshot is None:
             snapshot = self._load_first()
         elif self.options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
@@ -141,8 +150,8 @@ class FullCache:
 
         Where processes live for one query only, none of them is there when a reload comes due: the next one makes it.
         """
-        state, snapshot = self._stored.find(lambda state: state.latest)
-        if snapshot is None or not self._reloads or not self.schedule.is_neglected():
+        state, snapshot = self._stored.find(_served)
+        if (snapshot is None and state.refused is None) or not self._reloads or not self.schedule.is_neglected():
             return state, snapshot
         try:
             self._load_after(state)
@@ -150,7 +159,7 @@ class FullCache:
             # A load's own is said and counted where it happened. What there is goes on serving.
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self.context.metrics.inc("cacheFailureCount")
-        return self._stored.find(lambda state: state.latest)
+        return self._stored.find(_served)
 
     def _load_after(self, state: State) -> None:
         """Load what the store has, unless somebody else has since."""
@@ -165,7 +174,10 @@ class FullCache:
     @property
     def can_keep(self) -> bool:
         """Whether a snapshot can be kept here, as far as is known."""
-        return self._gave_up_at_s is None or self.context.clock.steady_s() - self._gave_up_at_s >= _GIVE_UP_S
+        if self._gave_up_at_s is not None and self.context.clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S:
+            return False
+        refused = self._stored.state().refused
+        return refused is None or abs(self.context.clock.wall_s() - refused.at_s) >= _GIVE_UP_S
 
     def _load_first(self) -> Snapshot | None:
         if not self.can_keep:
@@ -174,10 +186,12 @@ class FullCache:
         try:
             with self._stored.lock():
                 state = self._stored.state()  # whoever held the lock before may have made it
-                snapshot = self._stored.open(state.latest)
+                snapshot = self._stored.open(_served(state))
                 if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
                     raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
+        except CacheFullError:
+            return None
         except OSError as problem:
             if isinstance(problem, UfsError):
                 raise
@@ -232,7 +246,7 @@ class FullCache:
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
                     self._load(job.version, False)
         except BaseException as problem:
-            if job.tidy or job.compact:  # nobody waits for it
+            if (job.tidy or job.compact) and not isinstance(problem, CacheFullError):  # nobody waits for it
                 _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
             raise
 
@@ -249,6 +263,9 @@ class FullCache:
         try:
             with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
                 snapshot, stored = self._make(state, version, report)
+        except CacheFullError as problem:
+            self._refuse(state, problem)
+            raise
         except BaseException as problem:
             self.context.metrics.inc("numLoadFailures")
             level = logging.INFO if state.failures else logging.WARNING
@@ -276,6 +293,7 @@ class FullCache:
             failures=0,
             error="",
             gone=False,
+            refused=None,
         )
         self._stored.write(state)
         self._stored.keep_version(snapshot)
@@ -290,6 +308,30 @@ class FullCache:
         if _is_worth_compacting(snapshot):
             self._jobs.ask(None, compact=True)
         return snapshot
+
+    def _refuse(self, state: State, problem: CacheFullError) -> None:
+        """Remember that the budget has no room for the table, for all processes of the host; said once."""
+        self.context.metrics.inc("snapshotOverBudgetCount")
+        now_s = self.context.clock.wall_s()
+        if state.refused is None:
+            self._fall_back(logging.WARNING, f"there is no room for a snapshot: {problem}")
+            self._remember_reload(Reload(now_s, 0.0, error=f"not built: {problem}"[:500]))
+        refused = Refused(now_s, str(problem)[:500], problem.wanted, problem.of_bytes)
+        with contextlib.suppress(OSError):
+            self._stored.record(dataclasses.replace(state, finished_at_s=now_s, refused=refused))
+
+    def refusal(self, version: TableVersion) -> str | None:
+        """Why this host would keep no snapshot of a version, for want of room; None if it has one, or room as far as can be told."""
+        state, chosen = self._stored.state(), self._choose(version)
+        if state.refused is not None:
+            return state.refused.reason
+        if state.find(version.digest) is not None or self.disk.lacks("segments", chosen.bytes * DECODED_AT_MOST) <= 0:
+            return None
+        try:
+            self.disk.check_room(self.loader.estimate(chosen, self.layout_of(version), max(chosen.bytes, 1), None))
+        except CacheFullError as problem:
+            return str(problem)
+        return None
 
     def _receive(self) -> int:
         return self.context.metrics.snapshot()["ufsGetBytes"]
@@ -312,7 +354,19 @@ class FullCache:
             last = self._stored.map(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
-            layers = self.loader.load(chosen, self.layout_of(version), last, stored, report)
+            layout = self.layout_of(version)
+            share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
+            layers: tuple[StoredLayer, ...] | None = None
+            try:
+                layers = self.loader.load(chosen, layout, last, stored, report, share)
+            except CacheFullError:
+                if last is None:
+                    raise
+                share = share_of(last)
+            if layers is None:  # the snapshot there is makes room, if nobody reads it
+                unchanged = last = None
+                self._stored.forget()
+                layers = self.loader.load(chosen, layout, None, (), report, share)
             self.context.metrics.inc("snapshotBuildCount")
             return self._stored.add(version, layers)
 
@@ -371,6 +425,11 @@ class FullCache:
         self._jobs.close()
         self.schedule.close()
         self._stored.forget()
+
+
+def _served(state: State) -> StoredVersion | None:
+    """The version that queries in CACHE mode read: not one in whose place there was no room for a newer one."""
+    return state.latest if state.refused is None else None
 
 
 def _is_worth_compacting(snapshot: Snapshot) -> bool:

@@ -81,7 +81,7 @@ class PartialTables:
             rows, size = (math.inf if bound is None else bound for bound in (config["max_rows"], config["max_bytes"]))
             bounds = Bounds(
                 rows,
-                min(options.cache_max_bytes, size),
+                min(disk.budget(), size),
                 config["expire_after_access_s"],
                 config["expire_after_write_s"],
                 config["cache_missing_key"],

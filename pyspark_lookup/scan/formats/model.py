@@ -110,6 +110,10 @@ class FileIndex(abc.ABC):
         """How many there are; None: not known without reading them."""
         return None
 
+    def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int | None:
+        """About what the rows take in a snapshot, with its index; None: not known without reading them."""
+        return None
+
     @abc.abstractmethod
     def ranges(self, unit: Unit, columns: Sequence[str]) -> list[Range]: ...
     @abc.abstractmethod

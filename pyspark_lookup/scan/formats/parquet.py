@@ -18,6 +18,7 @@ from pyspark_lookup.columnar.types import parts_of, spark_schema, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 
+_INDEX_BYTES = 24  # of a row, for its key and its place in the file
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
 
 
@@ -86,6 +87,17 @@ class ParquetIndex(FileIndex):
 
     def rows(self, unit: Unit) -> int:
         return int(self._metadata.row_group(unit.number).num_rows)
+
+    def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int:
+        group = self._metadata.row_group(unit.number)
+        size = group.num_rows * _INDEX_BYTES
+        for name in columns:
+            try:
+                size += group.num_rows * self.schema.field(name).type.bit_width // 8
+            except ValueError:  # of texts and lists, whose values are in the pages
+                size += group.num_rows * 4
+                size += sum(group.column(leaf).total_uncompressed_size for leaf in self._leaves[name])
+        return int(size)
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         with reading(self._file, "parquet"):
