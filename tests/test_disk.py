@@ -117,7 +117,11 @@ def test_a_block_is_what_was_put(opened: Opened) -> None:
             assert {k: bytes(disk.get_block(k) or b"") for k in blocks} == blocks
             assert disk.get_block(key(5)) is None
             assert disk.get_block(key(1, 1, "other version")) is None
-        assert opened.disk.used_bytes() == opened.usage() == sum(on_disk(len(data) + HEADER_BYTES) for data in blocks.values())
+        assert (
+            opened.disk.used_bytes()
+            == opened.usage()
+            == sum(on_disk(len(data) + HEADER_BYTES) for data in blocks.values())
+        )
     data = opened.disk.get_block(key(1000))
     opened.path(key(1000)).write_bytes(b"")
     opened.path(key(1000)).unlink()

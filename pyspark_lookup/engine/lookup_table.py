@@ -384,10 +384,7 @@ class LookupTable:
     def close(self) -> None:
         """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
         if not self._closed:
-            engine = runtime().engine(self._options)
-            engine.publish_metrics()
-            if self._held is not None:
-                engine.reader.let_go(*self._held, self)
+            runtime().engine(self._options).let_go(self._held, self)
         self._closed = True
 
     def _find(self, engine: Engine, options: LookupOptions) -> Found:

@@ -6,6 +6,7 @@ call. So sums over the processes of a host are exact, and short by the batch in 
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import os
 import socket
@@ -38,7 +39,7 @@ class Publisher:
         self._clock = clock
         self._lock = threading.Lock()
         self._file: CounterFile | None = None
-        self._published = CacheMetricGroup().pack()
+        self._published = self._before = CacheMetricGroup().pack()
         self._gauges_at = 0
 
     def publish(self) -> None:
@@ -47,7 +48,16 @@ class Publisher:
             with self._lock:  # or what one thread has read first might be put last
                 self._put(self._disk, self.metrics.pack())
 
+    def close(self) -> None:
+        """Leave the file as it is; what is counted from now on goes into another one."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file, self._before = None, self._published
+
     def _put(self, disk: Disk, packed: bytes) -> None:
+        if self._file is None and packed == self._before:  # nothing since
+            return
         if packed == self._published and self._file is not None:
             return
         if packed[_GAUGES_BEGIN:] != self._published[_GAUGES_BEGIN:]:
@@ -55,7 +65,7 @@ class Publisher:
         try:
             if self._file is None:
                 self._file = self._new_file(disk)
-            self._file.put(packed + _NUMBER.pack(self._gauges_at))
+            self._file.put(_less(packed, self._before) + _NUMBER.pack(self._gauges_at))
         except OSError:
             self.metrics.inc("cacheFailureCount")
             return
@@ -87,6 +97,14 @@ class Publisher:
         for counts in self._disk.counters(self._label) if self._disk is not None else ():
             found.setdefault(_worker(counts), []).append(counts)
         return {name: _add(of_worker) for name, of_worker in found.items()}
+
+
+def _less(packed: bytes, before: bytes) -> bytes:
+    """Numbers with what the counters have counted since; gauges are as they are."""
+    counted = array.array("q", packed)
+    for place, number in enumerate(array.array("q", before)[: len(COUNTERS)]):
+        counted[place] -= number
+    return counted.tobytes()
 
 
 @dataclasses.dataclass(frozen=True)

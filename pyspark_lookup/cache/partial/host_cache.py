@@ -112,6 +112,12 @@ class SharedCache:
         with self._lock:
             return _sizes_of([*self._parts.values()])
 
+    def close(self) -> None:
+        """Let go of what is mapped; what is on disk stays."""
+        with self._lock:
+            self._parts = {}
+            self._covered.clear()
+
     def _is_keyed(self, part: HostSegment) -> bool:
         """Whether a segment is by these keys, of the types of now, and hashed as they are."""
         held = part.segment.schema

@@ -171,6 +171,15 @@ class PartialCache:
                 self._cache = _OfVersion(fresh, self.make_cache())
             return self._cache
 
+    def close(self) -> None:
+        """Let go of what this process holds."""
+        with self._lock:
+            if self._cache is not None:
+                self._cache.give_up()
+                self._cache = None
+        if self.shared is not None:
+            self.shared.close()
+
     def _tell(self, cache: _OfVersion) -> None:
         rows, size = cache.sizes() if self.shared is None else self.shared.sizes()
         self.context.metrics.set_gauge("numCachedRecords", rows)

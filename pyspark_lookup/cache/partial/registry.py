@@ -67,6 +67,13 @@ class PartialTables:
                 del self._caches[next(iter(self._caches))]
             return found
 
+    def close(self) -> None:
+        """Let go of what this process holds; what is on disk stays."""
+        with self._lock:
+            held, self._caches = self._caches, {}
+        for cache, _ in held.values():
+            cache.close()
+
     def _make(self, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         seed, disk = self._seed(space)
         context = dataclasses.replace(self._context, disk=disk)

@@ -342,7 +342,7 @@ class Disk(Segments, Claims, Counters):
     def sweep(self) -> None:
         """Remove leftovers of killed writers and records past their time, and recount; at most every 10 minutes per host."""
         marker = self._root / "swept"
-        now = self._now_s()
+        now = self._swept_s = self._now_s()
         with contextlib.suppress(OSError):
             if marker.exists() and abs(now - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
                 return

@@ -167,10 +167,10 @@ class Records(Space):
 
     @contextlib.contextmanager
     def _within_budget(self, size: int) -> Iterator[None]:
-        """Take so much of the budget for what the block puts, and give it back if that fails."""
-        taken = size
+        """Take so much of the budget for what the block puts, and give it back if that fails; or, after it, give back (< 0)."""
+        taken = max(size, 0)
         try:
-            self.take("records", size)
+            self.take("records", taken)
         except TimeoutError:  # whoever holds the account was stopped: a record is small, and counted later
             taken = 0
         try:
@@ -179,6 +179,8 @@ class Records(Space):
             with contextlib.suppress(OSError):
                 self.take("records", -taken)
             raise
+        with contextlib.suppress(OSError):
+            self.take("records", min(size, 0))
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
         """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""

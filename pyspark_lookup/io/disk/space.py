@@ -18,7 +18,7 @@ from typing import Literal
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk.directory import Directory, is_own_file, is_unlocked, use_file
+from pyspark_lookup.io.disk.directory import Directory, is_own_file, is_unlocked, names_in, use_file
 
 Kind = Literal["blocks", "segments", "records"]
 
@@ -84,9 +84,10 @@ class ReservedFile:
             shared = min(more, self._out_of.taken)
             self._out_of._set(self._out_of.taken - shared)
             self.taken, more = self.taken + shared, more - shared
-        self._space.take("segments", more)
-        self.taken += more
+        self._space.take("segments", max(more, 0))
         os.ftruncate(self.fd, size)
+        self._space.take("segments", min(more, 0))
+        self.taken += more
 
     def _set(self, size: int) -> None:
         self.taken = size
@@ -219,8 +220,18 @@ class Space(Directory):
         """What lies in the directory, found by a look at each file. Locks and claims count for nothing: they are small, and few."""
         blocks = sum(size for _, size, _ in self._walk(self._root / "blocks"))
         records = sum(size for kind in ("records", "counters") for _, size, _ in self._walk(self._root / kind))
-        records += sum(size for _, size, path in self._walk(self._root / "tmp") if path.suffix != _RESERVED)
+        records += self._count_temporary()
         return Usage(blocks, self._count_segments(), records)
+
+    def _count_temporary(self) -> int:
+        """What writers that were killed have left, and others write at this moment; not what has got its name meanwhile."""
+        found = 0
+        for name in names_in(self._root / "tmp"):
+            with contextlib.suppress(OSError):
+                status = (self._root / "tmp" / name).lstat()
+                if status.st_nlink == 1 and not name.endswith(_RESERVED):
+                    found += on_disk(status.st_size)
+        return found
 
     def _count_segments(self) -> int:
         reserved = (size for _, size, path in self._walk(self._root / "tmp") if path.suffix == _RESERVED)
