@@ -41,6 +41,7 @@ class Publisher:
         self._file: CounterFile | None = None
         self._published = self._before = CacheMetricGroup().pack()
         self._gauges_at = 0
+        self._closed = False
 
     def publish(self) -> None:
         """Put this process's counters where others of the host find them."""
@@ -53,10 +54,10 @@ class Publisher:
         with self._lock:
             if self._file is not None:
                 self._file.close()
-                self._file, self._before = None, self._published
+                self._file, self._before, self._closed = None, self._published, True
 
     def _put(self, disk: Disk, packed: bytes) -> None:
-        if self._file is None and packed == self._before:  # nothing since
+        if self._closed and packed == self._before:  # nothing since
             return
         if packed == self._published and self._file is not None:
             return

@@ -393,8 +393,8 @@ class Disk(Segments, Claims, Counters):
             name = path.relative_to(self._root / "blocks").as_posix()
             with contextlib.suppress(FileNotFoundError):
                 length = path.name.rpartition("-")[2]
-                content = content_of(path, size)[0]
-                data = unwrap(content, name) if length == str(len(content) - HEADER_BYTES) else None
+                held = path.lstat().st_size
+                data = unwrap(content_of(path, held)[0], name) if length == str(held - HEADER_BYTES) else None
                 if data is None:
                     damaged.append(f"blocks/{name}")
                 else:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -190,8 +191,8 @@ class Space(Directory):
                 ours = is_own_file(os.fstat(fd))
         except OSError as problem:
             ours = isinstance(problem, FileNotFoundError)
-        if not ours:  # a link, a socket
-            self._remove(path)
+        if not ours and not self._remove(path):  # a link, a socket; a directory
+            shutil.rmtree(path, ignore_errors=True)
         with use_file(path, os.O_RDWR | os.O_CREAT) as fd:
             yield fd
 
