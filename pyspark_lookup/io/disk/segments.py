@@ -160,8 +160,9 @@ class Segments(Records):
         """Say that a table's segments are in use: those of tables that are not go first. Coarse, so that it costs no writes."""
         with contextlib.suppress(OSError):
             path = self._place("records", "snapshot", table)
-            if abs(self._now_s() - path.lstat().st_mtime) > _TOUCH_AFTER_S:
-                os.utime(path)
+            now_s = self._now_s()
+            if abs(now_s - path.lstat().st_mtime) > _TOUCH_AFTER_S:
+                os.utime(path, (now_s, now_s))
 
     def supersede_segments(self, table: str, names: Sequence[str]) -> None:
         """Say which segments of a table only versions need that are not its latest: they go before anything else. OSError if it fails."""
