@@ -248,17 +248,17 @@ def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
     """Superseded snapshots, then blocks, then the table that was not used for longest; never what somebody reads, nor a table that
     was used a moment ago."""
     clock = FakeClock(time.time() + 10)
-    noise = {"noise": [random.Random(n).randbytes(200) for n in range(EACH)]}  # 120 kB a file
+    noise = {"noise": [random.Random(n).randbytes(230) for n in range(EACH)]}  # half a MB a table
 
-    def made(name: str, mode: str = "FULL") -> Table:
+    def made(name: str) -> Table:
         for number in range(4):
             publish(tmp_path / name, number, 1, columns=noise)
-        table = Table(tmp_path / name, cache_dir, MODES[mode], clock, max_bytes=2 * MIB)
-        table.scan()
-        run_waiting(table.later)
+        table = Table(tmp_path / name, cache_dir, MODES["FULL"], clock, max_bytes=2 * MIB)
+        with contextlib.suppress(CacheFullError):  # blocks are those of files whose columns were looked up
+            table.full.reload()
         return table
 
-    one, read = made("one"), made("read", "NONE")
+    one = made("one")
     disk = one.host.disk
     assert disk is not None
     for version in (2, 3, 4):  # each time all but one file: bases, of which three are superseded
@@ -269,23 +269,26 @@ def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
     latest = one.full.reload()
     assert len(one.segments()) < 4
     assert one.versions(0) == [4]
-    assert read.metric("blockEvictedCount") == 0
-    before = disk.usage()
     two = made("two")
     assert len(one.segments()) == 1
-    assert two.metrics("snapshotBuildCount", "tableEvictedCount", "blockEvictedCount") == [1, 0, 0]
+    assert two.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 0]
+    before = disk.usage()
+    assert before.blocks > 0
+    two.full.close()
+    clock.tick(1000)  # now nobody has used it lately, but there are blocks
     three = made("three")
     assert three.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 0]
     assert three.metric("blockEvictedCount") > 0
     assert disk.usage().blocks < before.blocks
-    assert made("four").metrics("snapshotBuildCount", "snapshotOverBudgetCount") == [0, 1]
-    two.full.close()
-    assert made("five").metric("snapshotOverBudgetCount") == 1
+    four = made("four")
+    assert four.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
+    assert [len(table.segments()) for table in (one, two, three)] == [1, 0, 1]
+    four.full.close()  # nobody reads it, but it was used a moment ago
+    assert made("five").metrics("snapshotBuildCount", "snapshotOverBudgetCount") == [0, 1]
     clock.tick(1000)
-    three.full.close()
-    assert latest.rows == 2000  # and is mapped
+    assert latest.rows == 2000  # and is mapped, as the third one's
     assert made("six").metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
-    assert (len(one.segments()), len(two.segments()), len(three.segments())) == (1, 0, 1)
+    assert [len(table.segments()) for table in (one, three, four)] == [1, 1, 0]
 
 
 def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cache_dir: Path) -> None:

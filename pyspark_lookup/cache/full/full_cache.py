@@ -351,6 +351,7 @@ class FullCache:
             unchanged = self._stored.open(known, version)
             if unchanged is not None and known is not None and _is_cacheable(chosen):
                 return unchanged, known
+            self._stored.forget(state.latest)  # what is superseded may be needed as room
             last = self._stored.map(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.

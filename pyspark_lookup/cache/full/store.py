@@ -245,10 +245,10 @@ class StoredSnapshots:
         self.context.metrics.set_gauge("numCachedRecords", snapshot.rows)
         self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
-    def forget(self) -> None:
-        """Let go of what is mapped; what is on disk stays."""
+    def forget(self, kept: StoredVersion | None = None) -> None:
+        """Let go of what is mapped, but for the version that is `kept`; what is on disk stays."""
         with self._mutex:
-            self._open.clear()
+            self._open = {digest: held for digest, held in self._open.items() if kept and digest == kept.digest}
 
     # --- changes: the lock is held ----------------------------------------------------------------
 
@@ -278,6 +278,7 @@ class StoredSnapshots:
     def record(self, state: State) -> None:
         """Have that be what is on this host."""
         self.disk.replace_record("snapshot", self.key, state.to_json())
+        self.disk.use_table(self.key)
 
     def write(self, state: State) -> None:
         """Record a state without versions past their time, or given up for space, then remove their segments."""

@@ -25,7 +25,7 @@ from pyspark_lookup.io.disk.directory import (
 )
 from pyspark_lookup.io.disk.records import ROW
 from pyspark_lookup.io.disk.segments import Segments
-from pyspark_lookup.io.disk.space import Kind, ReservedFile, default_budget, on_disk
+from pyspark_lookup.io.disk.space import RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
 _EVICT_MORE = 10  # evictions of blocks make room for a tenth of what blocks may take, too
 _LARGEST_SHARE = 8  # a block above an eighth of the budget would sweep out too much for itself
@@ -197,15 +197,14 @@ class Disk(Segments, Claims, Counters):
     # --- space ------------------------------------------------------------------------------------
 
     def _make_room(self, kind: Kind, amount: int) -> None:
-        """Remove what dead writers left, superseded snapshots, blocks, tables that are not used, and for a record old records.
+        """Remove what dead writers left, superseded snapshots, for a record old records, blocks, tables that are not used.
 
         A block takes no other table's place. What somebody has mapped stays. OSError if another process is at it for long.
         """
-        steps = [self._remove_dead, self._evict_superseded, self._evict_blocks]
-        if kind == "records":
-            steps.append(self._evict_records)
-        if kind != "blocks":
-            steps.append(self._evict_tables)
+        steps = [self._remove_dead, self._evict_superseded]
+        steps += [self._evict_records] if kind == "records" else []
+        steps += [self._evict_blocks]
+        steps += [self._evict_tables] if kind != "blocks" else []
         with self._lock("evict.lock"):
             for step in steps:
                 needed = self.lacks(kind, amount)
@@ -355,6 +354,7 @@ class Disk(Segments, Claims, Counters):
             self._sweep_claims(now)
             self._sweep_counters(now)
             self.recount()
+            self._evict_records(self.usage().records - self.budget() // RECORDS_SHARE)
 
     def clear(self) -> tuple[int, int]:
         """Remove everything; (files, bytes) of that. Who reads meanwhile has misses, and a query that runs may lose its version.

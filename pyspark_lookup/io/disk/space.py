@@ -25,7 +25,7 @@ Kind = Literal["blocks", "segments", "records"]
 
 _PAGE = 4096  # what a file takes on disk is a multiple of it
 _DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of what is free there and ours
-_RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
+RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
 _TRIES = 3  # to have room that others do not take
 _RESERVED = ".reserved"
 _USAGE = "%020d %020d %020d\n"
@@ -134,7 +134,7 @@ class Space(Directory):
         """How many bytes must go before so many can be taken; 0 or less if none must."""
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
-        return usage.total + amount - (limit if kind == "records" else limit - limit // _RECORDS_SHARE)
+        return usage.total + amount - (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
     def take(self, kind: Kind, amount: int) -> None:
         """Take bytes from the budget, making room for them, or give some back (< 0).
@@ -154,7 +154,7 @@ class Space(Directory):
 
     def _has_room(self, usage: Usage, kind: Kind, amount: int) -> bool:
         limit = self._limit(usage)
-        return usage.total + amount <= (limit if kind == "records" else limit - limit // _RECORDS_SHARE)
+        return usage.total + amount <= (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
     def _full(self, amount: int) -> CacheFullError:
         usage = self._read_usage() or Usage()
