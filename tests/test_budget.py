@@ -297,13 +297,14 @@ def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cach
     for number in range(4):
         publish(tmp_path / "dim", number, 1, columns=noise)
     clock = FakeClock(time.time() + 10)
-    table = Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=3 * MIB // 2)
-    assert table.versions(0) == [1]
+    table, other = (Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=3 * MIB // 2) for _ in range(2))
+    assert table.versions(0) == other.versions(0) == [1]
     for number in range(4):
         publish(tmp_path / "dim", number, 2, columns=noise)
     table.due_after()
     assert table.metrics("snapshotOverBudgetCount", "numLoadFailures") == [1, 0]
     assert (table.versions(0), table.metric("missCount")) == ([2], 1)
+    assert (other.versions(0), other.metric("missCount")) == ([2], 1)
     clock.tick(700)
     table.due_after()
     assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [2, 1]

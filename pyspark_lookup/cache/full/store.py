@@ -184,6 +184,8 @@ class StoredSnapshots:
         """The state, and the snapshot that is chosen from it; of `version`, if the caller knows."""
         while True:
             state = self.state()
+            if state.refused is not None:
+                self.forget()  # so that it makes room, unless somebody goes on reading it
             stored = choose(state)
             snapshot = self.open(stored, version)
             # Between reading of its layers and opening them they may have been compacted.
