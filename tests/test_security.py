@@ -202,8 +202,8 @@ def test_upkeep_among_planted_files(opened: Opened, what: str) -> None:
     opened.clock.tick(10 * 86400)
     with memory_at_most(2**30):
         opened.disk.sweep()
-        # A directory among the blocks is one of theirs.
-        assert len(opened.disk.check().damaged) == (2 if what == "a directory" else 3)
+        # A directory among the blocks is one of theirs; a huge record has gone for space.
+        assert len(opened.disk.check().damaged) == (2 if what == "a directory" or "huge" in what else 3)
         opened.disk.check(repair=True)
     assert [path.is_dir() for path in places] == [what == "a directory", False, False]
 
