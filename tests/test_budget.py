@@ -6,6 +6,7 @@ import collections
 import contextlib
 import os
 import random
+import shutil
 import threading
 import time
 import types
@@ -31,7 +32,7 @@ from pyspark_lookup.scan.open_file import KnownFiles
 from tests.fakes import FakeClock, Later, wait_until_settled
 from tests.fuzzing import seeds
 from tests.partial.common import run_waiting
-from tests.test_disk import handles_below
+from tests.test_disk import data_of, handles_below, key
 from tests.test_full_cache import CACHE, EACH, FULL, Table, publish
 from tests.workers import run_processes
 
@@ -325,6 +326,10 @@ def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest
         assert disk.budget() == disk.space().budget == budget * MIB
     with pytest.raises(CacheFullError, match="its share of the disk is 0 B"):
         disk.replace_record("version", "k", 1)
+    monkeypatch.undo()
+    shutil.rmtree(cache_dir)
+    disk.put_blocks({key(1): data_of(1)})  # refused, and no error
+    assert disk.budget() == 0
 
 
 def test_close_leaves_nothing_open(tmp_path: Path, cache_dir: Path) -> None:

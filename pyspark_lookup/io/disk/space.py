@@ -53,8 +53,11 @@ def on_disk(size: int) -> int:
 
 
 def default_budget(path: Path, used: int) -> int:
-    """What a cache directory may take of the disk that a path lies on, if nobody says; it has `used` so much."""
-    disk = os.statvfs(path)
+    """What a cache directory may take of the disk that a path lies on, if nobody says; it has `used` so much. 0 if it is gone."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
     return min(disk.f_blocks * disk.f_frsize // _DISK_SHARE, (used + disk.f_bavail * disk.f_frsize) // _FREE_SHARE)
 
 
