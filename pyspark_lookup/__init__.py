@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_lookup.base.errors import CacheDirectoryError as CacheDirectoryError
+    from pyspark_lookup.base.errors import CacheFullError as CacheFullError
     from pyspark_lookup.base.errors import CommitUnknownError as CommitUnknownError
     from pyspark_lookup.base.errors import DamagedFileError as DamagedFileError
     from pyspark_lookup.base.errors import LookupFunctionError as LookupFunctionError
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "base.errors": "CacheDirectoryError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError VersionGoneError WriteConflictError",
+    "base.errors": "CacheDirectoryError CacheFullError CommitUnknownError DamagedFileError LookupFunctionError LookupTimeoutError NonUniqueKeyError NotATableError NotSupportedError OptionError OverlapError PredicateError PysparkLookupError ReloadFailedError SchemaError TableBusyError TableEmptyError TableFormatError UfsError UfsNotFoundError UfsPermissionError UfsTimeoutError UfsUnavailableError VersionGoneError WriteConflictError",
     "base.write_ids": "RangeResponse ValidWriteIdList",
     "cache.lookup_cache": "CachedRows KeyLookupCache LookupCache",
     "cache.memory.default_cache": "DefaultLookupCache DefaultLookupCacheBuilder",

@@ -60,7 +60,7 @@ class Host(Opened):
         """`dies`: before the files in the total are removed."""
         with pytest.MonkeyPatch.context() as patch:
             if dies:
-                patch.setattr(Disk, "_remove", lambda self, path: False)
+                patch.setattr(Disk, "_drop", lambda self, kind, path: False)
             self.disk.merge_counters("t", above, added)
 
 
@@ -274,5 +274,5 @@ def test_gauges_are_the_latest(host: Host) -> None:
     assert first.host_total()["reloadLag"] == 2000
     assert host.publisher("new").host_total()["reloadLag"] == UNSET
     space = first.host_total()
-    assert space["diskBlockBudget"] == 10**9
+    assert space["diskBudget"] == 10**9
     assert space["diskFreeBytes"] > 0

@@ -213,7 +213,14 @@ def test_conf_file(tmp_path: Path) -> None:
     examples = {f"lookup.full-cache.{key}" for key in ("max-staleness", "retain", "blackout")}
     examples |= {
         f"lookup.{key}"
-        for key in ("metadata.source", "metadata.sync-interval", "settle", "cache.dir", "on-version-gone")
+        for key in (
+            "metadata.source",
+            "metadata.sync-interval",
+            "settle",
+            "cache.dir",
+            "cache.max-bytes",
+            "on-version-gone",
+        )
     }
     shown = {key: value for key, value in values.items() if key not in examples and ".storage." not in key}
     assert len(shown) >= 6

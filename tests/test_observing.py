@@ -97,7 +97,7 @@ def test_prometheus_has_the_sums_of_all_processes(disk: Disk) -> None:
         "lookup_seconds_bucket /t 0.003": 1,
         "lookup_seconds_bucket /t 60": 1,
         "lookup_seconds_bucket /t +Inf": 2,
-        "disk_block_budget": 10**9,
+        "disk_budget": 10**9,
     }
     assert {name: found.get(name) for name in expected} == expected
     assert "latest_load_seconds /u" not in found
@@ -307,6 +307,7 @@ HINTS: list[tuple[dict[str, int], str, bool]] = [
     ({"blockHitCount": 50, "blockMissCount": 50, "blockEvictedCount": 40}, "lookup.cache.max-bytes", False),
     ({"blockRefusedCount": 20}, "an eighth", False),
     ({"snapshotReadThroughCount": 1}, "build-wait", False),
+    ({"snapshotOverBudgetCount": 1}, "Raise lookup.cache.max-bytes", False),
     ({"hitCount": 400, "missCount": 600}, "partial-cache.max-rows", False),
     ({"lookupTimeCount": 200}, "lookup.cache=FULL", False),
     ({"ufsRetryCount": 20, "ufsGetCount": 100}, "throttles", False),
@@ -324,8 +325,8 @@ def test_each_hint_has_its_reason() -> None:
     assert hints(NOTHING) == hints({**NOTHING, **good}) == []
     both = hints({**NOTHING, "snapshotReadThroughCount": 1, "staleServedCount": 1})
     assert [hint.urgent for hint in both] == [True, False]
-    # A disk with less free than the snapshots take, or than 1 GiB; an unknown amount is nothing to say.
-    fine = DiskSpace(blocks=0, budget=1, segments=10**10, free=2 * 10**10)
+    # A disk with less free than the budget has left; an unknown amount is nothing to say.
+    fine = DiskSpace(blocks=0, budget=3 * 10**10, segments=10**10, free=2 * 10**10)
     assert disk_hints(fine) == disk_hints(dataclasses.replace(fine, free=-1)) == []
     assert len(disk_hints(dataclasses.replace(fine, free=10**9))) == 1
 
@@ -347,7 +348,7 @@ def test_times_and_savings() -> None:
 
 # --- sizes ------------------------------------------------------------------------------------------
 
-ROOM = DiskSpace(0, 10**9, 0, 10**12)
+ROOM = DiskSpace(0, 10**12, 0, 10**12)
 
 
 def test_a_trace_is_replayed_through_the_cache() -> None:
@@ -373,7 +374,10 @@ def test_which_mode_is_advised() -> None:
     assert in_memory.options == {"lookup.cache": "PARTIAL", "lookup.partial-cache.max-rows": "1000"}
     assert in_memory.distinct_keys == 1000
     assert advice(large, ROOM, 10**10, cold).options == {"lookup.cache": "FULL"}
-    no_room = advice(large, dataclasses.replace(ROOM, free=10**10), 10**12, None)
-    assert no_room.options["lookup.cache"] == "PARTIAL"
-    assert "--trace" in " ".join(no_room.reasons)
+    for less in ({"free": 10**10}, {"budget": 10**10}):
+        no_room = advice(large, dataclasses.replace(ROOM, **less), 10**12, None)
+        assert no_room.options["lookup.cache"] == "PARTIAL"
+        assert "may take 10,000 MB" in (reasons := " ".join(no_room.reasons))
+        assert "--trace" in reasons
+    assert "3 times there was no room" in " ".join(advice(small, ROOM, 10**10, None, refused=3).reasons)
     assert "once only" in " ".join(advice(large, dataclasses.replace(ROOM, free=1), 10**12, cold).reasons)

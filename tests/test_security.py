@@ -162,11 +162,8 @@ def test_planted_numbers_claims_totals_and_locks(opened: Opened, what: str) -> N
     disk.put_blocks({key(1): data_of(1)})
     plant(opened.root / "usage", what)
     disk.put_blocks({key(2): data_of(2)})
-    if what == "a directory":
-        assert opened.count("cacheFailureCount") == 1
-    else:
-        assert opened.usage() == disk.used_bytes()
-        assert disk.get_block(key(2)) == data_of(2)
+    assert opened.usage() == disk.used_bytes()
+    assert disk.get_block(key(2)) == data_of(2)
     path = published(opened, "s", TABLE).with_suffix(".used")
     assert disk.open_numbers(TABLE, "s", 4, create=True) is not None
     plant(path, what)
@@ -205,8 +202,8 @@ def test_upkeep_among_planted_files(opened: Opened, what: str) -> None:
     opened.clock.tick(10 * 86400)
     with memory_at_most(2**30):
         opened.disk.sweep()
-        # A directory among the blocks is one of theirs.
-        assert len(opened.disk.check().damaged) == (2 if what == "a directory" else 3)
+        # A directory among the blocks is one of theirs; a huge record has gone for space.
+        assert len(opened.disk.check().damaged) == (2 if what == "a directory" or "huge" in what else 3)
         opened.disk.check(repair=True)
     assert [path.is_dir() for path in places] == [what == "a directory", False, False]
 

@@ -23,7 +23,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.io.disk import OpenSegment, SegmentWriter
+from pyspark_lookup.io.disk import OpenSegment, SegmentWriter, on_disk
+from pyspark_lookup.io.disk.space import Usage
 from tests import test_disk as blocks
 from tests.fuzzing import fuzzed, memory_at_most
 from tests.processes.test_fill import in_fresh_process, must_end
@@ -127,7 +128,8 @@ def test_a_segment_is_what_was_published(opened: Opened) -> None:
     assert os.listdir(opened.root / "tmp") == []
     report = opened.disk.check()
     assert (report.blocks, report.bytes, report.damaged, report.leftovers) == (0, 0, (), ())
-    assert opened.disk.used_bytes() == 0  # segments are no blocks
+    assert opened.disk.usage() == Usage(0, on_disk(path.stat().st_size), on_disk(record_of(opened).stat().st_size))
+    assert opened.disk.usage().total == opened.disk.used_bytes()
 
 
 @fuzzed(24)
@@ -195,7 +197,7 @@ def test_a_segment_gets_its_name_when_it_is_on_the_disk(opened: Opened, monkeypa
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
     writer.finish({})
-    temporary = str(writer.path)
+    temporary = str(writer.file.path)
     opened.disk.publish_segment("t", "s", writer)
     writer.close()
     path, record = str(path_of(opened)), str(record_of(opened))

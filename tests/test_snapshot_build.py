@@ -29,7 +29,7 @@ from pyspark_lookup.columnar.buffers import ColumnWriter
 from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.io.disk import OpenSegment, SegmentWriter
+from pyspark_lookup.io.disk import OpenSegment, ReservedFile, SegmentWriter
 from tests.test_disk import Opened, handles_below
 from tests.test_keys import KINDS, SEED, examples, plain, values_of
 from tests.test_segments import files_at_most
@@ -67,9 +67,9 @@ class Workshop:
         self.names = map(str, itertools.count())
         self.spills = self.parts = 0
 
-    def spill(self) -> Path:
+    def spill(self, size: int) -> ReservedFile:
         self.spills += 1
-        return self.disk.spill_file()
+        return self.disk.reserve(size)
 
     def builder(
         self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY

@@ -118,6 +118,16 @@ class CacheDirectoryError(PysparkLookupError, PermissionError):
     """The cache directory is foreign, open to others, or no directory."""
 
 
+class CacheFullError(PysparkLookupError, OSError):
+    """The budget of the cache directory (`lookup.cache.max-bytes`) has no room for more.
+
+    Of a build: about how many bytes were `wanted` for so many bytes of files.
+    """
+
+    wanted: int = 0
+    of_bytes: int = 1
+
+
 class UfsError(PysparkLookupError, OSError):
     """The store failed in a way another attempt will not mend."""
 

@@ -84,6 +84,8 @@ COUNTERS: Mapping[str, str] = {
     "blockEvictedCount": "blocks removed for space",
     "blockRefusedCount": "blocks too large for the cache or not safe to keep",
     "snapshotBuildCount": "snapshots that were loaded (lookup.cache=FULL)",
+    "snapshotOverBudgetCount": "snapshots that were not built, or given up, because lookup.cache.max-bytes has no room for them",
+    "tableEvictedCount": "tables whose snapshots or rows by key were removed for space, being unused",
     "snapshotReadThroughCount": "queries that read the files because a snapshot was not ready (lookup.cache=FULL)",
     "snapshotCompactionCount": "snapshots whose layers were compacted into one",
     "snapshotDamagedCount": "snapshots that failed their checksum",
@@ -113,8 +115,9 @@ GAUGES: Mapping[str, str] = {
 HOST_GAUGES: Mapping[str, str] = {
     "reloadLag": "ms since the version that is answered from was last known to be the current one (lookup.metadata.source=CACHE)",
     "diskBlockBytes": "bytes of blocks in the cache directory, of all tables",
-    "diskBlockBudget": "... and how many there may be (lookup.cache.max-bytes)",
     "diskSegmentBytes": "bytes of snapshots and shared loads in the cache directory, of all tables",
+    "diskRecordBytes": "bytes of records and counters in the cache directory, of all tables",
+    "diskBudget": "bytes that the cache directory may take in all (lookup.cache.max-bytes)",
     "diskFreeBytes": "bytes free where the cache directory lies",
 }
 """What is found out when somebody asks, not counted by processes."""

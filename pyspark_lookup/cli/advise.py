@@ -52,7 +52,8 @@ def advise(path: str, trace: Path | None, options: tuple[str, ...], cache_dir: s
         size = table.describe()["bytes"]
         estimated = size > _READ_AT_MOST
         decoded_bytes = size * _DECODED_SHARE if estimated else table.scan().nbytes
-        found = advice(decoded_bytes, disk_space(cache_dir), memory_bytes, asked, estimated)
+        refused = table.metrics()["snapshotOverBudgetCount"]
+        found = advice(decoded_bytes, disk_space(cache_dir), memory_bytes, asked, estimated, refused)
     shown = {
         "options": found.options,
         "because": list(found.reasons),
@@ -103,11 +104,17 @@ class Advice:
 
 
 def advice(
-    decoded_bytes: int, space: DiskSpace, memory_bytes: int, trace: pa.Table | None, estimated: bool = False
+    decoded_bytes: int,
+    space: DiskSpace,
+    memory_bytes: int,
+    trace: pa.Table | None,
+    estimated: bool = False,
+    refused: int = 0,
 ) -> Advice:
     """What to set for a table whose rows take so much, decoded, on a host with this disk and memory (-1: unknown).
 
-    `estimated`: that is a guess from the files' size. `trace`: the key columns of lookups, in their order.
+    `estimated`: that is a guess from the files' size. `trace`: the key columns of lookups, in their order. `refused`: how often there
+    was no room for its snapshot here.
     """
     sizes: tuple[Replayed, ...] = ()
     distinct = None
@@ -116,8 +123,12 @@ def advice(
         sizes = tuple(replay(trace, size) for size in _sizes(distinct))
     what = f"its rows take {'about ' if estimated else ''}{decoded_bytes / 1e6:,.1f} MB decoded"
     options = {"lookup.cache": CacheMode.FULL.value}
-    if 0 <= space.free < decoded_bytes * _RELOAD:
-        reasons = [f"{what}; a full cache needs twice that on disk, and {space.free / 1e6:,.0f} MB are free"]
+    if space.budget < decoded_bytes * _RELOAD or 0 <= space.free + space.used < decoded_bytes * _RELOAD:
+        room = min(space.budget, max(space.free, 0) + space.used)
+        reasons = [
+            f"{what}; a full cache needs twice that on disk, and the cache directory may take {room / 1e6:,.0f} MB "
+            "(lookup.cache.max-bytes)"
+        ]
         options = _by_key(sizes, reasons)
     elif decoded_bytes <= _SMALL:
         reasons = [f"{what}: small enough for every host to keep it whole"]
@@ -126,6 +137,11 @@ def advice(
         options = _by_key(sizes, reasons)
     else:
         reasons = [f"{what}, and the disk has room for it"]
+    if refused:
+        full = f"{refused:,} times there was no room for its snapshot on this host, and it was read from its files"
+        reasons.append(
+            f"{full}: {space.used / 1e6:,.0f} MB of {space.budget / 1e6:,.0f} MB are in use; raise lookup.cache.max-bytes"
+        )
     return Advice(options, tuple(reasons), distinct, sizes)
 
 

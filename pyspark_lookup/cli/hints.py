@@ -53,12 +53,12 @@ def hints(values: Mapping[str, int]) -> list[Hint]:
 
 def disk_hints(space: DiskSpace) -> list[Hint]:
     """What the use of a cache directory advises."""
-    if not 0 <= space.free < max(space.segments, 1 << 30):
+    if not 0 <= space.free < space.budget - space.used:
         return []
     return [
         Hint(
-            "Less is free on the disk of the cache directory than a reload may need (the snapshots once more, and 1 GiB).",
-            "Move lookup.cache.dir to a larger disk, or lower lookup.cache.max-bytes.",
+            "Less is free on the disk of the cache directory than its budget allows for.",
+            "Lower lookup.cache.max-bytes, or leave it out: then half of what is free is used. Or move lookup.cache.dir to a larger disk.",
             urgent=True,
         )
     ]
@@ -89,6 +89,11 @@ def _found(values: Mapping[str, int]) -> Iterator[Hint]:
             f"{values['snapshotDamagedCount']:,} snapshots were damaged.",
             "Answers came from the store instead. Run 'pyspark-lookup check --repair', and look at the disk.",
             urgent=True,
+        )
+    if values["snapshotOverBudgetCount"]:
+        yield Hint(
+            f"{values['snapshotOverBudgetCount']:,} times there was no room for a snapshot: the table was read from its files.",
+            "Raise lookup.cache.max-bytes, or set lookup.cache=PARTIAL for this table or for others of this host.",
         )
     of_blocks = block_hit_rate(values)
     if of_blocks is not None and of_blocks <= 0.8 and values["blockEvictedCount"] >= _ENOUGH:

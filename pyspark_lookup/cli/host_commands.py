@@ -44,8 +44,8 @@ def stats(path: str | None, cache_dir: str | None, as_json: bool) -> None:
             if table.values[name] not in (0, UNSET) and "UpTo" not in name:
                 click.echo(f"  {name:<28} {count_text(name, table.values[name]):>24}")
     click.echo(
-        f"cache directory: {bytes_text(space['blocks'])} of blocks (at most {bytes_text(space['budget'])}), "
-        f"{bytes_text(space['segments'])} of snapshots and shared loads; {bytes_text(space['free'])} free"
+        f"cache directory: {bytes_text(space['blocks'])} of blocks, {bytes_text(space['segments'])} of snapshots and shared loads, "
+        f"{bytes_text(space['records'])} of records; at most {bytes_text(space['budget'])} in all; {bytes_text(space['free'])} free"
     )
 
 
@@ -71,7 +71,8 @@ def check(repair: bool, cache_dir: str | None, as_json: bool) -> None:
 @CACHE_DIR
 @JSON
 def clear(cache_dir: str | None, as_json: bool) -> None:
-    """Empty the cache: blocks, snapshots, shared loads. Queries that run go on, and fetch what they need again."""
+    """Empty the cache: blocks, snapshots, shared loads, records, counters of processes that have ended. Queries that run go on, and
+    fetch what they need again."""
     removed, freed = disk_at(cache_dir).clear()
     show({"files": removed, "bytes": freed}, as_json)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import pyarrow as pa
 from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.engine.runtime import runtime
-from pyspark_lookup.io.disk import Disk, DiskSpace
+from pyspark_lookup.io.disk import Disk, DiskSpace, empty_space
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 
@@ -58,24 +57,22 @@ def given_options(options: Sequence[str], cache_dir: str | None) -> dict[str, st
 
 def disk_at(cache_dir: str | None) -> Disk:
     """This host's cache directory. Raises click.UsageError if there is none, CacheDirectoryError if it cannot be used."""
-    directory, budget = _cache_directory(cache_dir)
+    directory, max_bytes = _cache_directory(cache_dir)
     if not directory.exists():
         raise click.UsageError(f"there is no cache directory {directory}: name it by --cache-dir")
-    return Disk(directory, budget, CacheMetricGroup(), CLOCK.wall_s, random.Random())
+    return Disk(directory, max_bytes, CacheMetricGroup(), CLOCK.wall_s, random.Random())
 
 
 def disk_space(cache_dir: str | None) -> DiskSpace:
     """What this host's cache directory takes, and what is free where it is, or would be."""
-    directory, budget = _cache_directory(cache_dir)
+    directory, max_bytes = _cache_directory(cache_dir)
     if directory.exists():
         return disk_at(cache_dir).space()
-    above = next(parent for parent in directory.parents if parent.exists())
-    free = os.statvfs(above)
-    return DiskSpace(0, budget, 0, free.f_bavail * free.f_frsize)
+    return empty_space(next(parent for parent in directory.parents if parent.exists()), max_bytes)
 
 
-def _cache_directory(cache_dir: str | None) -> tuple[Path, int]:
-    """Where this host keeps its cache, and how many bytes of blocks at most."""
+def _cache_directory(cache_dir: str | None) -> tuple[Path, int | None]:
+    """Where this host keeps its cache, and how many bytes at most, if that is set."""
     options = LookupOptions.parse({"path": "/", **given_options((), cache_dir)}, conf=conf_file_options())
     return options.cache_directory(), options.cache_max_bytes
 

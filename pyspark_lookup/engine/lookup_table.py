@@ -399,10 +399,8 @@ class LookupTable:
     def close(self) -> None:
         """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
         if not self._closed:
-            engine = runtime().engine(self._options)
-            engine.publish_metrics()
-            if self._held is not None:
-                engine.reader.let_go(self._held.found.table, self._held.options, self)
+            held = None if self._held is None else (self._held.found.table, self._held.options)
+            runtime().engine(self._options).let_go(held, self)
         self._closed = True
 
     def _engine(self) -> Engine:

@@ -71,6 +71,7 @@ _SCHEMAS = {
             ("bytes", pa.int64()),
             ("rows", pa.int64()),  # null where only reading them would tell
             ("unique_keys", pa.bool_()),  # null where no snapshot tells
+            ("not_kept", pa.string()),  # why this host has no room for a snapshot; null if it has, or none is wanted
         ]
     ),
     View.TOKEN: pa.schema([("version", pa.binary())]),
@@ -205,4 +206,6 @@ def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
         rows = reader.versions.rows(table, options, version)
     unique = snapshot.unique if snapshot is not None else None
     count, size = len(version.files), version.bytes
-    return [{"digest": version.digest, "files": count, "bytes": size, "rows": rows, "unique_keys": unique}]
+    refusal = full.refusal(version) if full is not None and snapshot is None else None
+    facts = {"digest": version.digest, "files": count, "bytes": size, "rows": rows}
+    return [{**facts, "unique_keys": unique, "not_kept": refusal}]

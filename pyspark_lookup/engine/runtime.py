@@ -60,10 +60,24 @@ class Engine:
         self._ufs = ufs
         self._context = context
         self.known: Table | None = None  # what its path was, as of the last announcement
-        self.publish_metrics = publisher.publish
+        self._publisher = publisher
         self.host_metrics = publisher.host_total
         self.worker_metrics = publisher.by_worker
         self.url_of = ufs.url_of
+
+    def publish_metrics(self) -> None:
+        """Put this process's counters where the host finds them; now and then the cache directory is swept, beside the caller."""
+        self._publisher.publish()
+        if self.disk is not None and self.disk.sweep_is_due():
+            self._context.start("lookupcache-sweep", self.disk.sweep)
+
+    def let_go(self, held: tuple[Table, LookupOptions] | None, user: object) -> None:
+        """Close what `user` was the last one to hold (`held`: its table, if it has read one), files of counters included."""
+        self.publish_metrics()
+        if held is not None:
+            self.reader.let_go(*held, user)
+        if not self.reader.is_held:
+            self._publisher.close()
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:

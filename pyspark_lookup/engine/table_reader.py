@@ -210,7 +210,13 @@ class TableReader:
         self._users.discard(user)
         if not self._users:
             self._scan.close()
+            self.partials.close()
         self.fulls.let_go(table, options, user)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody holds it."""
+        return bool(self._users)
 
     def _tell_age(self, plan: ReadPlan, execution: Execution | None) -> None:
         """Log once, from one process of the host, that a later execution reads an older plan's version."""

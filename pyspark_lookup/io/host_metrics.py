@@ -6,6 +6,7 @@ call. So sums over the processes of a host are exact, and short by the batch in 
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import os
 import socket
@@ -40,8 +41,9 @@ class Publisher:
         self._clock = clock
         self._lock = threading.Lock()
         self._file: CounterFile | None = None
-        self._published = CacheMetricGroup().pack()
+        self._published = self._before = CacheMetricGroup().pack()
         self._gauges_at = 0
+        self._closed = False
 
     def publish(self) -> None:
         """Put this process's counters where others of the host find them."""
@@ -49,7 +51,16 @@ class Publisher:
             with self._lock:  # or what one thread has read first might be put last
                 self._put(self._disk, self.metrics.pack())
 
+    def close(self) -> None:
+        """Leave the file as it is; what is counted from now on goes into another one."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file, self._before, self._closed = None, self._published, True
+
     def _put(self, disk: Disk, packed: bytes) -> None:
+        if self._closed and packed == self._before:  # nothing since
+            return
         if packed == self._published and self._file is not None:
             return
         if packed[_GAUGES_BEGIN:] != self._published[_GAUGES_BEGIN:]:
@@ -57,7 +68,7 @@ class Publisher:
         try:
             if self._file is None:
                 self._file = self._new_file(disk)
-            self._file.put(packed + _NUMBER.pack(self._gauges_at))
+            self._file.put(_less(packed, self._before) + _NUMBER.pack(self._gauges_at))
         except OSError:
             self.metrics.inc("cacheFailureCount")
             return
@@ -99,6 +110,14 @@ class Publisher:
         for counts in self._disk.counters(self._label) if self._disk is not None else ():
             found.setdefault(_worker(counts), []).append(counts)
         return {name: _add(of_worker) for name, of_worker in found.items()}
+
+
+def _less(packed: bytes, before: bytes) -> bytes:
+    """Numbers with what the counters have counted since; gauges are as they are."""
+    counted = array.array("q", packed)
+    for place, number in enumerate(array.array("q", before)[: len(COUNTERS)]):
+        counted[place] -= number
+    return counted.tobytes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +168,9 @@ def host_gauges(disk: Disk, total: Mapping[str, int], clock: HostClock) -> dict[
     return {
         "reloadLag": _lag(total, clock),
         "diskBlockBytes": space.blocks,
-        "diskBlockBudget": space.budget,
         "diskSegmentBytes": space.segments,
+        "diskRecordBytes": space.records,
+        "diskBudget": space.budget,
         "diskFreeBytes": space.free,
     }
 

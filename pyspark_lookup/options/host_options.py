@@ -24,9 +24,9 @@ class HostOptions:
         "lookup.cache.dir", Kind("path", parse_text), None, shown="`lookupcache-<uid>` in the system's temporary directory",
         doc="Directory of this host's cache, mode 0700, on a local disk.",
     )
-    cache_max_bytes: int = option(
-        "lookup.cache.max-bytes", size(MIB, MOST), 10 * GIB, shown="10 GiB",
-        doc="Disk budget of this host's blocks; snapshots come on top.",
+    cache_max_bytes: int | None = option(
+        "lookup.cache.max-bytes", size(MIB, MOST), None, shown="a quarter of its disk, or half of what is free there if that is less",
+        doc="Budget of the cache directory for all that lies in it: blocks, snapshots, rows by key, records.",
     )
     block_size: int = option(
         "lookup.block.size", size(64 * 1024, GIB), 4 * MIB, shown="4 MiB",

@@ -84,6 +84,10 @@ class TableScan(abc.ABC):
         """How many rows the files have; None where only reading them would tell."""
         return None
 
+    def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
+        """About how many bytes these columns take in a snapshot; None where only reading them would tell."""
+        return None
+
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """The places of deleted rows, by the URL of their file."""
         return {}

@@ -24,7 +24,7 @@ from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
 
-_INDEXES = 4096
+_INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
 _VALUES = 4 * 1024 * 1024  # in all, 8 bytes each
 _ASKED_AT_MOST = 1000  # values; with more a file will have one of them
@@ -163,7 +163,7 @@ class KnownFiles:
 
     def keep(self, file: FileVersion, index: FileIndex, read_from: Iterable[Range]) -> None:
         if file.immutable:
-            self._indexes.put((file.url, file.size), (index, tuple(read_from)), 1)
+            self._indexes.put((file.url, file.size), (index, tuple(read_from)), index.memory_bytes)
 
     def forget(self, file: FileVersion) -> None:
         """Forget an index, of which it is not sure that it is the file's."""

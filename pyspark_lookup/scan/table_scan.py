@@ -116,6 +116,18 @@ class Scan(TableScan):
         deleted = sum(map(len, self.read_deleted(table, files).values()))
         return sum(known) - deleted if len(known) == len(counts) else None
 
+    def decoded_bytes(self, table: Table, files: Sequence[FileVersion], names: Sequence[str]) -> int | None:
+        """See `TableScan`. Reads footers, through the cache, of formats that have some."""
+        if not self.splittable(table):
+            return None
+        wanted = {name.casefold() for name in names}
+        sizes: list[int | None] = []
+        for file in self._open(table, slices_of(files), None):
+            columns = [name for name in file.index.schema.names if name.casefold() in wanted]
+            sizes += [file.index.decoded_bytes(unit, columns) for unit in file.index.units]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """See `TableScan`. Reads what says so, through the cache."""
         return self._deleted.of(table.url, files)

@@ -68,7 +68,7 @@ _VERSION_COLUMN = "_lookup_version"
 # to more where keys are known to repeat: lookups hand their rows over in lists.
 _BROADCAST_ROWS = 2_000_000
 _BROADCAST_REPEATED_ROWS = 3_000_000
-_explained: dict[str, str] = {}
+_explained: dict[str, tuple[str, LookedUp]] = {}
 _explained_lock = threading.Lock()
 _versions_lock = threading.Lock()
 
@@ -123,7 +123,7 @@ def lookup_join(
     explained += f"  strategy: {chosen} ({why})\n  cache: lookup.cache = {found.parsed.cache.value}{'' if cache_given(found.options) else ', by default'}; "
     explained += f"lookup.metadata.source = {found.parsed.metadata_source.value}"
     with _explained_lock:
-        _explained[name] = explained
+        _explained[name] = explained, found
     _log.info("lookup join %s: %s (%s)", name, chosen, why)
     return join.broadcast(df, name) if chosen == "broadcast" else join.join_cached(df, name)
 
@@ -131,16 +131,29 @@ def lookup_join(
 def explain_lookup(df: DataFrame) -> str:
     """How each lookup in a DataFrame's plan is carried out, and why: its table, strategy and cache. Also prints it.
 
-    Of lookups that this process has joined; there is none in what was built elsewhere.
+    Where a full cache is wanted one host is asked, by a job, whether it has room for a snapshot. Of lookups that this process
+    has joined; there is none in what was built elsewhere.
     """
     with contextlib.redirect_stdout(io.StringIO()) as plan:
         df.explain(extended=True)
     named = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan.getvalue()))
     with _explained_lock:
         known = [_explained[name] for name in named if name in _explained]
-    text = "\n".join(known) if known else "no lookup join in this DataFrame"
+    told = [explained + _not_kept(table) for explained, table in known]
+    text = "\n".join(told) if told else "no lookup join in this DataFrame"
     print(text)  # noqa: T201 - as DataFrame.explain does
     return text
+
+
+def _not_kept(table: LookedUp) -> str:
+    """A line that says why a host keeps no snapshot of the table; nothing if it has one, or would."""
+    if table.parsed.cache is not CacheMode.FULL or table.parsed.provider is not None:
+        return ""
+    try:
+        reason = table.view(View.SUMMARY).collect()[0].not_kept
+    except Exception as problem:  # the store or Spark fails: then so will the query, and say why
+        reason = f"unknown, {type(problem).__name__}"
+    return "" if reason is None else f"\n  snapshot: none, the table is read from its files ({reason})"
 
 
 def _pairs(on: Any) -> list[tuple[str, str]]:

@@ -59,8 +59,8 @@ FAULTS = [
         "the-directory-is-not-locked",
         "The counter of bytes, evictions and repairs of the cache directory take no lock.",
         "io/disk/directory.py",
-        "        with FileLock(self._root / name, timeout=_LOCK_WAIT_S):\n            yield\n",
-        "        yield\n",
+        "                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                    break\n",
+        "                    break\n",
         ("tests/test_disk.py::test_a_lock_held_for_long_costs_a_moment",),
     ),
     Fault(
@@ -160,12 +160,40 @@ FAULTS = [
         ("tests/test_disk.py::test_a_full_disk",),
     ),
     Fault(
-        "the-budget-of-blocks-is-exceeded",
-        "Blocks are evicted only when they take twice what they may.",
+        "the-budget-is-exceeded",
+        "The cache directory takes twice its budget.",
+        "io/disk/space.py",
+        "        return self._max_bytes if self._max_bytes is not None",
+        "        return 2 * self._max_bytes if self._max_bytes is not None",
+        ("tests/test_disk.py::test_the_budget_holds", "tests/test_budget.py::test_no_host_fills_its_disk"),
+    ),
+    Fault(
+        "what-is-built-is-not-counted",
+        "Segments that are being built take nothing of the budget.",
+        "io/disk/space.py",
+        '        self._space.take("segments", max(more, 0))\n',
+        "",
+        ("tests/test_budget.py::test_no_host_fills_its_disk",),
+    ),
+    Fault(
+        "blocks-go-after-tables",
+        "When the budget is short tables are removed before blocks.",
         "io/disk/blocks.py",
-        "            if used > self._max_bytes:\n",
-        "            if used > 2 * self._max_bytes:\n",
-        ("tests/test_disk.py::test_the_budget_holds",),
+        """        steps += [self._evict_blocks]
+        steps += [self._evict_tables] if kind != "blocks" else []
+""",
+        """        steps += [self._evict_tables] if kind != "blocks" else []
+        steps += [self._evict_blocks]
+""",
+        ("tests/test_budget.py::test_what_goes_first",),
+    ),
+    Fault(
+        "a-refused-build-is-tried-at-every-query",
+        "A build without room is begun again by the next query.",
+        "cache/full/full_cache.py",
+        "        return refused is None or abs(self.context.clock.wall_s() - refused.at_s) >= _GIVE_UP_S\n",
+        "        return True\n",
+        ("tests/test_budget.py::test_a_build_without_room",),
     ),
     Fault(
         "the-newest-blocks-are-evicted",
@@ -758,7 +786,7 @@ FAULTS = [
             "            for version in expired:\n"
             "                self._open.pop(version.digest, None)\n"
             '                self.disk.remove_record("snapshot", self._beside(version.digest))\n'
-            "        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.deleted)}\n"
+            "        used = {name for version in versions for name in _names_of(version)}\n"
             "        names = [name for name in self.disk.segments(self.key) if name not in used]\n"
             "        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
             "        if left != state.left:\n"
@@ -769,7 +797,7 @@ FAULTS = [
             "            for version in expired:\n"
             "                self._open.pop(version.digest, None)\n"
             '                self.disk.remove_record("snapshot", self._beside(version.digest))\n'
-            "        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.deleted)}\n"
+            "        used = {name for version in versions for name in _names_of(version)}\n"
             "        names = [name for name in self.disk.segments(self.key) if name not in used]\n"
             "        left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))\n"
             "        self.record(dataclasses.replace(state, left=left))\n"

@@ -21,8 +21,8 @@ BASE_KEYS = KEYS * 3 // 4
 PAD_BYTES = 600
 """Of each row of a publish: bytes that cannot be compressed."""
 
-MAX_BYTES = 2 * 1024 * 1024
-"""`lookup.cache.max-bytes` of each host: a dozen publishes, so that there is always something to evict."""
+MAX_BYTES = 6 * 1024 * 1024
+"""`lookup.cache.max-bytes` of each host: some publishes with their snapshots, so that there is always something to evict."""
 OF_PUBLISHED = {
     "lookup.cache": "FULL",
     "lookup.partition": "max_pt()",

@@ -23,10 +23,8 @@ from tests.soak import tables
 MIB = 1024 * 1024
 ALLOWED = {"resident": (1.15, 48 * MIB), "handles": (1.15, 16), "processes": (1.15, 3)}
 """How much larger the median of the last quarter may be than that of the second: this factor, and so much more."""
-SNAPSHOT_BYTES = 32 * MIB
-"""Allowed beside the blocks: snapshots within `lookup.full-cache.retain`, shared loads, what is being written."""
-BLOCK_SHARE = 1.125
-"""Allowed of `lookup.cache.max-bytes`: a share of puts may be on the disk before others have made room for it."""
+SLACK_BYTES = MIB // 4
+"""Allowed beside `lookup.cache.max-bytes`: locks, claims, and records that are written in the place of others."""
 _LEAST_SAMPLES = 12
 BRIEF = "planner's workers"
 """Processes that live for seconds, whenever a stream starts: what one holds cannot grow for long. They are counted."""
@@ -109,9 +107,7 @@ class Watch:
                 self._add(now, f"{kind}, handles", max(handles for _, handles in found))
                 self._add(now, f"{kind}, processes", len(found))
         for directory in self._directories:
-            for part in ("blocks", "snapshots"):
-                name = f"{directory.name} {part}"
-                self.most[name] = max(self.most.get(name, 0), bytes_below(directory / "v1" / part))
+            self.most[directory.name] = max(self.most.get(directory.name, 0), bytes_below(directory / "v1"))
 
     def _add(self, now: float, name: str, value: float) -> None:
         self.samples.setdefault(name, []).append((now, value))
@@ -138,11 +134,8 @@ class Watch:
     def wrong(self) -> list[str]:
         """What has grown, and which directory was over its budget."""
         found = [text for name, values in self.samples.items() if (text := growth(name, values)) is not None]
-        allowed = {"blocks": tables.MAX_BYTES * BLOCK_SHARE, "snapshots": SNAPSHOT_BYTES}
-        for name, size in self.most.items():
-            if size > allowed[name.rpartition(" ")[2]]:
-                found.append(f"{name}: {size} bytes, more than {allowed[name.rpartition(' ')[2]]:.0f}")
-        return found
+        over = {name: size for name, size in self.most.items() if size > tables.MAX_BYTES + SLACK_BYTES}
+        return [*found, *(f"{name}: {size} bytes, more than {tables.MAX_BYTES}" for name, size in over.items())]
 
     def told(self) -> dict[str, str]:
         """The medians of the quarters, for people."""
@@ -173,12 +166,12 @@ def quarters(values: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def bytes_below(directory: Path) -> int:
-    """Bytes of the files below a directory."""
+    """Bytes on disk of the files below a directory."""
     size = 0
     for place, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(OSError):
-                size += os.stat(os.path.join(place, name)).st_size
+                size += os.stat(os.path.join(place, name)).st_blocks * 512
     return size
 
 

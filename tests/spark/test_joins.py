@@ -170,6 +170,9 @@ def test_what_auto_goes_by(
     stream = stream_of(spark, tmp_path / "events")
     assert "cache (a stream" in explain_lookup(lookup_join(stream, str(unique), "id"))
     large = saved(tmp_path / "large.parquet", {"id": range(300_000), "v": range(300_000)}, group=300_000)
+    small = {"lookup.cache": "FULL", "lookup.cache.max-bytes": "1 MiB", "lookup.cache.dir": str(tmp_path / "small")}
+    assert "snapshot: none, the table is read from its files (" in explained(large, **small)
+    assert "snapshot: none" not in explained(large, **{**small, "lookup.cache.max-bytes": "1 GiB"})
     text = explained(large, **{"lookup.scan.split-size": "1 MiB"})
     assert "are more than lookup.scan.split-size" in text
     assert "lookup.cache = NONE, by default" in text

@@ -20,14 +20,21 @@ import logging
 from collections.abc import Callable
 
 from pyspark_lookup.base import progress
-from pyspark_lookup.base.errors import ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError
+from pyspark_lookup.base.errors import CacheFullError, ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
-from pyspark_lookup.cache.full.loader import Layout, Progress, SnapshotLoader
+from pyspark_lookup.cache.full.loader import (
+    DECODED_AT_MOST,
+    Layout,
+    Progress,
+    SnapshotLoader,
+    StoredLayer,
+    share_of,
+)
 from pyspark_lookup.cache.full.overdue import OverdueReloads, last_reload
 from pyspark_lookup.cache.full.schedule import Schedule, trigger_of
 from pyspark_lookup.cache.full.snapshot import Snapshot
-from pyspark_lookup.cache.full.store import State, StoredSnapshots, StoredVersion
+from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.io.host_metrics import Reload, remember_reload
@@ -41,7 +48,6 @@ from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.restarts import read_with_restarts
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
-_COMPACTION_SHARE = 0.25  # rows in deltas or deleted, of those in the base
 _GIVE_UP_S = 60.0
 _TIDY_EVERY_S = 10.0
 
@@ -80,8 +86,6 @@ class FullCache:
         wait_s = self.options.build_wait_s
         self._overdue = OverdueReloads(self.schedule, self._jobs, self._stored, self.context, wait_s, tell)
 
-    # --- UFS --------------------------------------------------------------------------------------
-
     def find(self, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version if it is on this host. No store call, no waiting."""
         state, snapshot = self._stored.find(lambda state: state.find(version.digest), version)
@@ -96,11 +100,13 @@ class FullCache:
         if self._reloads:
             self.schedule.ensure()
         found = self.find(version)
-        if found is not None or not _is_cacheable(self._choose(version)) or not self.can_keep:
+        if found is not None or not self._choose(version).cacheable or not self.can_keep:
             return found
         done = self._jobs.ask(version)
         try:
             done.result(timeout=wait_s)
+        except CacheFullError:  # said and counted where it was found
+            return None
         except concurrent.futures.TimeoutError:
             self._fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
         except Exception as problem:  # said and counted where it happened; the files may be readable
@@ -109,18 +115,16 @@ class FullCache:
             self._fall_back(logging.INFO, f"there is no snapshot: {problem}")
         return self.find(version)
 
-    # --- CACHE ------------------------------------------------------------------------------------
-
     def current(self) -> tuple[TableVersion, Snapshot] | None:
         """The latest snapshot and its version; the first load is waited for, and for a while one that is overdue.
 
-        None if the cache directory cannot hold it. Raises what the first load raised, and
+        None if the cache directory cannot hold it, or one that is newer. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
         state, snapshot, late = self._find_latest()
         if state.gone:  # as the last load found it; whoever asks has just found it to be there again
             self._load_after(state)
-            state, snapshot = self._stored.find(_latest_of)
+            state, snapshot = self._stored.find(_served)
         if snapshot is None:
             snapshot = self._load_first()
         elif self.options.on_reload_failure is OnReloadFailure.FAIL and state.failures:
@@ -142,7 +146,7 @@ class FullCache:
 
     def unchanged(self, version: TableVersion) -> Snapshot | None:
         """The snapshot of a version, if `current` would answer with it and has nothing to say of it but how old it is."""
-        state, snapshot = self._stored.find(_latest_of)
+        state, snapshot = self._stored.find(_served)
         if snapshot is None or snapshot.version.digest != version.digest or state.gone or state.failures:
             return None
         if (self._reloads and self._overdue.is_due(state)) or self._is_stale(state):
@@ -163,10 +167,10 @@ class FullCache:
 
     def _find_latest(self) -> tuple[State, Snapshot | None, bool]:
         """What this host has last; and whether that is older than its schedule promises, for a reload is overdue and has not ended."""
-        state, snapshot = self._stored.find(_latest_of)
-        if snapshot is None or not self._reloads or not self._overdue.wait(state):
+        state, snapshot = self._stored.find(_served)
+        if (snapshot is None and state.refused is None) or not self._reloads or not self._overdue.wait(state):
             return state, snapshot, False
-        after, snapshot = self._stored.find(_latest_of)
+        after, snapshot = self._stored.find(_served)
         return after, snapshot, after.finished_at_s == state.finished_at_s
 
     def _load_after(self, state: State, wait: bool = True) -> None:
@@ -182,7 +186,10 @@ class FullCache:
     @property
     def can_keep(self) -> bool:
         """Whether a snapshot can be kept here, as far as is known."""
-        return self._gave_up_at_s is None or self.context.clock.steady_s() - self._gave_up_at_s >= _GIVE_UP_S
+        if self._gave_up_at_s is not None and self.context.clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S:
+            return False
+        refused = self._stored.state().refused
+        return refused is None or abs(self.context.clock.wall_s() - refused.at_s) >= _GIVE_UP_S
 
     def _load_first(self) -> Snapshot | None:
         if not self.can_keep:
@@ -191,10 +198,12 @@ class FullCache:
         try:
             with self._stored.lock():
                 state = self._stored.state()  # whoever held the lock before may have made it
-                snapshot = self._stored.open(state.latest)
+                snapshot = self._stored.open(_served(state))
                 if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
                     raise ReloadFailedError(f"the first load of {self._url} failed: {state.error}")
                 return snapshot or self._load(None, None)
+        except CacheFullError:
+            return None
         except OSError as problem:
             if isinstance(problem, UfsError):
                 raise
@@ -247,7 +256,7 @@ class FullCache:
                     self._stored.write(state)
                 elif job.compact:
                     latest = self._stored.open(state.latest)
-                    if latest is not None and _is_worth_compacting(latest):
+                    if latest is not None and latest.is_worth_compacting():
                         self._compact(state, latest)
                 elif job.due:
                     # Whoever held the lock before may have made it.
@@ -256,7 +265,7 @@ class FullCache:
                 elif job.version is None or self._stored.open(state.find(job.version.digest)) is None:
                     self._load(job.version, False)
         except BaseException as problem:
-            if job.tidy or job.compact:  # nobody waits for it
+            if (job.tidy or job.compact) and not isinstance(problem, CacheFullError):  # nobody waits for it
                 _log.warning("tidying the snapshots of %s failed: %s", self._url, problem)
             raise
 
@@ -275,6 +284,9 @@ class FullCache:
         try:
             with progress.show(f"loading {self._url}", clock.steady_s, watched) as report:
                 snapshot, stored = self._make(state, version, report)
+        except CacheFullError as problem:
+            self._refuse(state, problem)
+            raise
         except BaseException as problem:
             self.context.metrics.inc("numLoadFailures")
             level = logging.INFO if state.failures else logging.WARNING
@@ -302,6 +314,7 @@ class FullCache:
             failures=0,
             error="",
             gone=False,
+            refused=None,
         )
         self._stored.write(state)
         self._stored.keep_version(snapshot)
@@ -313,9 +326,33 @@ class FullCache:
         facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
         level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
         log_event(_log, level, "reload", table=self._url, **facts, fetched=done.fetched, failures_before=failures)
-        if _is_worth_compacting(snapshot):
+        if snapshot.is_worth_compacting():
             self._jobs.ask(None, compact=True)
         return snapshot
+
+    def _refuse(self, state: State, problem: CacheFullError) -> None:
+        """Remember that the budget has no room for the table, for all processes of the host; said once."""
+        self.context.metrics.inc("snapshotOverBudgetCount")
+        now_s = self.context.clock.wall_s()
+        if state.refused is None:
+            self._fall_back(logging.WARNING, f"there is no room for a snapshot: {problem}")
+            self._remember_reload(Reload(now_s, 0.0, error=f"not built: {problem}"[:500]))
+        refused = Refused(now_s, str(problem)[:500], problem.wanted, problem.of_bytes)
+        with contextlib.suppress(OSError):
+            self._stored.record(dataclasses.replace(state, finished_at_s=now_s, refused=refused))
+
+    def refusal(self, version: TableVersion) -> str | None:
+        """Why this host would keep no snapshot of a version, for want of room; None if it has one, or room as far as can be told."""
+        state, chosen = self._stored.state(), self._choose(version)
+        if state.refused is not None:
+            return state.refused.reason
+        if state.find(version.digest) is not None or self.disk.lacks("segments", chosen.bytes * DECODED_AT_MOST) <= 0:
+            return None
+        try:
+            self.disk.check_room(self.loader.estimate(chosen, self.layout_of(version), max(chosen.bytes, 1), None))
+        except CacheFullError as problem:
+            return str(problem)
+        return None
 
     def _receive(self) -> int:
         return self.context.metrics.snapshot()["ufsGetBytes"]
@@ -333,12 +370,25 @@ class FullCache:
         def load(version: TableVersion) -> tuple[Snapshot, StoredVersion]:
             chosen, known = self._choose(version), state.find(version.digest)
             unchanged = self._stored.open(known, version)
-            if unchanged is not None and known is not None and _is_cacheable(chosen):
+            if unchanged is not None and known is not None and chosen.cacheable:
                 return unchanged, known
+            self._stored.forget(state.latest)  # what is superseded may be needed as room
             last = self._stored.map(state.latest)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
-            layers = self.loader.load(chosen, self.layout_of(version), last, stored, report)
+            layout = self.layout_of(version)
+            share = None if state.refused is None else state.refused.wanted / state.refused.of_bytes
+            layers: tuple[StoredLayer, ...] | None = None
+            try:
+                layers = self.loader.load(chosen, layout, last, stored, report, share)
+            except CacheFullError:
+                if last is None:
+                    raise
+                share = share_of(last)
+            if layers is None:  # the snapshot there is makes room, if nobody reads it
+                unchanged = last = None
+                self._stored.forget()
+                layers = self.loader.load(chosen, layout, None, (), report, share)
             self.context.metrics.inc("snapshotBuildCount")
             return self._stored.add(version, layers)
 
@@ -365,7 +415,7 @@ class FullCache:
         """One base in place of the latest version's layers; nothing is fetched."""
         assert state.latest is not None
         version, chosen = latest.version, self._choose(latest.version)
-        if not _is_cacheable(chosen):
+        if not chosen.cacheable:
             return
         layout = self.layout_of(version)
         layers = self.loader.load(chosen, layout, latest, state.latest.layers, lambda done, total: None, compact=True)
@@ -393,16 +443,6 @@ class FullCache:
         self._stored.forget()
 
 
-def _latest_of(state: State) -> StoredVersion | None:
-    return state.latest
-
-
-def _is_worth_compacting(snapshot: Snapshot) -> bool:
-    base, *deltas = snapshot.layers
-    over = sum(layer.segment.rows for layer in deltas)
-    deleted = sum(layer.segment.rows - layer.visible_rows for layer in snapshot.layers)
-    return over + deleted > _COMPACTION_SHARE * base.segment.rows
-
-
-def _is_cacheable(version: TableVersion) -> bool:
-    return all(file.cacheable for file in version.files)
+def _served(state: State) -> StoredVersion | None:
+    """The version that queries in CACHE mode read: not one in whose place there was no room for a newer one."""
+    return state.latest if state.refused is None else None

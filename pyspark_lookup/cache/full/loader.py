@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, deleted_rows
 from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.columnar.types import conform_columns, is_source
-from pyspark_lookup.io.disk import Disk, SegmentWriter, key_of
+from pyspark_lookup.io.disk import Disk, ReservedFile, SegmentWriter, key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.scan.contract import PreparedScan, TableScan
 from pyspark_lookup.scan.deletes import live_mask
@@ -41,6 +42,10 @@ _DELTA_SHARE = 0.25  # of all bytes: above it, a new base costs about as much
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
 _MEMORY_AT_MOST = 2 * 1024**3
 _SEEDS = 4
+_MIB = 1024 * 1024
+_DECODED_SHARE = 4.0  # bytes of a snapshot per byte of file, as a guess
+DECODED_AT_MOST = 20  # ... below which footers are not asked
+_FOOTERS_AT_MOST = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +111,11 @@ def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | N
     return marks
 
 
+def share_of(last: Snapshot) -> float:
+    """Bytes of a snapshot per byte of file."""
+    return last.bytes / max(sum(file.size for layer in last.layers for file in layer.segment.files), 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class SnapshotLoader:
     """Makes layers of one table on this host. Only one at a time may work on a table: see `FullCache`."""
@@ -123,29 +133,62 @@ class SnapshotLoader:
         last: Snapshot | None,
         stored: Sequence[StoredLayer],
         progress: Progress,
+        share: float | None = None,
         compact: bool = False,
     ) -> tuple[StoredLayer, ...]:
         """Layers that hold exactly `version`, on disk; `last` and `stored` are the latest ones there are.
 
-        `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
-        SchemaError, UfsError, or OSError if the directory cannot be written.
+        `share`: about how many bytes a snapshot takes per byte of file (None: found out). `compact`: make one base of them. Raises SourceChangedError if a file is no longer in its version,
+        SchemaError, UfsError, CacheFullError if the budget has no room for it (at the beginning, if that can be told),
+        or another OSError if the directory cannot be written.
         """
         load = _Load(version, layout, last, self.scan.read_deleted(self.table, version.files), progress)
-        if last is not None and not compact and load.is_small(last):
+        small = last is not None and not compact and load.is_small(last)
+        wanted = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
+        size = self.estimate(version, layout, wanted, share if last is None else share_of(last))
+        try:
+            with contextlib.closing(self.disk.reserve_for(size)) as load.room:
+                return self._load(load, last if small else None, stored)
+        except CacheFullError as problem:
+            # One that was given up would have taken more than was thought.
+            problem.wanted, problem.of_bytes = size if load.room is None else 2 * max(size, _MIB), wanted
+            raise
+
+    def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
+        if under is not None:
             with contextlib.suppress(SkewedError):  # a base may have another seed
-                return self._put_over(load, last, stored)
+                return self._put_over(load, under, stored)
         for attempt in range(_SEEDS):
             seed, strict = draw_seed(self.rng), attempt + 1 < _SEEDS
             with contextlib.suppress(SkewedError):
-                return (self._write(load, version.files, seed, strict),)
+                return (self._write(load, load.version.files, seed, strict),)
         raise AssertionError("the last attempt takes any seed")
+
+    def estimate(self, version: TableVersion, layout: Layout, wanted: int, share: float | None) -> int:
+        """About how many bytes of the budget it takes to build `wanted` bytes of a version's files.
+
+        `share`: of a snapshot per byte of file; None: as a few footers say, where the least that can be expected would matter.
+        """
+        if share is None:
+            share = _DECODED_SHARE
+            if self.disk.lacks("segments", wanted * DECODED_AT_MOST) > 0:
+                share = self._decoded_share(version, layout)
+        size = int(wanted * share)
+        return size + max(size - _memory_bytes(), 0)  # what waits on disk meanwhile
+
+    def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
+        """Bytes of a snapshot per byte of file, as the footers of some files say."""
+        files = [file for file in version.files if file.size]
+        sample = files[:: max(len(files) // _FOOTERS_AT_MOST, 1)][:_FOOTERS_AT_MOST]
+        decoded = self.scan.decoded_bytes(self.table, sample, layout.columns.names) if sample else None
+        return _DECODED_SHARE if decoded is None else decoded / sum(file.size for file in sample)
 
     def _put_over(self, load: _Load, last: Snapshot, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         """The layers there are, less what is gone, and a delta of what is new; a fourth delta takes the others in."""
         count = len(last.layers)
         kept = [0] if load.fetched and count > DELTAS_AT_MOST else list(range(count))
         layers = [
-            self._keep(last.layers[n].segment, stored[n], load.ranks[n], load.deleted)
+            self._keep(load, last.layers[n].segment, stored[n], load.ranks[n])
             for n in kept
             if n == 0 or (load.ranks[n] >= 0).any()
         ]
@@ -154,10 +197,9 @@ class SnapshotLoader:
             layers.append(self._write(load, files, last.seed, True))
         return tuple(layers)
 
-    def _keep(
-        self, segment: Segment, stored: StoredLayer, ranks: Numbers, places: Mapping[str, Numbers]
-    ) -> StoredLayer:
+    def _keep(self, load: _Load, segment: Segment, stored: StoredLayer, ranks: Numbers) -> StoredLayer:
         """A layer of the version before as one of this."""
+        places = load.deleted
         gone = tuple(np.flatnonzero(ranks < 0).tolist())
         marked = _digest([file.url for file, rank in zip(segment.files, ranks, strict=True) if rank >= 0], places)
         if (gone, marked) == (stored.gone, stored.marked):
@@ -165,7 +207,7 @@ class SnapshotLoader:
         marks = deleted_rows(segment, ranks, places)
         if marks is None:
             return StoredLayer(stored.name, None, gone, marked)
-        writer = self.disk.create_segment({"deleted": len(marks)})
+        writer = self.disk.create_segment({"deleted": len(marks)}, load.room)
         with contextlib.closing(writer):
             writer.append("deleted", marks)
             return StoredLayer(stored.name, self._publish(writer, {}), gone, marked)
@@ -184,7 +226,9 @@ class SnapshotLoader:
         units: list[list[tuple[int, int]]] = [[] for _ in files]
         total = max(sum(file.size for file in files), 1)
         done = 0
-        builder = SegmentBuilder(schema, load.layout.keys, seed, self.disk.spill_file, _memory_bytes())
+        builder = SegmentBuilder(
+            schema, load.layout.keys, seed, lambda size: self.disk.reserve(size, load.room), _memory_bytes()
+        )
         with contextlib.closing(builder):
             for layer in load.layers_of(files):
                 segment = layer.segment
@@ -215,7 +259,7 @@ class SnapshotLoader:
                     units[number].append((middle, counts[number] - before))
                 done += size
                 load.progress(done, total)
-            writer = builder.finish(self.disk.create_segment, counts, strict)
+            writer = builder.finish(lambda sizes: self.disk.create_segment(sizes, load.room), counts, strict)
         with contextlib.closing(writer):
             of_files = [
                 [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
@@ -263,7 +307,7 @@ class _Load:
 
     A layer whose columns had types that do not widen to those of now holds none of them: its values are not what the files
     say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the deleted rows of
-    files, by URL; `marks`: the files that say so.
+    files, by URL; `marks`: the files that say so. `room`: what is reserved of the budget for it.
     """
 
     def __init__(
@@ -278,6 +322,7 @@ class _Load:
         self.layout = layout
         self.deleted = deleted
         self.progress = progress
+        self.room: ReservedFile | None = None
         self.marks = [one.name for one in version.deletes]
         self._layers = last.layers if last is not None else ()
         self.places: dict[FileVersion, tuple[int, int]] = {}

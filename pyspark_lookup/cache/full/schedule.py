@@ -29,6 +29,7 @@ from pyspark_lookup.options.reload_trigger import (
 )
 
 _log = logging.getLogger("pyspark_lookup.snapshot")
+_CLOSE_WAIT_S = 1.0
 _POLL_S = 1.0  # how soon a process notices that the schedule's holder died, and that the clock was set
 
 
@@ -74,6 +75,7 @@ class Schedule(CacheReloadTrigger.Context):
         self._actions: list[_Action] = []
         self._put_off: concurrent.futures.Future[None] | None = None
         self._lease: Lock | None = None
+        self._thread: threading.Thread | None = None
         self._wall_ahead_s = 0.0  # of the steady clock, when actions were run last
         self._trigger: CacheReloadTrigger | None = None
         self._running = self._closed = self._broken = self._made = self._opened = False
@@ -161,6 +163,7 @@ class Schedule(CacheReloadTrigger.Context):
             return first
 
     def _loop(self) -> None:
+        self._thread = threading.current_thread()
         while not self._closed:
             self._changed.clear()
             self._changed.wait(self.run_due())
@@ -176,6 +179,8 @@ class Schedule(CacheReloadTrigger.Context):
         self._changed.set()
         if not running:
             self._release()
+        elif self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_WAIT_S)  # until it has given up its lock, unless a trigger keeps it
 
     def _release(self) -> None:
         if self._lease is not None:

@@ -23,6 +23,7 @@ from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.table.model import TableVersion
 
 _FEW = 8  # rows that are quicker to take value by value
+_COMPACTION_SHARE = 0.25  # rows in deltas or deleted, of those in the base
 Ranges = Sequence[tuple[str, int, int]]
 """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
 
@@ -80,6 +81,13 @@ class Snapshot:
         self.bytes = sum(layer.segment.bytes for layer in layers)
         # Of several layers each may have rows of the same key.
         self.unique = base.unique if len(self.layers) == 1 else None
+
+    def is_worth_compacting(self) -> bool:
+        """Whether the layers above the base, and deleted rows, are many beside it."""
+        base, *deltas = self.layers
+        over = sum(layer.segment.rows for layer in deltas)
+        deleted = sum(layer.segment.rows - layer.visible_rows for layer in self.layers)
+        return over + deleted > _COMPACTION_SHARE * base.segment.rows
 
     def get(self, names: Sequence[str], keys: Keys) -> Answer:
         """The named columns of all rows with any of the keys, rows of one key in file order."""

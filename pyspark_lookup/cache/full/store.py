@@ -35,13 +35,25 @@ class StoredVersion:
 
 
 @dataclasses.dataclass(frozen=True)
+class Refused:
+    """A build that was not made, or given up, for want of room: when (Unix time), why, and how many bytes were wanted of how
+    many bytes of files."""
+
+    at_s: float
+    reason: str
+    wanted: int
+    of_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class State:
     """The versions held (the latest last), and how the loads went. Times in Unix seconds.
 
     `started_at_s`, `finished_at_s`: of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
     clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
-    `failures`: attempts that failed since. `loading_since_s`: when an attempt began that has not ended; its process may have. `gone`: the path holds another kind of table by now. `left`: segments that could not
-    be removed, being in use.
+    `failures`: attempts that failed since. `loading_since_s`: when an attempt began that has not ended; its process may have.
+    `gone`: the path holds another kind of table by now. `left`: segments that could not be removed, being in use. `refused`: the
+    latest attempt was, by the budget of the cache directory.
     """
 
     versions: tuple[StoredVersion, ...] = ()
@@ -56,6 +68,7 @@ class State:
     gone: bool = False
     left: tuple[str, ...] = ()
     loading_since_s: float | None = None
+    refused: Refused | None = None
 
     @property
     def latest(self) -> StoredVersion | None:
@@ -104,8 +117,14 @@ class State:
             error=text_of(record["error"]),
             gone=record["gone"] is True,
             left=left,
+            refused=None if record["refused"] is None else _refused_of(record["refused"]),
             **times,
         )
+
+
+def _names_of(version: StoredVersion) -> set[str]:
+    """The segments that a version needs."""
+    return {name for layer in version.layers for name in (layer.name, layer.deleted) if name is not None}
 
 
 _NOTHING = State()
@@ -114,6 +133,10 @@ _TIMES = ("first_started_at_s", "started_at_s", "finished_at_s", "loaded_at_s", 
 
 def _time_of(found: Any) -> float | None:
     return None if found is None else number_of(found)
+
+
+def _refused_of(row: Any) -> Refused:
+    return Refused(number_of(row["at_s"]), text_of(row["reason"]), count_of(row["wanted"]), count_of(row["of_bytes"]))
 
 
 def _version_of(row: Any) -> StoredVersion:
@@ -165,6 +188,8 @@ class StoredSnapshots:
         """The state, and the snapshot that is chosen from it; of `version`, if the caller knows."""
         while True:
             state = self.state()
+            if state.refused is not None:
+                self.forget()  # so that it makes room, unless somebody goes on reading it
             stored = choose(state)
             snapshot = self.open(stored, version)
             # Between reading of its layers and opening them they may have been compacted.
@@ -178,6 +203,8 @@ class StoredSnapshots:
     def open(self, stored: StoredVersion | None, version: TableVersion | None = None) -> Snapshot | None:
         """A stored version, mapped; None if it is damaged or gone. `version`: which one it is, if the caller knows."""
         held = self._find_open(stored)
+        if held is not None:
+            self.disk.use_table(self.key)
         if stored is None or held is not None:
             return held
         # What `lookup.partition` leaves out is part of what the version is, and of what types its columns have.
@@ -187,6 +214,7 @@ class StoredSnapshots:
             found = version or self.known(stored.digest)
         snapshot = self.map(stored) if found is not None and found.digest == stored.digest else None
         if snapshot is not None and found is not None:
+            self.disk.use_table(self.key)
             snapshot.version = found
             self._remember(stored, snapshot)
             if lost:
@@ -223,10 +251,10 @@ class StoredSnapshots:
         self.context.metrics.set_gauge("numCachedRecords", snapshot.rows)
         self.context.metrics.set_gauge("numCachedBytes", snapshot.bytes)
 
-    def forget(self) -> None:
-        """Let go of what is mapped; what is on disk stays."""
+    def forget(self, kept: StoredVersion | None = None) -> None:
+        """Let go of what is mapped, but for the version that is `kept`; what is on disk stays."""
         with self._mutex:
-            self._open.clear()
+            self._open = {digest: held for digest, held in self._open.items() if kept and digest == kept.digest}
 
     # --- changes: the lock is held ----------------------------------------------------------------
 
@@ -267,10 +295,13 @@ class StoredSnapshots:
     def record(self, state: State) -> None:
         """Have that be what is on this host."""
         self.disk.replace_record("snapshot", self.key, state.to_json())
+        self.disk.use_table(self.key)
 
     def write(self, state: State) -> None:
-        """Record a state without versions past their time, then remove their segments."""
-        expired = self.find_expired(state)
+        """Record a state without versions past their time, or given up for space, then remove their segments."""
+        there = set(self.disk.segments(self.key))
+        lost = [version for version in state.versions[:-1] if not there.issuperset(_names_of(version))]
+        expired = (*self.find_expired(state), *lost)
         versions = tuple(version for version in state.versions if version not in expired)
         state = dataclasses.replace(state, versions=versions)
         self.record(state)
@@ -278,11 +309,14 @@ class StoredSnapshots:
             for version in expired:
                 self._open.pop(version.digest, None)
                 self.disk.remove_record("snapshot", self._beside(version.digest))
-        used = {name for version in versions for layer in version.layers for name in (layer.name, layer.deleted)}
+        used = {name for version in versions for name in _names_of(version)}
         names = [name for name in self.disk.segments(self.key) if name not in used]
         left = tuple(name for name in names if not self.disk.remove_segment(self.key, name))
         if left != state.left:
             self.record(dataclasses.replace(state, left=left))
+        latest = _names_of(versions[-1]) if versions else set()
+        with contextlib.suppress(OSError):  # they go when their time has come
+            self.disk.supersede_segments(self.key, [*left, *(used - latest)])
 
     def _beside(self, digest: str) -> str:
         return f"{self.key}-{digest}"

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.decoding import UNREADABLE, name_of, text_of, texts_of
+from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.cache.memory import KEY_INDEX
 from pyspark_lookup.cache.partial.host_segment import MS, Bounds, Freshness, HostSegment, SharedRows
 from pyspark_lookup.cache.partial.invalidations import Invalidations
@@ -65,6 +66,7 @@ class SharedCache:
     def get(self, keys: Sequence[pa.Array], hashes: Numbers, fresh: Freshness) -> SharedRows | None:
         """What the host holds of these keys, all different and none null; None if that is nothing."""
         now_s = self.context.clock.steady_s()
+        self.disk.use_table(self.space)
         present = np.zeros(len(hashes), np.bool_)
         ages_s = np.zeros(len(hashes), np.float64)
         left = np.arange(len(hashes))
@@ -120,6 +122,12 @@ class SharedCache:
         """(rows, bytes on disk) that the host holds, as far as this process has seen."""
         with self._lock:
             return _sizes_of([*self._parts.values()])
+
+    def close(self) -> None:
+        """Let go of what is mapped; what is on disk stays."""
+        with self._lock:
+            self._parts = {}
+            self._covered.clear()
 
     def _is_keyed(self, part: HostSegment) -> bool:
         """Whether a segment is by these keys, of the types of now, and hashed as they are."""
@@ -203,6 +211,8 @@ class SharedCache:
             if batch.num_rows and batch.num_rows <= bounds.rows:
                 try:
                     self._publish([batch], fresh.version, (), None)
+                except CacheFullError:
+                    self.context.metrics.inc("sharedRefusedCount")
                 except OSError:
                     self.context.metrics.inc("cacheFailureCount")
                     return
@@ -232,7 +242,7 @@ class SharedCache:
         self, batches: Sequence[pa.RecordBatch], version: str, members: Sequence[str], used: Numbers | None
     ) -> None:
         rows = sum(batch.num_rows for batch in batches)
-        builder = SegmentBuilder(batches[0].schema, self.keys.names, self.seed, self.disk.spill_file, _MEMORY_BYTES)
+        builder = SegmentBuilder(batches[0].schema, self.keys.names, self.seed, self.disk.reserve, _MEMORY_BYTES)
         with contextlib.closing(builder):
             done = 0
             for batch in batches:
@@ -273,6 +283,8 @@ class SharedCache:
                 with self.disk.hold("merge", self.space, 0) as alone:
                     if alone and self._fresh is not None:
                         self._merge(self._fresh)  # what was put last, not what was put when this was asked for
+            except CacheFullError:
+                self.context.metrics.inc("sharedRefusedCount")
             except OSError:
                 self.context.metrics.inc("cacheFailureCount")
             finally:

@@ -204,6 +204,15 @@ class PartialCache:
         with contextlib.suppress(SchemaError):  # of types that the columns had once, and no entry's
             self._cache.invalidate(self._table(castable_keys(news, fields)))
 
+    def close(self) -> None:
+        """Let go of what this process holds."""
+        with self._lock:
+            if self._cache is not None:
+                self._cache.give_up()
+                self._cache = None
+        if self.shared is not None:
+            self.shared.close()
+
     def _tell(self, cache: _OfVersion) -> None:
         rows, size = cache.sizes() if self.shared is None else self.shared.sizes()
         self.context.metrics.set_gauge("numCachedRecords", rows)

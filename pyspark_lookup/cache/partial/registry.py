@@ -84,6 +84,13 @@ class PartialTables:
                 del self._caches[next(iter(self._caches))]
             return found
 
+    def close(self) -> None:
+        """Let go of what this process holds; what is on disk stays."""
+        with self._lock:
+            held, self._caches = self._caches, {}
+        for cache, _ in held.values():
+            cache.close()
+
     def _make(self, table: Table, space: str, options: LookupOptions, keys: pa.Schema) -> tuple[PartialCache, Changes]:
         invalidations = self._invalidations_of(table, keys.names)
         seed, disk = self._seed(space)
@@ -99,7 +106,7 @@ class PartialTables:
             rows, size = (math.inf if bound is None else bound for bound in (config["max_rows"], config["max_bytes"]))
             bounds = Bounds(
                 rows,
-                min(options.cache_max_bytes, size),
+                min(disk.budget(), size),
                 config["expire_after_access_s"],
                 config["expire_after_write_s"],
                 config["cache_missing_key"],

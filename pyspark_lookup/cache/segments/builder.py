@@ -9,10 +9,8 @@ codes with a dictionary: gathering codes costs a tenth of gathering text.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_h
 from pyspark_lookup.columnar.hash_index import IndexBuilder, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_array, as_indices, offsets_and_data
 from pyspark_lookup.columnar.types import text_of_schema
-from pyspark_lookup.io.disk import SegmentWriter
+from pyspark_lookup.io.disk import ReservedFile, SegmentWriter
 
 CODES = pa.uint16()
 ROW_BITS = np.uint64(40)  # of a position: the file's number above, the row in the file below
@@ -38,11 +36,16 @@ class SegmentBuilder:
     """Takes the rows of a segment and writes it.
 
     `keys` (names of columns of `schema`) may be empty: then rows stay as they come, without an index.
-    `spill` gives names for temporary files. Call `close` whatever happens.
+    `spill` makes temporary files of a size. Call `close` whatever happens.
     """
 
     def __init__(
-        self, schema: pa.Schema, keys: Sequence[str], seed: Seed, spill: Callable[[], Path], memory_bytes: int
+        self,
+        schema: pa.Schema,
+        keys: Sequence[str],
+        seed: Seed,
+        spill: Callable[[int], ReservedFile],
+        memory_bytes: int,
     ) -> None:
         self._schema = schema
         self._keys = tuple(schema.get_field_index(name) for name in keys)
@@ -274,12 +277,12 @@ class _Piece:
 class _PartitionStore:
     """Pieces of partitions, in memory or mapped from temporary files, in the order in which they came."""
 
-    def __init__(self, spill: Callable[[], Path]) -> None:
+    def __init__(self, spill: Callable[[int], ReservedFile]) -> None:
         self._spill = spill
         self._held: dict[int, list[_Piece]] = {}
         self._spilled: dict[int, list[_Piece]] = {}
         self._rows: collections.Counter[int] = collections.Counter()
-        self._paths: list[Path] = []
+        self._files: list[ReservedFile] = []
 
     def add(self, part: int, piece: _Piece) -> None:
         self._held.setdefault(part, []).append(piece)
@@ -303,25 +306,27 @@ class _PartitionStore:
 
     def spill(self) -> None:
         """Bring what is in memory to a temporary file, and map it in its place."""
-        path = self._spill()
-        self._paths.append(path)
         batches = [(part, piece.batch()) for part, pieces in self._held.items() for piece in pieces]
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batches[0][1].schema) as writer:
-            for _, batch in batches:
-                writer.write_batch(batch)
+        file = self._spill(sum(batch.nbytes for _, batch in batches))
+        self._files.append(file)
+        with open(file.fd, "r+b", closefd=False) as out:
+            with pa.ipc.new_file(out, batches[0][1].schema) as writer:
+                for _, batch in batches:
+                    writer.write_batch(batch)
+            out.flush()
+            file.resize(out.tell())
         self._held.clear()
-        # Closed, its descriptor is free; what is mapped stays as long as pieces do.
-        with pa.memory_map(str(path)) as file:
-            reader = pa.ipc.open_file(file)
+        # What is mapped stays as long as pieces do.
+        with pa.memory_map(str(file.path)) as mapped:
+            reader = pa.ipc.open_file(mapped)
             for number, (part, _) in enumerate(batches):
                 self._spilled.setdefault(part, []).append(_Piece.of(reader.get_batch(number)))
 
     def close(self) -> None:
         self._held.clear()
         self._spilled.clear()
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        for file in self._files:
+            file.close()
 
 
 class _Codes:

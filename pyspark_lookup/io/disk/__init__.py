@@ -8,19 +8,20 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/counters/<table key>-<host>-<process>-<8 hex>               what a process has counted, in place
     v1/claims/<table key>/<name>                                   keys being loaded
     v1/locks/<kind>-<3 hex>                                        never removed
-    v1/tmp/                                                        files being written
-    v1/usage                                                       bytes of all blocks
+    v1/tmp/                                                        files being written, `*.reserved` for long
+    v1/usage                                                       bytes of blocks, segments, and records with counters
 
 Every file is a header (magic, length, CRC-32, the name it was made for) and its payload, complete or
 not there: writers rename or link it into place. Readers take no lock; what is gone or damaged is a
 miss. Nothing is ever unpickled. The directory is one user's, for all worker processes of the host.
 """
 
-from pyspark_lookup.io.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace
+from pyspark_lookup.io.disk.blocks import BlockKey, Disk, DiskReport, DiskSpace, empty_space
 from pyspark_lookup.io.disk.counters import CounterFile, Counts
 from pyspark_lookup.io.disk.directory import Lock, key_of, memory_backed
 from pyspark_lookup.io.disk.records import Held
 from pyspark_lookup.io.disk.segments import OpenSegment, SegmentWriter
+from pyspark_lookup.io.disk.space import ReservedFile, on_disk
 
 __all__ = [
     "BlockKey",
@@ -32,7 +33,10 @@ __all__ = [
     "Held",
     "Lock",
     "OpenSegment",
+    "ReservedFile",
     "SegmentWriter",
+    "empty_space",
     "key_of",
     "memory_backed",
+    "on_disk",
 ]

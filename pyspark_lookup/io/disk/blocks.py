@@ -1,4 +1,4 @@
-"""Blocks of files within a budget; sweeping and checking of the whole cache directory."""
+"""Blocks of files; what goes first when the budget is short; sweeping and checking of the whole cache directory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import dataclasses
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pyspark_lookup.base.decoding import texts_of
+from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.io.disk.claims import Claims
 from pyspark_lookup.io.disk.counters import Counters
@@ -17,20 +19,35 @@ from pyspark_lookup.io.disk.directory import (
     HEADER_BYTES,
     content_of,
     directories_in,
-    entries_below,
-    is_own_file,
     names_in,
     unwrap,
-    use_file,
     wrap,
 )
+from pyspark_lookup.io.disk.records import ROW
 from pyspark_lookup.io.disk.segments import Segments
+from pyspark_lookup.io.disk.space import RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
-_KEEP_FULL = 0.9  # evict down to this share of the budget
-_LARGEST_SHARE = 8  # a block above max_bytes / 8 would sweep out too much for itself
+_EVICT_MORE = 10  # evictions of blocks make room for a tenth of what blocks may take, too
+_LARGEST_SHARE = 8  # a block above an eighth of the budget would sweep out too much for itself
+_SHARE_AT_MOST = 16 * 1024 * 1024  # of blocks that are put at once
 _TOUCH_AFTER_S = 60.0
 _SWEEP_EVERY_S = 600.0
-_USAGE_AT_MOST = 32  # bytes of a number of bytes
+_IN_USE_S = 600.0  # since a table was used last: until then it is not given up for another
+# What is forgotten for space, oldest first: it costs calls to the store. Others say what this host has committed and which
+# versions are agreed on.
+_FORGOTTEN_FOR_SPACE = (
+    "asked",
+    "bounds",
+    "files",
+    "log",
+    "log-tail",
+    "plan",
+    "reloads",
+    "schema",
+    "token",
+    "unsettled",
+    "version",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,16 +76,28 @@ class DiskReport:
 
 @dataclasses.dataclass(frozen=True)
 class DiskSpace:
-    """Bytes of the blocks (as counted, and their budget) and of the segments of a cache directory, and what is free there."""
+    """Bytes of the blocks, segments and records of a cache directory, its budget for all of them, and what is free on its disk (-1: unknown)."""
 
     blocks: int
     budget: int
     segments: int
     free: int
+    records: int = 0
+
+    @property
+    def used(self) -> int:
+        return self.blocks + self.segments + self.records
+
+
+def empty_space(above: Path, max_bytes: int | None) -> DiskSpace:
+    """What a cache directory that is not there yet would have, below a directory that is."""
+    disk = os.statvfs(above)
+    budget = default_budget(above, 0) if max_bytes is None else max_bytes
+    return DiskSpace(0, budget, 0, disk.f_bavail * disk.f_frsize)
 
 
 class Disk(Segments, Claims, Counters):
-    """One host's cache directory within `max_bytes` of blocks. Safe from many processes and threads.
+    """One host's cache directory within its budget, of `max_bytes` if that is not None. Safe from many processes and threads.
 
     Once it is made, reads and writes of blocks never raise: a failure is counted and the answer is a miss.
     """
@@ -76,14 +105,14 @@ class Disk(Segments, Claims, Counters):
     def __init__(
         self,
         root: Path,
-        max_bytes: int,
+        max_bytes: int | None,
         metrics: CacheMetricGroup,
         now_s: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        super().__init__(root, metrics, now_s)
-        self._max_bytes = max_bytes
+        super().__init__(root, max_bytes, metrics, now_s)
         self._rng = rng
+        self._swept_s = float("-inf")
 
     # --- blocks -----------------------------------------------------------------------------------
 
@@ -120,43 +149,42 @@ class Disk(Segments, Claims, Counters):
 
     def put_blocks(self, blocks: Mapping[BlockKey, bytes | memoryview]) -> None:
         """Publish blocks, evicting older ones for space. One that cannot be kept is counted, not raised."""
-        largest = self._max_bytes // _LARGEST_SHARE
+        largest = self.budget() // _LARGEST_SHARE
         fitting = {key: data for key, data in blocks.items() if len(data) <= largest}
         self._metrics.inc("blockRefusedCount", len(blocks) - len(fitting))
-        # In shares of the budget, so that there is always something on disk to make room with.
         share: dict[BlockKey, bytes | memoryview] = {}
         size = 0
         for key, data in fitting.items():
-            if share and size + len(data) + HEADER_BYTES > largest:
+            if share and size + on_disk(len(data) + HEADER_BYTES) > min(largest, _SHARE_AT_MOST):
                 self._put_share(share, size)
                 share, size = {}, 0
             share[key] = data
-            size += len(data) + HEADER_BYTES
+            size += on_disk(len(data) + HEADER_BYTES)
         if share:
             self._put_share(share, size)
 
     def _put_share(self, blocks: Mapping[BlockKey, bytes | memoryview], size: int) -> None:
         try:
-            used = self._add_usage(size)
+            self.take("blocks", size)
+        except CacheFullError:
+            self._metrics.inc("blockRefusedCount", len(blocks))
+            return
         except OSError:
             self._metrics.inc("cacheFailureCount")
             return
-        unused = size  # claimed, and not (newly) on disk
+        unused = size  # taken, and not (newly) on disk
         try:
-            if used > self._max_bytes:
-                self._evict(size)
             for key, data in blocks.items():
                 path = self._root / "blocks" / key.name
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 replaced = path.exists()
                 self._publish(path, wrap(data, key.name))
-                unused -= 0 if replaced else len(data) + HEADER_BYTES
+                unused -= 0 if replaced else on_disk(len(data) + HEADER_BYTES)
         except OSError:
             # Full disk, or the directory vanished under us: the bytes are in memory already.
             self._metrics.inc("cacheFailureCount")
-        if unused:
-            with contextlib.suppress(OSError):
-                self._add_usage(-unused)
+        with contextlib.suppress(OSError):
+            self.take("blocks", -unused)
 
     def forget_blocks(self, path_key: str, version_key: str) -> None:
         """Remove the blocks of one file version."""
@@ -164,118 +192,197 @@ class Disk(Segments, Claims, Counters):
         for _, size, path in self._walk(self._root / "blocks" / path_key[:2] / path_key / version_key):
             freed += size if self._remove(path) else 0
         with contextlib.suppress(OSError):
-            self._add_usage(-freed)
+            self.take("blocks", -freed)
 
     # --- space ------------------------------------------------------------------------------------
 
-    def _add_usage(self, amount: int, recount: bool = False) -> int:
-        """Add to the bytes held by all blocks; the new total. `recount`: to what is on disk, and forget what killed writers claimed."""
-        with self._lock("usage.lock"):
-            used = max((self.used_bytes() if recount else self._read_total()) + amount, 0)
-            self._publish(self._root / "usage", b"%d" % used)
-        return used
+    def _make_room(self, kind: Kind, amount: int) -> None:
+        """Remove what dead writers left, superseded snapshots, for a record old records, blocks, tables that are not used.
 
-    def _read_total(self) -> int:
-        """The total on record; counted if there is none."""
-        try:
-            with use_file(self._root / "usage") as fd:
-                return int(os.read(fd, _USAGE_AT_MOST) if is_own_file(os.fstat(fd)) else b"")
-        except (OSError, ValueError):
-            return self.used_bytes()
+        A block takes no other table's place. What somebody has mapped stays. OSError if another process is at it for long.
+        """
+        steps = [self._remove_dead, self._evict_superseded]
+        steps += [self._evict_records] if kind == "records" else []
+        steps += [self._evict_blocks]
+        steps += [self._evict_tables] if kind != "blocks" else []
+        with self._lock("evict.lock"):
+            for step in steps:
+                needed = self.lacks(kind, amount)
+                if needed <= 0:
+                    return
+                step(needed)
 
-    def _walk(self, root: Path) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes on disk, path) of the blocks below a directory."""
-        for directory, _, names in os.walk(root):
-            for name in names:
-                path = Path(directory) / name
-                with contextlib.suppress(OSError):
-                    status = path.lstat()
-                    yield status.st_mtime, status.st_size, path
+    def reserve_for(self, size: int) -> ReservedFile:
+        """Room for what is to be built, which needs about so much. Raises CacheFullError if there is none: then nothing is removed for it."""
+        self.check_room(size)
+        return self.reserve(size)
 
-    def _evict(self, claimed: int) -> None:
-        """Remove the least recently used blocks of a sample of shards until the budget has room.
+    def check_room(self, size: int) -> None:
+        """Raise CacheFullError if there is no room for so much, whatever is removed for it."""
+        lacking = self.lacks("segments", size)
+        if lacking > 0 and lacking > self._evictable():
+            raise self._full(size)
+
+    def _evictable(self) -> int:
+        """How many bytes can be removed for something that is worth more."""
+        dead = sum(path.lstat().st_size for path, is_dead in self._reserved() if is_dead)
+        names = {(table, name) for table, name in self._superseded() if not self.is_mapped(table, name)}
+        names |= {(table, name) for table in self._unused_tables() for name in self.segments(table)}
+        found = dead + self.usage().blocks
+        for table, name in names:
+            with contextlib.suppress(OSError):
+                found += on_disk((self._root / "snapshots" / table / name).lstat().st_size)
+        return found
+
+    def _remove_dead(self, needed: int) -> None:
+        """Remove what killed processes were writing."""
+        for path, is_dead in list(self._reserved()):
+            if is_dead:
+                self._drop("segments", path)
+
+    def _superseded(self) -> list[tuple[str, str]]:
+        """(table, name) of the segments that only superseded versions need."""
+        found = self.records("superseded", "", texts_of)
+        return [(table, name) for table, names in found for name in names]
+
+    def _evict_superseded(self, needed: int) -> None:
+        for table, name in self._superseded():
+            self.remove_segment(table, name)
+
+    def _unused_tables(self) -> list[str]:
+        """The tables with segments that nobody has used lately, nor has mapped; the least recently used first."""
+        found: list[tuple[float, str]] = []
+        now_s = self._now_s()
+        for directory in directories_in(self._root / "snapshots"):
+            with contextlib.suppress(OSError):
+                record = self._root / "records" / "snapshot" / directory.name
+                used_s = (record if record.exists() else directory).lstat().st_mtime
+                if abs(now_s - used_s) > _IN_USE_S:
+                    found.append((used_s, directory.name))
+        return [
+            table for _, table in sorted(found) if not any(self.is_mapped(table, name) for name in self.segments(table))
+        ]
+
+    def _evict_tables(self, needed: int) -> None:
+        for table in self._unused_tables():
+            if needed <= 0:
+                return
+            before = self.usage().segments
+            gone = [self.remove_segment(table, name) for name in self.segments(table)]
+            self._metrics.inc("tableEvictedCount", int(any(gone)))
+            needed -= before - self.usage().segments
+
+    def _evict_blocks(self, needed: int) -> None:
+        """Remove the least recently used blocks of a sample of shards, and some more, so that the next ones have room.
 
         Bounded: shards are visited in random order, only as many as hold four times what must go.
         """
-        with self._lock("evict.lock"):
-            used = self._add_usage(0)
-            needed = used - int(self._max_bytes * _KEEP_FULL)
+        usage = self.usage()
+        needed += max(self.budget() - usage.segments - usage.records, 0) // _EVICT_MORE
+        shards = directories_in(self._root / "blocks")
+        self._rng.shuffle(shards)
+        sample: list[tuple[float, int, Path]] = []
+        sampled = 0
+        for shard in shards:
+            for found in self._walk(shard):
+                sample.append(found)
+                sampled += found[1]
+            if sampled >= 4 * needed:
+                break
+        if sampled < min(needed, usage.blocks):  # more must go than there is: the count is wrong
+            self.recount()
+            needed -= usage.total - self.usage().total
+        freed = 0
+        for _, size, path in sorted(sample, key=lambda found: found[0]):
+            if freed >= needed:
+                break
+            if self._remove(path):
+                freed += size
+                self._metrics.inc("blockEvictedCount")
+                for parent in (path.parent, path.parent.parent):
+                    with contextlib.suppress(OSError):
+                        parent.rmdir()
+        self.take("blocks", -freed)
+
+    def _evict_records(self, needed: int) -> None:
+        """Forget what was not used for longest, but nothing of the last minutes: queries that run rely on it."""
+        now_s = self._now_s()
+        kinds = (self._root / "records" / kind for kind in _FORGOTTEN_FOR_SPACE)
+        old = [
+            (at_s, size, path) for kind in kinds for at_s, size, path in self._walk(kind) if now_s - at_s > _IN_USE_S
+        ]
+        for _, size, path in sorted(old):
             if needed <= 0:
-                return  # another process has just done it
-            shards = directories_in(self._root / "blocks")
-            self._rng.shuffle(shards)
-            sample: list[tuple[float, int, Path]] = []
-            sampled = 0
-            for shard in shards:
-                for found in self._walk(shard):
-                    sample.append(found)
-                    sampled += found[1]
-                if sampled >= 4 * needed:
-                    break
-            if sampled < needed:  # more must go than there is: the count is wrong
-                needed = self._add_usage(claimed, recount=True) - int(self._max_bytes * _KEEP_FULL)
-            freed = 0
-            for _, size, path in sorted(sample, key=lambda found: found[0]):
-                if freed >= needed:
-                    break
-                if self._remove(path):
-                    freed += size
-                    self._metrics.inc("blockEvictedCount")
-                    for parent in (path.parent, path.parent.parent):
-                        with contextlib.suppress(OSError):
-                            parent.rmdir()
-            self._add_usage(-freed)
+                return
+            needed -= size if self._drop("records", path) else 0
 
     def used_bytes(self) -> int:
-        """Bytes of all blocks on disk, counted file by file."""
-        return sum(size for _, size, _ in self._walk(self._root / "blocks"))
+        """Bytes of all files on disk, found by a look at each."""
+        return self._count().total
 
     def space(self) -> DiskSpace:
-        """What the directory takes, without a look at each block; -1 where that cannot be found out."""
-        blocks = self._read_total()
+        """What the directory takes, without a look at each file."""
+        usage = self.usage()
         try:
-            segments = sum(path.lstat().st_blocks * 512 for path in entries_below(self._root / "snapshots"))
-            free = os.statvfs(self._root)
+            disk = os.statvfs(self._root)
+            budget, free = self.budget(), disk.f_bavail * disk.f_frsize
         except OSError:
-            return DiskSpace(blocks, self._max_bytes, -1, -1)
-        return DiskSpace(blocks, self._max_bytes, segments, free.f_bavail * free.f_frsize)
+            budget, free = self._max_bytes or 0, -1
+        return DiskSpace(usage.blocks, budget, usage.segments, free, usage.records)
+
+    def sweep_is_due(self) -> bool:
+        """Whether this process should ask for a sweep; at most every 10 minutes."""
+        now_s = self._now_s()
+        if abs(now_s - self._swept_s) < _SWEEP_EVERY_S:
+            return False
+        self._swept_s = now_s
+        return True
 
     def sweep(self) -> None:
         """Remove leftovers of killed writers and records past their time, and recount; at most every 10 minutes per host."""
         marker = self._root / "swept"
-        now = self._now_s()
+        now = self._swept_s = self._now_s()
         with contextlib.suppress(OSError):
             if marker.exists() and abs(now - marker.lstat().st_mtime) < _SWEEP_EVERY_S:
                 return
             marker.touch()
             for path in self._leftovers(now):
                 self._remove(path)
+            self._remove_dead(0)
             self._sweep_records(now)
             self._sweep_segments(now)
             self._sweep_claims(now)
             self._sweep_counters(now)
-            self._add_usage(0, recount=True)
+            self.recount()
+            self._evict_records(self.usage().records - self.budget() // RECORDS_SHARE)
 
     def clear(self) -> tuple[int, int]:
-        """Remove blocks, segments and what is known of snapshots; (files, bytes) of that. Who reads meanwhile has misses, no more.
+        """Remove everything; (files, bytes) of that. Who reads meanwhile has misses, and a query that runs may lose its version.
 
-        What queries that run have agreed on, what this host has committed, and counters stay.
+        What stays: counters of processes that live, what they are writing at this moment, and of rows of records that
+        they were forgotten.
         """
+        self._remove_dead(0)
+        alive = {self._root / "counters" / counts.name for counts in self.counters("") if counts.alive}
         files = freed = 0
-        for kind in ("blocks", "snapshots", "claims", "records/snapshot", "records/segment"):
-            if (self._root / kind).is_symlink():
-                continue
+        for row in directories_in(self._root / "records"):
+            kind, _, key = row.name.partition(ROW)
+            if key:
+                self.forget_records(kind, key)
+        for kind in ("blocks", "snapshots", "claims", "counters", "records"):
             for directory, _, names in os.walk(self._root / kind, topdown=False):
+                if ROW in Path(directory).name:
+                    continue
                 for name in names:
                     path = Path(directory) / name
                     with contextlib.suppress(OSError):
                         size = path.lstat().st_blocks * 512
-                        if self._remove(path):
+                        if path not in alive and self._remove(path):
                             files, freed = files + 1, freed + size
-                if not kind.startswith("records/") and Path(directory) != self._root / kind:
+                if kind != "records" and Path(directory) != self._root / kind:
                     with contextlib.suppress(OSError):
                         os.rmdir(directory)
-        self._add_usage(0, recount=True)
+        self.recount()
         return files, freed
 
     def check(self, repair: bool = False) -> DiskReport:
@@ -286,7 +393,8 @@ class Disk(Segments, Claims, Counters):
             name = path.relative_to(self._root / "blocks").as_posix()
             with contextlib.suppress(FileNotFoundError):
                 length = path.name.rpartition("-")[2]
-                data = unwrap(content_of(path, size)[0], name) if length == str(size - HEADER_BYTES) else None
+                held = path.lstat().st_size
+                data = unwrap(content_of(path, held)[0], name) if length == str(held - HEADER_BYTES) else None
                 if data is None:
                     damaged.append(f"blocks/{name}")
                 else:
@@ -300,5 +408,5 @@ class Disk(Segments, Claims, Counters):
                     shutil.rmtree(self._root / name, ignore_errors=True)
             for path in leftovers:
                 self._remove(path)
-            self._add_usage(0, recount=True)
+            self.recount()
         return DiskReport(blocks, total, tuple(sorted(damaged)), tuple(sorted(p.name for p in leftovers)))

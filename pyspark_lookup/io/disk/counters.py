@@ -28,6 +28,7 @@ from pyspark_lookup.io.disk.directory import (
     wrap,
 )
 from pyspark_lookup.io.disk.records import Records, json_bytes, record_value
+from pyspark_lookup.io.disk.space import on_disk
 
 _READS = 20  # of a file whose process may be writing
 _TOTAL_KEPT_S = 90 * 86400.0
@@ -60,9 +61,15 @@ class CounterFile:
         """Replace the numbers: int64s of this machine, as many as the file has names. OSError if the disk fails."""
         os.pwrite(self._descriptor, data + _checksum(data), self._start)
 
+    def close(self) -> None:
+        """Leave the numbers as they are: the process counts here no more."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+        self.close()
 
 
 class Counters(Records):
@@ -77,9 +84,10 @@ class Counters(Records):
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks: never added
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(descriptor, head, 0)
-            file.put(_numbers(values).pack(*values.values()))
-            os.replace(temporary, self._root / "counters" / name)
+            with self._within_budget(on_disk(len(head) + _numbers(values).size)):
+                os.pwrite(descriptor, head, 0)
+                file.put(_numbers(values).pack(*values.values()))
+                os.replace(temporary, self._root / "counters" / name)
         except OSError:
             self._remove(temporary)
             raise
@@ -140,7 +148,7 @@ class Counters(Records):
         """Remove the files that a total includes; the names of those that are still there."""
         counts = self._counts(total) if (self._root / "counters" / total).exists() else None
         paths = [self._root / "counters" / name for name in sorted(counts.includes)] if counts is not None else []
-        return [path.name for path in paths if not self._remove(path) and path.exists()]
+        return [path.name for path in paths if not self._drop("records", path) and path.exists()]
 
     def _counter_names(self, prefix: str) -> list[str]:
         return sorted(name for name in names_in(self._root / "counters") if name.startswith(prefix))

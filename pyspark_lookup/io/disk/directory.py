@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ _LAYOUT = "v1"
 _HEADER = struct.Struct("<8sQI16s")
 HEADER_BYTES = _HEADER.size
 _MAGIC = b"LKUPBLK1"
+_LOCK_POLL_S = 0.001
 _LOCK_WAIT_S = 1.0  # for the counter and for evictions: longer than either takes, short for a read that waits
 LEFTOVER_AFTER_S = 3600.0
 CONTENT_AT_MOST = 512 * 1024 * 1024  # bytes of a record or claim: none of ours comes near it
@@ -99,10 +101,22 @@ class Directory:
 
     @contextlib.contextmanager
     def _lock(self, name: str) -> Iterator[None]:
-        """Hold one of the directory's own locks. OSError if it is not had soon, or the directory is gone."""
-        os.stat(self._root)  # filelock would create it anew, open to others
-        with FileLock(self._root / name, timeout=_LOCK_WAIT_S):
-            yield
+        """Hold one of the directory's own locks. TimeoutError if it is not had soon, another OSError if the directory is gone."""
+        path = self._root / name
+        with use_file(path, os.O_RDWR | os.O_CREAT) as fd:
+            until_s = time.monotonic() + _LOCK_WAIT_S
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= until_s:
+                        raise TimeoutError(errno.ETIMEDOUT, "another process holds it for long", str(path)) from None
+                    time.sleep(_LOCK_POLL_S)
+            try:
+                yield
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it as well
 
     # --- files ------------------------------------------------------------------------------------
 

@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pyspark_lookup.base.decoding import UNREADABLE, name_of
-from pyspark_lookup.io.disk.directory import (
-    Directory,
-    content_of,
-    directories_in,
-    entries_below,
-    names_in,
-    unwrap,
-    wrap,
-)
+from pyspark_lookup.io.disk.directory import content_of, directories_in, entries_below, names_in, unwrap, wrap
+from pyspark_lookup.io.disk.space import Space, on_disk
 
 T = TypeVar("T")
 
@@ -29,13 +22,13 @@ _GRANULE_S = 0.02  # of a disk's clock: a file that is newer may be another one 
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked"),
     7: ("bounds", "files", "schema"),
-    30: ("floor", "heartbeat", "log", "log-tail", "reloads", "snapshot", "table", "version", "token"),
+    30: ("floor", "heartbeat", "log", "log-tail", "reloads", "snapshot", "superseded", "table", "version", "token"),
     # Without the one a segment is read through, no more; the other outlives what it says of snapshots.
     60: ("segment", "invalidated"),
 }
 # Counted from the last use (touched once a day), so what is in use is never swept.
 _RECORDS_KEPT_S = {kind: days * _DAY_S for days, kinds in _DAYS_KEPT.items() for kind in kinds}
-_ROW = "~"  # between kind and key in the name of a directory with a row of records
+ROW = "~"  # between kind and key in the name of a directory with a row of records
 _NUMBERED = re.compile("[0-9a-f]{16}")
 _NEWEST_TRIES = 8
 _FORGOTTEN = "forgotten"  # the value of a record after which nothing is known
@@ -80,7 +73,7 @@ class Held(Generic[T]):
         return found
 
 
-class Records(Directory):
+class Records(Space):
     """A directory with records, each of a kind and with a key.
 
     Who reads one says by `parse` what its value has to be; what that raises of `UNREADABLE` makes the record a damaged one.
@@ -125,19 +118,19 @@ class Records(Directory):
         """
         path = self._record_path(kind, key)
         for _ in range(3):
-            if self._publish_new(path, wrap(json_bytes(value), f"{kind}/{key}")):
+            if self._put_new(path, wrap(json_bytes(value), f"{kind}/{key}")):
                 return parse(value)
             winner = self.get_record(kind, key, parse)
             if winner is not None:
                 return winner
             with self._lock("repair.lock"):  # or one might remove the record that another has just made
                 if os.path.lexists(path) and self.get_record(kind, key, parse) is None:
-                    self._remove(path)  # damaged: clear the place and race for it again
+                    self._drop("records", path)  # damaged: clear the place and race for it again
         raise OSError(f"record {path} cannot be created")
 
     def newest_record(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> tuple[int, Any | None]:
         """(number, value) of the newest in a row of records; (0, None) if there is none, no value if it is damaged or forgotten."""
-        row = f"{kind}{_ROW}{key}"
+        row = f"{kind}{ROW}{key}"
         number = 0
 
         def read(value: Any) -> Any:
@@ -154,12 +147,12 @@ class Records(Directory):
 
     def hold_newest(self, kind: str, key: str, parse: Callable[[Any], Any] = _as_it_is) -> Held[tuple[int, Any | None]]:
         """`newest_record`, which is called often."""
-        path = self._root / "records" / name_of(f"{kind}{_ROW}{key}")
+        path = self._root / "records" / name_of(f"{kind}{ROW}{key}")
         return Held(path, lambda: self.newest_record(kind, key, parse), (0, None), self._now_s)
 
     def newest_number(self, kind: str, key: str) -> int:
         """The number of the newest in a row of records, which is not read; 0 if there is none."""
-        return max(self._numbers(f"{kind}{_ROW}{key}"), default=0)
+        return max(self._numbers(f"{kind}{ROW}{key}"), default=0)
 
     def succeed_record(self, kind: str, key: str, number: int, value: Any) -> bool:
         """Put the record after number `number` in a row; False if others have gone on meanwhile: then read the newest one again.
@@ -167,9 +160,9 @@ class Records(Directory):
         No lock: who is stopped between reading and writing keeps nobody waiting, and writes nothing over what is newer.
         OSError if the directory cannot be written.
         """
-        row = f"{kind}{_ROW}{key}"
+        row = f"{kind}{ROW}{key}"
         path = self._record_path(row, _numbered(number + 1))
-        if not self._publish_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
+        if not self._put_new(path, wrap(json_bytes(value), f"{row}/{path.name}")):
             return False
         numbers = self._numbers(row)
         # The place may be free because those who have gone on from it have removed it; or they have gone on from this one.
@@ -182,7 +175,7 @@ class Records(Directory):
 
     def forget_records(self, kind: str, key: str) -> None:
         """Forget a row of records, whose numbers go on: who was stopped before this puts nothing after it."""
-        row = f"{kind}{_ROW}{key}"
+        row = f"{kind}{ROW}{key}"
         with contextlib.suppress(OSError):
             for _ in range(_NEWEST_TRIES):
                 number = max(self._numbers(row), default=0)
@@ -202,7 +195,42 @@ class Records(Directory):
 
     def replace_record(self, kind: str, key: str, value: Any) -> None:
         """Record `value`, whatever was there. OSError if the directory cannot be written."""
-        self._publish(self._record_path(kind, key), wrap(json_bytes(value), f"{kind}/{key}"))
+        path = self._record_path(kind, key)
+        data = wrap(json_bytes(value), f"{kind}/{key}")
+        before = 0
+        with contextlib.suppress(OSError):
+            before = path.lstat().st_size
+        with self._within_budget(on_disk(len(data)) - on_disk(before)):
+            self._publish(path, data)
+
+    def _put_new(self, path: Path, data: bytes) -> bool:
+        """Put a record where there is none; whether there was none."""
+        if os.path.lexists(path):
+            return False
+        try:
+            with self._within_budget(on_disk(len(data))):
+                if not self._publish_new(path, data):
+                    raise FileExistsError(path)
+        except FileExistsError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _within_budget(self, size: int) -> Iterator[None]:
+        """Take so much of the budget for what the block puts, and give it back if that fails; or, after it, give back (< 0)."""
+        taken = max(size, 0)
+        try:
+            self.take("records", taken)
+        except TimeoutError:  # whoever holds the account was stopped: a record is small, and counted later
+            taken = 0
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.take("records", -taken)
+            raise
+        with contextlib.suppress(OSError):
+            self.take("records", min(size, 0))
 
     def records(self, kind: str, prefix: str, parse: Callable[[Any], Any] = _as_it_is) -> Iterator[tuple[str, Any]]:
         """(key, what `parse` makes of the value) of the undamaged records of a kind whose key starts with `prefix`."""
@@ -213,7 +241,7 @@ class Records(Directory):
     def remove_record(self, kind: str, key: str) -> None:
         """Forget a record, if it is there."""
         with contextlib.suppress(OSError):
-            self._remove(self._place("records", kind, key))
+            self._drop("records", self._place("records", kind, key))
 
     def _record_path(self, kind: str, key: str) -> Path:
         path = self._place("records", kind, key)
@@ -223,11 +251,11 @@ class Records(Directory):
     def _sweep_records(self, now_s: float) -> None:
         for path in entries_below(self._root / "records"):
             with contextlib.suppress(OSError):
-                kind = path.parent.name.partition(_ROW)[0]
+                kind = path.parent.name.partition(ROW)[0]
                 if now_s - path.lstat().st_mtime > _RECORDS_KEPT_S.get(kind, float("inf")):
                     self._remove(path)
         for directory in directories_in(self._root / "records"):
-            if _ROW in directory.name:
+            if ROW in directory.name:
                 with contextlib.suppress(OSError):  # there is something in it
                     directory.rmdir()
 

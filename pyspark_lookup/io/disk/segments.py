@@ -22,11 +22,11 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_lookup.base.decoding import UNREADABLE, counts_of
+from pyspark_lookup.base.decoding import UNREADABLE, counts_of, texts_of
 from pyspark_lookup.io.disk.directory import (
     LEFTOVER_AFTER_S,
     directories_in,
@@ -39,6 +39,7 @@ from pyspark_lookup.io.disk.directory import (
     use_file,
 )
 from pyspark_lookup.io.disk.records import Records
+from pyspark_lookup.io.disk.space import ReservedFile, on_disk
 
 _MAGIC = b"LKUPSEG1"
 _HEAD_BYTES = len(_MAGIC) + 16
@@ -46,6 +47,7 @@ _TAIL = struct.Struct("<QI8s")
 _ALIGNMENT = 64
 _CHECKED_AT_ONCE = 16 * 1024 * 1024
 _NUMBERS = ".used"
+_TOUCH_AFTER_S = 60.0
 
 _Regions = Mapping[str, tuple[int, int, int]]
 """Offset, length and CRC-32 of each region, all of them within the file."""
@@ -61,25 +63,29 @@ class OpenSegment:
 
 
 class SegmentWriter:
-    """A segment being written into `tmp/`. Give every region its bytes in order, then publish or abandon it."""
+    """A segment being written, within the budget. Give every region its bytes in order, then publish or abandon it."""
 
-    def __init__(self, path: Path, sizes: Mapping[str, int]) -> None:
-        self.path = path
+    def __init__(self, file: ReservedFile, sizes: Mapping[str, int]) -> None:
+        self.file = file
         self._regions: dict[str, list[int]] = {}  # offset, size and CRC-32 of what was written
         self._written: dict[str, int] = {}
         self._end = _HEAD_BYTES
         self.durable = True
-        for name, size in sizes.items():
-            self.reserve(name, size)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            for name, size in sizes.items():
+                self._place(name, size)
+            self.file.resize(self._end)
             self._write(_MAGIC, 0)
         except OSError:
             self.close()
             raise
 
     def reserve(self, name: str, size: int) -> None:
-        """One more region, behind the others."""
+        """One more region, behind the others. Raises CacheFullError if there is no room for it."""
+        self._place(name, size)
+        self.file.resize(self._end)
+
+    def _place(self, name: str, size: int) -> None:
         self._end += -self._end % _ALIGNMENT
         self._regions[name], self._written[name] = [self._end, size, 0], 0
         self._end += size
@@ -97,7 +103,7 @@ class SegmentWriter:
     def _write(self, data: bytes | memoryview, at: int) -> None:
         view = memoryview(data)
         while view:
-            count = os.pwrite(self._fd, view, at)
+            count = os.pwrite(self.file.fd, view, at)
             view, at = view[count:], at + count
 
     def add(self, name: str, data: Any) -> None:
@@ -112,6 +118,7 @@ class SegmentWriter:
             raise ValueError(f"regions {short} are not complete")
         footer = json.dumps({"meta": meta, "regions": self._regions}, separators=(",", ":")).encode()
         tail = _TAIL.pack(len(footer), zlib.crc32(footer), _MAGIC)
+        self.file.resize(self._end + len(footer) + len(tail))
         self._write(footer + tail, self._end)
         self.durable = durable
 
@@ -119,40 +126,48 @@ class SegmentWriter:
         """Write what it is called, after which all of it is on the disk if it is to be. OSError if it cannot be written."""
         self._write(_bound(table, name), len(_MAGIC))
         if self.durable:
-            os.fsync(self._fd)
+            os.fsync(self.file.fd)
 
     def close(self) -> None:
         """Give the file up; one that was not published is removed."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
+        self.file.close()
 
 
 class Segments(Records):
     """A directory with segments, by table and name."""
 
-    def create_segment(self, sizes: Mapping[str, int]) -> SegmentWriter:
-        """A new segment with regions of these sizes in bytes. OSError if it cannot be written."""
-        return SegmentWriter(self._temporary(), sizes)
+    def create_segment(self, sizes: Mapping[str, int], out_of: ReservedFile | None = None) -> SegmentWriter:
+        """A new segment with regions of these sizes in bytes, of what `out_of` has reserved as far as that reaches.
+
+        Raises CacheFullError if there is no room for it, another OSError if it cannot be written.
+        """
+        return SegmentWriter(self.reserve(0, out_of), sizes)
 
     def publish_segment(self, table: str, name: str, writer: SegmentWriter) -> None:
         """Give a finished segment its name; nobody has seen it before. OSError if it cannot be."""
         directory = self._root / "snapshots" / table
         directory.mkdir(mode=0o700, exist_ok=True)
         writer.bind(table, name)
-        status = os.stat(writer.path)
-        os.replace(writer.path, directory / name)
+        status = os.stat(writer.file.path)
+        writer.file.publish(directory / name)
         if not writer.durable:  # what does not lie on the disk yet is read through when it is opened
             return
         self.replace_record("segment", f"{table}-{name}", _signature(status))
         with contextlib.suppress(OSError):  # a crash that forgets the name makes it a miss
             sync_directory(directory)
 
-    def spill_file(self) -> Path:
-        """A name for a temporary file of this process; whoever creates it removes it."""
-        return self._temporary()
+    def use_table(self, table: str) -> None:
+        """Say that a table's segments are in use: those of tables that are not go first. Coarse, so that it costs no writes."""
+        with contextlib.suppress(OSError):
+            path = self._place("records", "snapshot", table)
+            now_s = self._now_s()
+            if abs(now_s - path.lstat().st_mtime) > _TOUCH_AFTER_S:
+                os.utime(path, (now_s, now_s))
+
+    def supersede_segments(self, table: str, names: Sequence[str]) -> None:
+        """Say which segments of a table only versions need that are not its latest: they go before anything else. OSError if it fails."""
+        if tuple(sorted(names)) != (self.get_record("superseded", table, texts_of) or ()):
+            self.replace_record("superseded", table, sorted(names))
 
     def segments(self, table: str) -> list[str]:
         """The names of a table's segments."""
@@ -190,7 +205,7 @@ class Segments(Records):
         """Remove a segment that is damaged, or none of its reader's, and count it."""
         self._metrics.inc("snapshotDamagedCount")
         with contextlib.suppress(OSError):
-            self._remove(self._place("snapshots", table, name))
+            self._drop("segments", self._place("snapshots", table, name))
         self.remove_record("segment", f"{table}-{name}")
 
     def _is_checked(self, table: str, name: str, status: os.stat_result, view: memoryview, regions: _Regions) -> bool:
@@ -210,19 +225,32 @@ class Segments(Records):
             with use_file(path) as fd:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Under the lock: who opens it now waits, and then finds it gone or reads it to its end.
-                gone = self._remove(path)
+                gone = self._drop("segments", path)
         except FileNotFoundError:
             return True
         except OSError:
             return False
-        self.remove_record("segment", f"{table}-{name}")
+        if gone:
+            self._drop("segments", path.with_name(f"{name}{_NUMBERS}"))
+            self.remove_record("segment", f"{table}-{name}")
         return gone
+
+    def is_mapped(self, table: str, name: str) -> bool:
+        """Whether anybody has a segment mapped. One that is not there nobody has."""
+        try:
+            with use_file(self._place("snapshots", table, name)) as fd:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
 
     def unlink_segment(self, table: str, name: str) -> None:
         """Remove a segment and its numbers; who has it mapped goes on reading it."""
         for suffix in ("", _NUMBERS):
             with contextlib.suppress(OSError):
-                self._remove(self._place("snapshots", table, f"{name}{suffix}"))
+                self._drop("segments", self._place("snapshots", table, f"{name}{suffix}"))
         self.remove_record("segment", f"{table}-{name}")
 
     def open_numbers(self, table: str, name: str, count: int, create: bool = False) -> memoryview | None:
@@ -238,6 +266,7 @@ class Segments(Records):
             with use_file(path, os.O_RDWR | (os.O_CREAT if create else 0)) as fd:
                 if not is_own_file(os.fstat(fd)):
                     raise OSError(errno.EPERM, "no file of this user's", str(path))
+                self.take("segments", max(on_disk(size) - on_disk(os.fstat(fd).st_size), 0))
                 # On a disk that is full, writing to a mapped hole would kill the process.
                 os.posix_fallocate(fd, 0, size)
                 return memoryview(mmap.mmap(fd, size))
@@ -254,7 +283,7 @@ class Segments(Records):
             for path in older_than(LEFTOVER_AFTER_S, now_s, directory.iterdir()):
                 if path.suffix == _NUMBERS:
                     if not path.with_suffix("").exists():
-                        self._remove(path)
+                        self._drop("segments", path)
                 elif not in_use:
                     self.remove_segment(directory.name, path.name)
             if not in_use:

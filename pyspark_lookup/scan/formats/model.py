@@ -101,6 +101,8 @@ class FileIndex(abc.ABC):
     """Of text files: what their values tell of the columns that were not planned."""
     misfits: Mapping[str, str] = MappingProxyType({})
     """Columns of text files that have a value which is not of the planned type, with that value."""
+    memory_bytes: int = 4096
+    """About what it takes in memory, for those that are kept."""
 
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
         """Bounds of a column's values; None: not known."""
@@ -108,6 +110,10 @@ class FileIndex(abc.ABC):
 
     def rows(self, unit: Unit) -> int | None:
         """How many there are; None: not known without reading them."""
+        return None
+
+    def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int | None:
+        """About what the rows take in a snapshot, with its index; None: not known without reading them."""
         return None
 
     @abc.abstractmethod

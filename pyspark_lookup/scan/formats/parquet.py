@@ -18,6 +18,8 @@ from pyspark_lookup.columnar.types import parts_of, spark_schema, with_parts
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats.model import BATCH_ROWS, FileIndex, FooterFormat, RangesFile, Unit, inside, reading
 
+_DECODED_FOOTER = 12  # bytes of memory per byte of footer: 670 kB were measured for 63 kB of 300 columns
+_INDEX_BYTES = 24  # of a row, for its key and its place in the file
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"  # Spark keeps its own schema in the footer, as JSON
 
 
@@ -32,6 +34,7 @@ class ParquetIndex(FileIndex):
     def __init__(self, file: FileVersion, metadata: pq.FileMetaData) -> None:
         self._file = file
         self._metadata = metadata
+        self.memory_bytes = metadata.serialized_size * _DECODED_FOOTER
         arrow = metadata.schema.to_arrow_schema()
         self._leaves: dict[str, range] = {}
         first, fields = 0, []
@@ -86,6 +89,17 @@ class ParquetIndex(FileIndex):
 
     def rows(self, unit: Unit) -> int:
         return int(self._metadata.row_group(unit.number).num_rows)
+
+    def decoded_bytes(self, unit: Unit, columns: Sequence[str]) -> int:
+        group = self._metadata.row_group(unit.number)
+        size = group.num_rows * _INDEX_BYTES
+        for name in columns:
+            try:
+                size += group.num_rows * self.schema.field(name).type.bit_width // 8
+            except ValueError:  # of texts and lists, whose values are in the pages
+                size += group.num_rows * 4
+                size += sum(group.column(leaf).total_uncompressed_size for leaf in self._leaves[name])
+        return int(size)
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         with reading(self._file, "parquet"):

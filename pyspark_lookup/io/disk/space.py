@@ -1,0 +1,295 @@
+"""The budget of a cache directory: one account of all that lies in it, and files that are written within it.
+
+The account is three numbers in the file `usage`, changed in place under a lock: nobody walks the directory to know them.
+What is about to be written is taken from the budget before, so processes together never pass it. A file that
+takes long to write is as long as what it has taken, and its writer holds a lock on it: one without is a dead
+process's, and makes room for others at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from pyspark_lookup.base.errors import CacheFullError
+from pyspark_lookup.base.metrics import CacheMetricGroup
+from pyspark_lookup.io.disk.directory import Directory, is_own_file, is_unlocked, names_in, use_file
+
+Kind = Literal["blocks", "segments", "records"]
+
+_PAGE = 4096  # what a file takes on disk is a multiple of it
+_DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of what is free there and ours
+RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
+_TRIES = 3  # to have room that others do not take
+_RESERVED = ".reserved"
+_USAGE = "%020d %020d %020d\n"
+
+
+@dataclasses.dataclass
+class Usage:
+    """Bytes that the files of a directory take: blocks, segments and what is being built, records and counters."""
+
+    blocks: int = 0
+    segments: int = 0
+    records: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.blocks + self.segments + self.records
+
+    def add(self, kind: Kind, amount: int) -> None:
+        setattr(self, kind, max(getattr(self, kind) + amount, 0))
+
+
+def on_disk(size: int) -> int:
+    """What a file of that size takes."""
+    return -(-size // _PAGE) * _PAGE
+
+
+def default_budget(path: Path, used: int) -> int:
+    """What a cache directory may take of the disk that a path lies on, if nobody says; it has `used` so much. 0 if it is gone."""
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return min(disk.f_blocks * disk.f_frsize // _DISK_SHARE, (used + disk.f_bavail * disk.f_frsize) // _FREE_SHARE)
+
+
+class ReservedFile:
+    """A file being written, within the budget; other files of the same work may take their share out of it.
+
+    It is closed without a name (`publish`): then it is removed, and what it has taken is given back.
+    """
+
+    def __init__(self, space: Space, path: Path, size: int, out_of: ReservedFile | None) -> None:
+        self.path = path
+        self.taken = 0
+        self._space = space
+        self._out_of = out_of
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # some file systems have no such locks
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.resize(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def resize(self, size: int) -> None:
+        """Take more of the budget, or give back of it, before the file has that size. Raises CacheFullError, or OSError if it fails."""
+        more = on_disk(size) - self.taken
+        if more > 0 and self._out_of is not None:
+            shared = min(more, self._out_of.taken)
+            self._out_of._set(self._out_of.taken - shared)
+            self.taken, more = self.taken + shared, more - shared
+        self._space.take("segments", max(more, 0))
+        os.ftruncate(self.fd, size)
+        self._space.take("segments", min(more, 0))
+        self.taken += more
+
+    def _set(self, size: int) -> None:
+        self.taken = size
+        os.ftruncate(self.fd, size)
+
+    def publish(self, path: Path) -> None:
+        """Give the file its name. OSError if it cannot have it."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
+        os.replace(self.path, path)
+        self.taken = 0
+
+    def close(self) -> None:
+        """Give it up, if it was not published."""
+        if self.fd < 0:
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        os.close(self.fd)
+        self.fd = -1
+        with contextlib.suppress(OSError):
+            self._space.take("segments", -self.taken)
+        self.taken = 0
+
+
+class Space(Directory):
+    """A directory with a budget. `max_bytes` None: a quarter of its disk, or half of what is free there if that is less."""
+
+    def __init__(
+        self, root: Path, max_bytes: int | None, metrics: CacheMetricGroup, now_s: Callable[[], float]
+    ) -> None:
+        super().__init__(root, metrics, now_s)
+        self._max_bytes = max_bytes
+
+    def budget(self) -> int:
+        """How many bytes the directory may take now."""
+        return self._limit(self._read_usage() or Usage())
+
+    def _limit(self, usage: Usage) -> int:
+        return self._max_bytes if self._max_bytes is not None else default_budget(self._root, usage.total)
+
+    def lacks(self, kind: Kind, amount: int) -> int:
+        """How many bytes must go before so many can be taken; 0 or less if none must."""
+        usage = self._read_usage() or Usage()
+        limit = self._limit(usage)
+        return usage.total + amount - (limit if kind == "records" else limit - limit // RECORDS_SHARE)
+
+    def take(self, kind: Kind, amount: int) -> None:
+        """Take bytes from the budget, making room for them, or give some back (< 0).
+
+        Raises CacheFullError if there is no room, another OSError if the directory fails.
+        """
+        if not amount:
+            return
+        for attempt in range(_TRIES):
+            with self._account() as usage:
+                if amount < 0 or self._has_room(usage, kind, amount):
+                    usage.add(kind, amount)
+                    return
+            if attempt + 1 < _TRIES:
+                self._make_room(kind, amount)
+        raise self._full(amount)
+
+    def _has_room(self, usage: Usage, kind: Kind, amount: int) -> bool:
+        limit = self._limit(usage)
+        return usage.total + amount <= (limit if kind == "records" else limit - limit // RECORDS_SHARE)
+
+    def _full(self, amount: int) -> CacheFullError:
+        usage = self._read_usage() or Usage()
+        limit = self._limit(usage)
+        said = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
+        return CacheFullError(
+            f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {said} is {_size(limit)}, of which "
+            f"{_size(usage.total)} are in use. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
+        )
+
+    def _make_room(self, kind: Kind, amount: int) -> None:
+        """Remove what is worth least, so that so many bytes can be taken."""
+        raise NotImplementedError
+
+    # --- the account ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _account(self) -> Iterator[Usage]:
+        """The account, which nobody else changes meanwhile; written back at the end. OSError if it is not had soon."""
+        with self._lock("usage.lock"), self._open_account() as fd:
+            before = _parse(fd)
+            usage = dataclasses.replace(before) if before is not None else self._count()
+            yield usage
+            if usage != before:
+                text = _USAGE % (usage.blocks, usage.segments, usage.records)
+                os.ftruncate(fd, len(text))
+                os.pwrite(fd, text.encode(), 0)
+
+    @contextlib.contextmanager
+    def _open_account(self) -> Iterator[int]:
+        path = self._root / "usage"
+        try:
+            with use_file(path) as fd:
+                ours = is_own_file(os.fstat(fd))
+        except OSError as problem:
+            ours = isinstance(problem, FileNotFoundError)
+        if not ours and not self._remove(path):  # a link, a socket; a directory
+            shutil.rmtree(path, ignore_errors=True)
+        with use_file(path, os.O_RDWR | os.O_CREAT) as fd:
+            yield fd
+
+    def _read_usage(self) -> Usage | None:
+        """The account as it is now; None if there is none."""
+        with contextlib.suppress(OSError), use_file(self._root / "usage") as fd:
+            return _parse(fd)
+        return None
+
+    def usage(self) -> Usage:
+        """What the directory's files take, as counted, without a look at each of them."""
+        return self._read_usage() or self._count()
+
+    def recount(self) -> None:
+        """Put the account right: what killed writers have taken, and what was removed by hand, no longer counts."""
+        before = self._read_usage()
+        found = self._count()
+        with self._account() as usage:
+            # What others have changed meanwhile, as far as they have told.
+            changed = before or dataclasses.replace(usage)
+            usage.blocks = max(found.blocks + usage.blocks - changed.blocks, 0)
+            usage.records = max(found.records + usage.records - changed.records, 0)
+            usage.segments = self._count_segments()
+
+    def _count(self) -> Usage:
+        """What lies in the directory, found by a look at each file. Locks and claims count for nothing: they are small, and few."""
+        blocks = sum(size for _, size, _ in self._walk(self._root / "blocks"))
+        records = sum(size for kind in ("records", "counters") for _, size, _ in self._walk(self._root / kind))
+        records += self._count_temporary()
+        return Usage(blocks, self._count_segments(), records)
+
+    def _count_temporary(self) -> int:
+        """What writers that were killed have left, and others write at this moment; not what has got its name meanwhile."""
+        found = 0
+        for name in names_in(self._root / "tmp"):
+            with contextlib.suppress(OSError):
+                status = (self._root / "tmp" / name).lstat()
+                if status.st_nlink == 1 and not name.endswith(_RESERVED):
+                    found += on_disk(status.st_size)
+        return found
+
+    def _count_segments(self) -> int:
+        reserved = (size for _, size, path in self._walk(self._root / "tmp") if path.suffix == _RESERVED)
+        return sum(size for _, size, _ in self._walk(self._root / "snapshots")) + sum(reserved)
+
+    def _walk(self, root: Path) -> Iterator[tuple[float, int, Path]]:
+        """(last use, bytes on disk, path) of the files below a directory."""
+        for directory, _, names in os.walk(root):
+            for name in names:
+                path = Path(directory) / name
+                with contextlib.suppress(OSError):
+                    status = path.lstat()
+                    yield status.st_mtime, on_disk(status.st_size), path
+
+    # --- files within the budget ------------------------------------------------------------------
+
+    def reserve(self, size: int, out_of: ReservedFile | None = None) -> ReservedFile:
+        """A new file of that size within the budget. Raises CacheFullError, or another OSError if it cannot be written."""
+        return ReservedFile(self, self._root / "tmp" / f"{os.urandom(16).hex()}{_RESERVED}", size, out_of)
+
+    def _reserved(self) -> Iterator[tuple[Path, bool]]:
+        """(path, whether its writer has died) of the files that were reserved."""
+        for path in (self._root / "tmp").glob(f"*{_RESERVED}"):
+            with contextlib.suppress(OSError), use_file(path) as fd:
+                yield path, is_unlocked(fd)
+
+    def _drop(self, kind: Kind, path: Path) -> bool:
+        """Remove a file, and give back what it has taken; whether it is gone now."""
+        try:
+            size = path.lstat().st_size
+            os.unlink(path)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):
+            self.take(kind, -on_disk(size))
+        return True
+
+
+def _parse(fd: int) -> Usage | None:
+    """What an account says; None if it is none."""
+    try:
+        if not is_own_file(os.fstat(fd)):
+            return None
+        blocks, segments, records = map(int, os.pread(fd, 128, 0).split())
+        return Usage(blocks, segments, records) if min(blocks, segments, records) >= 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            break
+        count /= 1000
+        if unit == "GB":
+            return f"{count:,.1f} TB"
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
