@@ -44,6 +44,11 @@ class BlocksAndLocations:
         return BlockKey(self.path_key, self.version_key, *block)
 
 
+def path_key_of(scope: str, path: str) -> str:
+    """What the blocks of a file of a store are kept under."""
+    return key_of(scope, path)
+
+
 class BlockCache:
     """Blocks of one store's files, on this host's disk; without a disk, straight from the store.
 
@@ -65,7 +70,7 @@ class BlockCache:
 
     def get_blocks_and_locations(self, path: str, version: FileVersion) -> BlocksAndLocations:
         """The blocks held of `path` in exactly this `version`. No call to the store."""
-        path_key = key_of(self._ufs.scope, path)
+        path_key = path_key_of(self._ufs.scope, path)
         version_key = key_of(version.size, version.identity)
         disk = self._context.disk
         versions = disk.versions_held(path_key) if disk else frozenset()

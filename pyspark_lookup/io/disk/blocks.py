@@ -7,7 +7,7 @@ import dataclasses
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from pyspark_lookup.base.decoding import texts_of
@@ -193,6 +193,20 @@ class Disk(Segments, Claims, Counters):
             freed += size if self._remove(path) else 0
         with contextlib.suppress(OSError):
             self.take("blocks", -freed)
+
+    def forget_files(self, path_keys: Iterable[str]) -> None:
+        """Remove the blocks of files, of all versions of each."""
+        freed = 0
+        for path_key in path_keys:
+            place = self._root / "blocks" / path_key[:2] / path_key
+            for _, size, path in self._walk(place):
+                freed += size if self._remove(path) else 0
+            for directory in (*directories_in(place), place):
+                with contextlib.suppress(OSError):  # somebody reads it again
+                    directory.rmdir()
+        if freed:
+            with contextlib.suppress(OSError):
+                self.take("blocks", -freed)
 
     # --- space ------------------------------------------------------------------------------------
 

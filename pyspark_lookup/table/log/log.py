@@ -27,8 +27,9 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
     UfsUnavailableError,
 )
+from pyspark_lookup.io.block_cache import path_key_of
 from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
@@ -245,6 +246,14 @@ class NotificationLog:
             self._context.disk.replace_record("log-tail", self._tail_key(base), value)
         except OSError:
             self._context.metrics.inc("cacheFailureCount")
+        if before is not None and before.state.table_id == state.table_id:
+            self._forget_files(self._context.disk, before.state, state)
+
+    def _forget_files(self, disk: Disk, before: TableState, state: TableState) -> None:
+        """Keep no block of files that were replaced pages ago, or vacuumed: who still reads such a version fetches them again."""
+        if (before.since, before.oldest) != (state.since, state.oldest):
+            gone = before.paths() - state.paths()
+            disk.forget_files(path_key_of(self._ufs.scope, f"{self.url}/{path}") for path in gone)
 
     def _tail_key(self, base: int) -> str:
         return f"{self._key}-{base}"

@@ -210,6 +210,10 @@ class TableState:
         """Whether the key columns were others at some time since a position."""
         return position < self.rekeyed_at
 
+    def paths(self) -> set[str]:
+        """The files, of rows and of deletes, of the writes that are held."""
+        return {file.path for write in self.writes.values() for file in (*write.files, *write.deletes)}
+
     def open_writes(self) -> list[TableWrite]:
         """The writes that have not ended, by id."""
         return [write for write in self.writes.values() if write.ended_at is None]
