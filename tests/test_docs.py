@@ -19,6 +19,7 @@ from pyspark_lookup.options.conf_file import conf_file_options, conf_file_secret
 from pyspark_lookup.options.lookup_options import LookupOptions, options_table
 from pyspark_lookup.scan.formats.inference import infer_texts
 from pyspark_lookup.spark.session import RECOMMENDED
+from pyspark_lookup.table.log.properties import LOG_RETENTION, VACUUM_AFTER
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -40,7 +41,8 @@ def test_pages_name_known_things() -> None:
     mkdocs.yml names each page in docs/ and no other; the rest come from scripts/docs_hooks.py."""
     mentioned = set(re.findall(r"`(lookup\.[a-z._-]*[a-z])", "".join(TEXTS.values())))
     prefixes = ("lookup.storage", "lookup.provider.")
-    assert {key for key in mentioned if not key.startswith(prefixes)} <= set(KNOWN)
+    of_tables = {LOG_RETENTION, VACUUM_AFTER}
+    assert {key for key in mentioned if not key.startswith(prefixes)} <= {*KNOWN, *of_tables}
     assert pyspark_lookup.__version__ in TEXTS["CHANGELOG.md"]
     kinds = {kind for path in DOCS for kind in re.findall(r"^ *```(\w*)$", TEXTS[path.name], re.MULTILINE)}
     assert kinds <= {"", "python", "sh", "sql", "text", "yaml"}

@@ -42,7 +42,7 @@ CACHE = {**HOST, "lookup.full-cache.periodic-reload.interval": "1 min"}
 TIMED = {**HOST, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15Z"}
 DAY_S = 86400.0
 STRATEGY = "lookup.full-cache.reload-strategy"
-TIMED = "lookup.full-cache.timed-reload."
+TIMED_RELOAD = "lookup.full-cache.timed-reload."
 
 
 def publish(
@@ -467,7 +467,7 @@ def test_reloads_at_a_time_of_day(directory: Path, cache_dir: Path) -> None:
     missed while there was none is made up for once."""
     day_s = 86_400
     clock = FakeClock(4_000_000_000 // day_s * day_s + 9 * 3600.0)
-    timed = {STRATEGY: "TIMED", f"{TIMED}iso-time": "10:15Z", f"{TIMED}interval-in-days": "2"}
+    timed = {STRATEGY: "TIMED", f"{TIMED_RELOAD}iso-time": "10:15Z", f"{TIMED_RELOAD}interval-in-days": "2"}
     options = {**FULL, "lookup.metadata.source": "CACHE", **timed}
     table = Table(directory, cache_dir, options, clock)
     assert table.versions(0) == [1]
@@ -479,6 +479,7 @@ def test_reloads_at_a_time_of_day(directory: Path, cache_dir: Path) -> None:
         table.end()
         table = Table(directory, cache_dir, options, clock)
     clock.tick(5 * day_s)
+    table.later.at_once = True
     assert table.versions(0) == [7]
     assert table.due_after(1) == 0
 

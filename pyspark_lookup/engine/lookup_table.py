@@ -399,8 +399,8 @@ class LookupTable:
     def close(self) -> None:
         """Publish the counters, stop reloading, and refuse further use. The host's cache stays."""
         if not self._closed:
-            held = None if self._held is None else (self._held.found.table, self._held.options)
-            runtime().engine(self._options).let_go(held, self)
+            held, self._held = self._held, None
+            runtime().engine(self._options).let_go((held.found.table, held.options) if held is not None else None, self)
         self._closed = True
 
     def _engine(self) -> Engine:

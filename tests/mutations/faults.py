@@ -1017,9 +1017,9 @@ FAULTS = [
     Fault(
         "a-query-waits-for-a-reload",
         "A query that finds a reload due waits for the one that another process makes.",
-        "cache/full/full_cache.py",
-        "self._load_after(state, wait=False)",
-        "self._load_after(state)",
+        "cache/full/overdue.py",
+        "done.result(timeout=self._left_s(state, self._awaited[1]))",
+        "done.result()",
         ("tests/providers/test_functions.py::test_nobody_waits_for_a_call_of_another_process_that_hangs",),
     ),
     Fault(

@@ -786,6 +786,7 @@ def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate:
         first: Callable[[], Any] = functools.partial(names, table, 1)
     else:
         options = {"lookup.cache": "FULL", "lookup.full-cache.periodic-reload.interval": "1 s"}
+        options["lookup.full-cache.build-wait"] = "100 ms"
         table = desk.table(lambda context: FullCachingLookupProvider(scan, SCHEMA), options)
         first = table.reload  # which runs no schedule, as the command line does not
     first()

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup.base.errors import LookupFunctionError, OptionError, PysparkLookupError, SchemaError
-from pyspark_lookup.cache.full import full_cache
+from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.memory import DefaultLookupCache, LookupCache
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
@@ -553,7 +553,7 @@ def test_a_trigger_of_its_own_reloads(desk: Desk) -> None:
 def test_copies(desk: Desk, monkeypatch: pytest.MonkeyPatch, make: str) -> None:
     """`LookupTable.reload` copies the table as it is, in place of the copy before; with a version a lookup does, once for a host."""
     folds: list[int] = []
-    monkeypatch.setattr(full_cache, "_is_worth_compacting", lambda snapshot: folds.append(len(snapshot.layers)))
+    monkeypatch.setattr(Snapshot, "is_worth_compacting", lambda snapshot: folds.append(len(snapshot.layers)))
     whole, versioned = Whole(), make == "versioned"
     table = desk.table(getattr(whole, make))
     first = table.reload()

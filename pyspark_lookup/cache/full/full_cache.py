@@ -173,10 +173,10 @@ class FullCache:
         after, snapshot = self._stored.find(_served)
         return after, snapshot, after.finished_at_s == state.finished_at_s
 
-    def _load_after(self, state: State, wait: bool = True) -> None:
-        """Load what the store has, unless somebody else has since; without `wait` also unless somebody is loading now."""
-        with self._stored.lock(wait) as held:
-            if held and self._stored.state().finished_at_s == state.finished_at_s:
+    def _load_after(self, state: State) -> None:
+        """Load what the store has, unless somebody else has since."""
+        with self._stored.lock():
+            if self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
     def _give_up(self) -> None:

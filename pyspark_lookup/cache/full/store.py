@@ -259,16 +259,15 @@ class StoredSnapshots:
     # --- changes: the lock is held ----------------------------------------------------------------
 
     @contextlib.contextmanager
-    def lock(self, wait: bool = True) -> Iterator[bool]:
-        """Hold the table's lock of this host, however long it takes; without `wait` only if nobody else does. Whether it is held."""
-        lock = self.disk.acquire("reload", self.key, _LOCK_WAIT_S if wait else 0.0)
-        while wait and lock is None:
+    def lock(self) -> Iterator[None]:
+        """Hold the table's lock of this host, however long it takes."""
+        lock = None
+        while lock is None:
             lock = self.disk.acquire("reload", self.key, _LOCK_WAIT_S)
         try:
-            yield lock is not None
+            yield
         finally:
-            if lock is not None:
-                lock.release()
+            lock.release()
 
     def add(self, version: TableVersion, layers: tuple[StoredLayer, ...]) -> tuple[Snapshot, StoredVersion]:
         """A version as those layers, which are on disk, mapped. Raises OSError if they cannot be."""
@@ -277,6 +276,7 @@ class StoredSnapshots:
             url = redact("path", self.table.url)
             raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
         self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json())
+        self.disk.use_table(self.key)
         stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
         snapshot.version = version
         self._remember(stored, snapshot)
@@ -295,7 +295,6 @@ class StoredSnapshots:
     def record(self, state: State) -> None:
         """Have that be what is on this host."""
         self.disk.replace_record("snapshot", self.key, state.to_json())
-        self.disk.use_table(self.key)
 
     def write(self, state: State) -> None:
         """Record a state without versions past their time, or given up for space, then remove their segments."""

@@ -269,8 +269,7 @@ class Disk(Segments, Claims, Counters):
         now_s = self._now_s()
         for directory in directories_in(self._root / "snapshots"):
             with contextlib.suppress(OSError):
-                record = self._root / "records" / "snapshot" / directory.name
-                used_s = (record if record.exists() else directory).lstat().st_mtime
+                used_s = directory.lstat().st_mtime
                 if abs(now_s - used_s) > _IN_USE_S:
                     found.append((used_s, directory.name))
         return [

@@ -159,7 +159,7 @@ class Segments(Records):
     def use_table(self, table: str) -> None:
         """Say that a table's segments are in use: those of tables that are not go first. Coarse, so that it costs no writes."""
         with contextlib.suppress(OSError):
-            path = self._place("records", "snapshot", table)
+            path = self._place("snapshots", table)
             now_s = self._now_s()
             if abs(now_s - path.lstat().st_mtime) > _TOUCH_AFTER_S:
                 os.utime(path, (now_s, now_s))
