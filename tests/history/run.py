@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -177,8 +178,16 @@ def run(
         )
 
     kills = 0
+    ended = threading.Event()
+
+    def collect() -> None:
+        while not ended.wait(1.0):
+            place.log()
+
+    collector = threading.Thread(target=collect, daemon=True)
     place.begin(seed)
     try:
+        collector.start()
         start("writer0")
         while not _counts(notes)["acknowledged"] and time.monotonic() < began + 3 * seconds:  # readers want a table
             if workers.running["writer0"].poll() is not None:
@@ -189,7 +198,6 @@ def run(
         while (now := time.monotonic()) < began + seconds or (now < began + 3 * seconds and not _is_enough(notes)):
             with workers.paused(rng.sample(sorted(roles), PAUSED)):
                 time.sleep(rng.uniform(0.2, 2.0))
-            place.log()
             name = rng.choice(sorted(roles))
             workers.kill(name)
             kills += 1
@@ -199,6 +207,8 @@ def run(
             workers.must_end(name)
     finally:
         workers.close()
+        ended.set()
+        collector.join()
         removed = place.end()
     found, tags = states(place.log(), place.read_file)
     told = check(
