@@ -32,6 +32,7 @@ from pyspark_lookup.scan.open_file import KnownFiles
 from tests.fakes import FakeClock, Later, wait_until_settled
 from tests.fuzzing import seeds
 from tests.partial.common import run_waiting
+from tests.soak.watch import bytes_below
 from tests.test_disk import data_of, handles_below, key
 from tests.test_full_cache import CACHE, EACH, FULL, Table, publish
 from tests.workers import run_processes
@@ -49,16 +50,6 @@ MODES = {
 
 class Killed(BaseException):
     """A process has died here."""
-
-
-def size_of(directory: Path) -> int:
-    """What the files of a directory take on disk."""
-    total = 0
-    for place, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(place, name)).st_blocks * 512
-    return total
 
 
 @contextlib.contextmanager
@@ -172,7 +163,7 @@ def test_no_host_fills_its_disk(tmp_path: Path) -> None:
         done: list[str] = []
         for _ in range(100):
             done.append(host.step())
-            assert size_of(host.cache_dir) <= BUDGET + SLACK, (seed, done[-5:])
+            assert bytes_below(host.cache_dir) <= BUDGET + SLACK, (seed, done[-5:])
         host.held.clear()
         disk = host.process(0, 0, "NONE").host.disk
         assert disk is not None
@@ -192,7 +183,9 @@ def work(base: Path, number: int) -> None:
     for _ in range(30):
         with contextlib.suppress(VersionGoneError):  # others replace files while they are read
             host.step()
-        assert size_of(host.cache_dir) <= BUDGET + SLACK + 3 * 64 * 1024  # and what each is putting in another's place
+        assert (
+            bytes_below(host.cache_dir) <= BUDGET + SLACK + 3 * 64 * 1024
+        )  # and what each is putting in another's place
 
 
 def test_processes_together_stay_within_the_budget(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pyspark_lookup.base.errors import VersionGoneError
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.spark import change_stream
-from pyspark_lookup.table.log import WriteMode
+from pyspark_lookup.table.log import WriteMode, properties
 from tests.test_changes import feed_of, told
 from tests.test_compaction import DAY_S, OFF, aged
 from tests.test_writing import SCHEMA, Site, ids_of, rows, site
@@ -121,6 +121,18 @@ def test_a_stream_that_needs_what_was_vacuumed(site: Site) -> None:
         with pytest.raises(VersionGoneError, match="vacuumed before it was read"):
             feed_of(site).between(first, site.state().position)
         append(table, id_)
+
+
+def test_a_commit_that_cannot_trim(site: Site, table: LookupTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a commit: who was told of an error would write its rows again."""
+    table.alter(properties={"lookup.log.retention": "30 d"})
+    append(table, 1, 2, 3)
+    trim(table)
+    table.alter(properties={"lookup.log.retention": "0 s"})
+    monkeypatch.setattr(properties, "KEPT_S", -DAY_S)
+    (site.path / "_lookup/log/00000000000000000002a.json").write_text("nobody's")
+    append(table, *range(10, 10 + PAGE))
+    assert ids_of(table.scan()) == [1, 2, 3, *range(10, 10 + PAGE)]
 
 
 def test_hosts_that_know_what_is_gone(site: Site, table: LookupTable) -> None:

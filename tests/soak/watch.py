@@ -171,7 +171,7 @@ def bytes_below(directory: Path) -> int:
     for place, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(OSError):
-                size += os.stat(os.path.join(place, name)).st_blocks * 512
+                size += os.lstat(os.path.join(place, name)).st_blocks * 512
     return size
 
 

@@ -8,6 +8,7 @@ process's, and makes room for others at once.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import fcntl
@@ -117,7 +118,7 @@ class ReservedFile:
         self.taken = 0
 
 
-class Space(Directory):
+class Space(Directory, abc.ABC):
     """A directory with a budget. `max_bytes` None: a quarter of its disk, or half of what is free there if that is less."""
 
     def __init__(
@@ -168,9 +169,9 @@ class Space(Directory):
             f"{_size(usage.total)} are in use. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
         )
 
+    @abc.abstractmethod
     def _make_room(self, kind: Kind, amount: int) -> None:
         """Remove what is worth least, so that so many bytes can be taken."""
-        raise NotImplementedError
 
     # --- the account ------------------------------------------------------------------------------
 

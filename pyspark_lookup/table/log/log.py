@@ -20,8 +20,8 @@ from pyspark_lookup.base.decoding import number_of, texts_of
 from pyspark_lookup.base.errors import (
     CommitUnknownError,
     DamagedFileError,
-    OptionError,
     PutUnknownError,
+    PysparkLookupError,
     SourceChangedError,
     UfsError,
     UfsNotFoundError,
@@ -45,7 +45,7 @@ _TAIL_AT_MOST = 100  # events in the host's record beside a state
 _RACES = 1000  # positions lost in a row: others are putting events faster than one can be put here
 _PROBED = 64  # events that are asked for by name where a listing costs what the whole directory holds
 TRUSTED_S = 86400.0
-"""How long after a look at the log what was found there is trusted to be its beginning: less than events are kept at least."""
+"""For how long a host goes on from the state that it knows. Later the log is read anew: what came next may have been put and trimmed."""
 _CLOCK_STEP_S = 60.0  # back, that a clock is forgiven
 _IN_VAIN = 8  # times that one position is lost to an event that the store does not show
 
@@ -123,10 +123,7 @@ class NotificationLog:
         return state
 
     def _age_s(self, known: _Known) -> float:
-        """How long ago this host found that a state was the latest; infinity for a clock that was set back since.
-
-        What follows may have been put and removed since, in no order, so that a state of long ago is not gone on from.
-        """
+        """How long ago this host found that a state was the latest; infinity for a clock that was set back since."""
         age_s = self._context.clock.wall_s() - known.looked_s
         return age_s if age_s > -_CLOCK_STEP_S else math.inf
 
@@ -313,8 +310,7 @@ class NotificationLog:
 
     def _trim(self, state: TableState, last: FileVersion) -> None:
         """Remove what is older than what vacuum and the table's log retention keep, by the time at which the last event was put."""
-        # A property of a later release says nothing here.
-        with contextlib.suppress(UfsError, OptionError):
+        with contextlib.suppress(PysparkLookupError):  # the event is there: whoever has put it is not to put it again
             put_at_s = last.modified_at_s or self._events.get_meta(state.position).modified_at_s
             if put_at_s is not None:
                 found = properties.parse_properties(state.definition.properties)
