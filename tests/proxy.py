@@ -275,12 +275,16 @@ def _unasked(environ: WSGIEnvironment) -> Answer:
 
 
 def _bury(environ: WSGIEnvironment) -> None:
-    """Keep a data file that is about to be removed."""
+    """Keep what is about to be removed: a data file; or any events of logs, as the request's body says which ones."""
     bucket, _, name = environ["PATH_INFO"].lstrip("/").partition("/")
-    if environ["REQUEST_METHOD"] == "DELETE" and name.endswith(".parquet"):
-        found = backend().get_bucket(bucket).keys.get(name)
-        if found is not None:
-            backend().put_object(GRAVES, f"{bucket}/{name}", found.value)
+    if environ["REQUEST_METHOD"] == "POST" and "delete" in environ["QUERY_STRING"]:
+        buried = {key: value for key, value in objects_in(bucket).items() if "/_lookup/log/" in key}
+    elif environ["REQUEST_METHOD"] == "DELETE" and name.endswith(".parquet"):
+        buried = objects_in(bucket, name)
+    else:
+        return
+    for key, value in buried.items():
+        backend().put_object(GRAVES, f"{bucket}/{key}", value)
 
 
 def _hang_up(environ: WSGIEnvironment) -> None:

@@ -112,7 +112,7 @@ class Workers:
 
 
 def fail_at_random(rng: random.Random, failing: float, slow_s: float, graves: Path) -> None:
-    """From now on so many calls of this process's stores fail, and a tenth is slow. `graves` keeps data files that it removes."""
+    """From now on so many calls of this process's stores fail, and a tenth is slow. `graves` keeps data files and events that it removes."""
 
     def before(kind: str, subject: object) -> None:
         if kind == "delete":
@@ -131,12 +131,14 @@ def fail_at_random(rng: random.Random, failing: float, slow_s: float, graves: Pa
 
 
 def _bury(path: str, graves: Path) -> None:
-    name = path.rpartition("/")[2]
-    if name.endswith(".parquet") and not (graves / name).exists():
-        with contextlib.suppress(FileNotFoundError):
-            copy = graves / f".{name}.{os.getpid()}"
-            shutil.copyfile(path, copy)
-            copy.rename(graves / name)
+    """Keep what is about to be removed: a data file; or any events of a log, as which ones is not told."""
+    events, data = path.endswith("/_lookup/log"), path.endswith(".parquet")
+    for file in Path(path).glob("*.json") if events else [Path(path)] if data else []:
+        if not (graves / file.name).exists():
+            with contextlib.suppress(FileNotFoundError):
+                copy = graves / f".{file.name}.{os.getpid()}"
+                shutil.copyfile(file, copy)
+                copy.rename(graves / file.name)
 
 
 class Notes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,7 +46,7 @@ SIZES = {
 """`WriteSizes` that its tables cross: writes of several files and row groups, folds that leave files outside, trimmed logs."""
 KEPT_S = 5.0
 UPKEEP = {"lookup.write.vacuum-after": f"{KEPT_S:g} s", "lookup.log.retention": "20 s"}
-"""Properties of its tables: the log is trimmed, but not before it was looked at here."""
+"""Properties of its tables: the log is trimmed, and `graves` keep what is removed of it."""
 _SOURCE: dict[str, dict[str, str]] = {
     "UFS": {},
     "CACHE": {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 s"},
@@ -72,20 +71,18 @@ class Place:
         self.graves.mkdir(parents=True)
         self._table = work / "table"
         self.path = str(self._table)
-        self._events: dict[str, bytes] = {}
 
     def log(self) -> list[bytes]:
-        """All events that there were, if it is asked more often than they are trimmed."""
-        self._events |= self._logged()
-        return [self._events[name] for name in sorted(self._events)]
+        """All events that there were."""
+        found = {path.name: path for path in [*self.graves.glob("*.json"), *self._kept()]}
+        return [found[name].read_bytes() for name in sorted(found)]
 
-    def _logged(self) -> dict[str, bytes]:
-        found = (self._table / "_lookup" / "log").glob("*.json")
-        return {path.name: path.read_bytes() for path in found if path.name not in self._events}
+    def _kept(self) -> list[Path]:
+        return list((self._table / "_lookup" / "log").glob("*.json"))
 
     def trimmed(self) -> int:
         """How many events are gone."""
-        return len(self.log()) - len(list((self._table / "_lookup" / "log").glob("*.json")))
+        return len(self.log()) - len(self._kept())
 
     def read_file(self, path: str) -> bytes:
         grave = self.graves / path.rpartition("/")[2]
@@ -110,11 +107,15 @@ class S3Place(Place):
         self.path, self.storage = f"s3://{bucket}/table", {"lookup.storage.endpoint_url": server.endpoint}
         server.client.create_bucket(Bucket=bucket)
 
-    def _logged(self) -> dict[str, bytes]:
-        return objects_in(self._bucket, "table/_lookup/log/")
+    def log(self) -> list[bytes]:
+        name = "table/_lookup/log/"
+        buried = objects_in(GRAVES, f"{self._bucket}/{name}")
+        found = {key.removeprefix(f"{self._bucket}/"): value for key, value in buried.items()}
+        found |= objects_in(self._bucket, name)
+        return [found[name] for name in sorted(found)]
 
     def trimmed(self) -> int:
-        return len(self.log()) - len(self._logged())
+        return len(self.log()) - len(objects_in(self._bucket, "table/_lookup/log/"))
 
     def read_file(self, path: str) -> bytes:
         name = f"table/{path}"
@@ -178,16 +179,8 @@ def run(
         )
 
     kills = 0
-    ended = threading.Event()
-
-    def collect() -> None:
-        while not ended.wait(1.0):
-            place.log()
-
-    collector = threading.Thread(target=collect, daemon=True)
     place.begin(seed)
     try:
-        collector.start()
         start("writer0")
         while not _counts(notes)["acknowledged"] and time.monotonic() < began + 3 * seconds:  # readers want a table
             if workers.running["writer0"].poll() is not None:
@@ -207,8 +200,6 @@ def run(
             workers.must_end(name)
     finally:
         workers.close()
-        ended.set()
-        collector.join()
         removed = place.end()
     found, tags = states(place.log(), place.read_file)
     told = check(
