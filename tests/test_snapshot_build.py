@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 from pyspark_lookup.cache.full import snapshot as snapshots
 from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_rows
 from pyspark_lookup.cache.segments import builder as builders
-from pyspark_lookup.cache.segments.builder import CODES, ROW_BITS, SegmentBuilder
+from pyspark_lookup.cache.segments import chunks
+from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder, run_in_order
+from pyspark_lookup.cache.segments.chunks import CODES
 from pyspark_lookup.cache.segments.segment import Segment, SegmentFile
 from pyspark_lookup.columnar import buffers as columns
 from pyspark_lookup.columnar.buffers import ColumnWriter
@@ -72,14 +74,14 @@ class Workshop:
         return self.disk.reserve(size)
 
     def builder(
-        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY
+        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY, threads: int = 1
     ) -> SegmentBuilder:
         self.spills = self.parts = 0
-        return SegmentBuilder(schema, keys, seed, self.spill, memory)
+        return SegmentBuilder(schema, keys, seed, self.spill, memory, threads)
 
-    def ordered(self, keys: Keys, hashes: Numbers) -> Order:
+    def ordered(self, *args: Any) -> Order:
         self.parts += 1
-        return order_rows(keys, hashes)
+        return order_rows(*args)
 
     def published(self, builder: SegmentBuilder, files: Sequence[SegmentFile], strict: bool = True) -> OpenSegment:
         """The segment that a builder makes of what it was given, opened; nothing else is left of it."""
@@ -107,17 +109,19 @@ class Workshop:
         seed: Seed = SEED,
         memory: int = PLENTY,
         strict: bool = True,
+        threads: int = 1,
     ) -> OpenSegment:
-        """A segment of these files, given to the builder in cuts; without any, file by file."""
+        """A segment of these files, given to the builder in cuts by some threads; without any, file by file."""
         if cuts is None:
             cuts = cut_up(files, PLENTY)
-        builder = self.builder(files[0].schema, keys, seed, memory)
+        builder = self.builder(files[0].schema, keys, seed, memory, threads)
         total = sum(file.num_rows for file in files)
-        done = 0
-        for cut in cuts:
-            file, rows = cut
-            done += len(rows)
-            builder.add(files[file].take(pa.array(rows, pa.int64())), positions_of(cut), done / max(total, 1))
+
+        def add(cut: Cut) -> None:
+            batch = files[cut[0]].take(pa.array(cut[1], pa.int64()))
+            builder.add([(batch, positions_of(cut), len(cut[1]) / max(total, 1))])
+
+        collections.deque(run_in_order(add, cuts, threads), 0)
         assert builder.rows == total
         described = [
             SegmentFile(f"f{n}", 100 + n, f"v{n}", f.num_rows, ((50, f.num_rows),)) for n, f in enumerate(files)
@@ -219,14 +223,14 @@ SIZES = st.sampled_from([ALWAYS, 10, 300, 1000, PLENTY])
 
 
 @examples(40)
-@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES)
+@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([1, 3]))
 def test_a_segment_holds_the_rows_it_was_given(
-    workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int
+    workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int, threads: int
 ) -> None:
-    """Of any columns, keys, batches and limits a segment holds exactly the rows that came, and says where each came from."""
+    """Of any columns, keys, batches, limits and threads a segment holds exactly the rows that came, and says where each came from."""
     files, keys, cuts = drawn
     with limits(deal, partition):
-        segment = check(workshop.made(files, keys, cuts, memory=memory), files, keys)
+        segment = check(workshop.made(files, keys, cuts, memory=memory, threads=threads), files, keys)
     came = [(file, row) for file, rows in cuts for row in rows]
     if not keys and came == sorted(came):
         assert segment.ordinals.tolist() == list(range(segment.rows))
@@ -257,7 +261,7 @@ WAYS = {
     "in memory": (PLENTY, PLENTY, PLENTY, False, False),
     "dealt to one partition": (1000, PLENTY, PLENTY, False, False),
     "dealt to many": (1000, 2000, PLENTY, True, False),
-    "spilled": (1000, PLENTY, 1000, False, True),
+    "spilled": (1000, PLENTY, 1000, True, True),
     "dealt and spilled": (1000, 2000, 4000, True, True),
     "spilled at every batch": (ALWAYS, 100, ALWAYS, True, True),
 }
@@ -265,13 +269,14 @@ in_every_way = pytest.mark.parametrize("way", WAYS)
 
 
 def test_partitions_are_as_many_as_wanted(workshop: Workshop) -> None:
-    """The rows that came, and the share of all that they are, decide how many partitions there will be; 256 at most."""
-    file = numbered([n * 1_000_003 for n in range(2000)])
-    for share, partition, expected in ((1.0, 8000, 4), (0.5, 8000, 8), (1.0, 10, 256), (0.0, 8000, 256)):
-        builder = workshop.builder(file.schema, ["k"])
+    """The rows that came, and the share of all that they are, decide how many partitions there will be; 1024 at most."""
+    rows = 20_000
+    file = numbered([n * 1_000_003 for n in range(rows)])
+    for share, partition, expected in ((1.0, 80_000, 4), (0.5, 80_000, 8), (1.0, 10, 1024), (0.0, 80_000, 1024)):
         with limits(ALWAYS, partition):
-            builder.add(file, positions_of((0, range(2000))), share)
-            opened = workshop.published(builder, [SegmentFile("f0", 100, "v0", 2000, ())])
+            builder = workshop.builder(file.schema, ["k"])
+            builder.add([(file, positions_of((0, range(rows))), share)])
+            opened = workshop.published(builder, [SegmentFile("f0", 100, "v0", rows, ())])
         assert workshop.parts == expected
         check(opened, [file], ["k"])
 
@@ -353,7 +358,7 @@ def test_more_text_than_32_bits_reach(
     monkeypatch: pytest.MonkeyPatch, workshop: Workshop, way: str, wide: bool
 ) -> None:
     """Pieces of more text than 32-bit offsets reach are joined as large text; what is read is the text that was given."""
-    monkeypatch.setattr(builders, "_INT32_AT_MOST", 100)
+    monkeypatch.setattr(chunks, "_INT32_AT_MOST", 100)
     if wide:
         monkeypatch.setattr(columns, "_INT32_AT_MOST", 5000)
     joined = set()
@@ -402,7 +407,7 @@ def test_an_index_that_does_not_find_its_first_key(
 def fill(builder: SegmentBuilder, file: pa.RecordBatch) -> None:
     for cut in cut_up([file], 50):
         rows = cut[1]
-        builder.add(file.slice(rows[0], len(rows)), positions_of(cut), (rows[-1] + 1) / file.num_rows)
+        builder.add([(file.slice(rows[0], len(rows)), positions_of(cut), len(rows) / file.num_rows)])
 
 
 @pytest.mark.parametrize("way", ["in memory", "dealt and spilled"])
@@ -420,8 +425,9 @@ def test_a_full_disk_leaves_nothing(workshop: Workshop, way: str) -> None:
                 raise OSError(errno.ENOSPC, "No space left on device")
             append(*args)
 
-        builder = workshop.builder(file.schema, ["k"], memory=memory)
-        with limits(deal, partition), pytest.MonkeyPatch.context() as patch:
+        with limits(deal, partition):
+            builder = workshop.builder(file.schema, ["k"], memory=memory)
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SegmentWriter, "append", fill_up)
             try:
                 with contextlib.nullcontext() if calls else files_at_most(100):
@@ -527,7 +533,7 @@ def version_of(
             columns_ = list(zip(*((k, v, t, k) for k, v, t in stock.rows), strict=True)) or [()] * 4
             arrays = [pa.array(values, field.type) for values, field in zip(columns_, schema, strict=True)]
             batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-            builder.add(batch, positions_of((number, range(len(stock.rows)))), 0.5)
+            builder.add([(batch, positions_of((number, range(len(stock.rows)))), 0.5)])
         with pytest.MonkeyPatch.context() as patch:
             if large:
                 patch.setattr(columns, "_INT32_AT_MOST", 0)
@@ -620,7 +626,7 @@ def check_pieces(version: Version) -> None:
     seen: dict[int, tuple[Any, ...]] = {}
     for layer, stocks in zip(version.snapshot.layers, version.stocks, strict=True):
         count = 0
-        for (values, texts), positions in layer.pieces(["value", "text"]):
+        for (values, texts), positions in layer.pieces(["value", "text"], range(layer.segment.rows)):
             assert positions.dtype == np.uint64
             assert len(positions) > 0
             count += len(positions)

@@ -90,16 +90,15 @@ class ColumnWriter:
         self._name = sizes.name
         self._end = 0  # of the bytes or elements written
         self._started = 0  # 1 once the first offset is written
-        self._valid: list[Numbers] = []
-        self._bits: list[Numbers] = []
+        self._left: dict[str, Numbers] = {}  # bits that do not fill a byte yet
         self._children = [ColumnWriter(child, append) for child in sizes.children]
 
     def add(self, array: pa.Array) -> None:
         kind = self._sizes.kind
         if self._sizes.nulls:
-            self._valid.append(bits_of(array.is_valid()))
+            self._add_bits("valid", bits_of(array.is_valid()))
         if pa.types.is_boolean(kind):
-            self._bits.append(bits_of(array.fill_null(False) if array.null_count else array))
+            self._add_bits("values", bits_of(array.fill_null(False) if array.null_count else array))
         elif is_bytes(kind):
             offsets, data = offsets_and_data(array)
             self._add_offsets(offsets)
@@ -121,12 +120,16 @@ class ColumnWriter:
         self._append(f"{self._name}.offsets", moved[self._started :].astype(width))
         self._end, self._started = int(moved[-1]), 1
 
+    def _add_bits(self, stream: str, bits: Numbers) -> None:
+        bits = np.concatenate([self._left[stream], bits]) if stream in self._left else bits
+        whole = len(bits) // 8 * 8
+        self._append(f"{self._name}.{stream}", np.packbits(bits[:whole], bitorder="little"))
+        self._left[stream] = bits[whole:].copy()
+
     def finish(self) -> None:
-        """Append what is known only at the end: bits, and the offset of a column without rows."""
-        if self._valid:
-            self._append(f"{self._name}.valid", np.packbits(np.concatenate(self._valid), bitorder="little"))
-        if self._bits:
-            self._append(f"{self._name}.values", np.packbits(np.concatenate(self._bits), bitorder="little"))
+        """Append what is known only at the end: the last bits, and the offset of a column without rows."""
+        for stream, bits in self._left.items():
+            self._append(f"{self._name}.{stream}", np.packbits(bits, bitorder="little"))
         if not self._started and (is_bytes(self._sizes.kind) or has_offsets(self._sizes.kind)):
             self._add_offsets(np.zeros(1, np.int64))
         for child in self._children:

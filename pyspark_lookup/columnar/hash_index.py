@@ -19,7 +19,8 @@ fullest bucket holds more than `BUCKET_AT_MOST` draws another seed (see `SkewedE
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey
 
 BUCKET_AT_MOST = 32
 _PREFIX_BITS = 48
+_AT_ONCE = 2**20  # values that are set
 _DIRECT_SPREAD = 4  # slots per row: as many bytes as the hash index takes at most
 
 
@@ -55,11 +57,14 @@ class Order:
     hashes: Numbers
 
 
-def order_rows(keys: Keys, hashes: Numbers) -> Order:
-    """The hash order of the valid rows of `keys`: rows of one key together, in the order they have here."""
-    rows = np.arange(keys.rows) if keys.valid is None else np.flatnonzero(keys.valid)
+def order_rows(keys: Keys, hashes: Numbers, rows: Numbers | None = None) -> Order:
+    """The hash order of the valid rows of `keys`: rows of one key together, in the order of `rows` (None: that they have)."""
+    if rows is None:
+        rows = np.arange(keys.rows)
+    if keys.valid is not None:
+        rows = rows[keys.valid[rows]]
     count = len(rows)
-    rows = rows[_sorted_by_prefix(hashes if count == len(hashes) else hashes[rows])]
+    rows = rows[_sorted_by_prefix(hashes[rows])]
     prefixes = hashes[rows] >> np.uint64(64 - _PREFIX_BITS)
     # Neighbours with one prefix are one key, nearly always.
     near = np.flatnonzero(prefixes[1:] == prefixes[:-1])
@@ -108,22 +113,30 @@ class IndexBuilder:
 
     `keyed_rows`: rows with a key there will be at most. `bounds`: smallest and largest value of a key
     that is one whole number, date, timestamp or boolean. `wide`: the key is not one column of fixed width, so hashes are kept.
+    `zeros` makes the arrays, of a number of values and a type.
     """
 
-    def __init__(self, keyed_rows: int, bounds: tuple[int, int] | None, wide: bool) -> None:
+    def __init__(
+        self,
+        keyed_rows: int,
+        bounds: tuple[int, int] | None,
+        wide: bool,
+        zeros: Callable[[int, np.dtype[Any]], Numbers] = np.zeros,
+    ) -> None:
         self._count = np.dtype(np.uint32 if keyed_rows < 2**32 - 1 else np.uint64)
         low, high = bounds or (0, -1)
         self.low = low
         self._slots: Numbers | None = None
         spread = high - low + 1
         if 0 < spread <= max(_DIRECT_SPREAD * keyed_rows, 1024):
-            self._slots = np.zeros(spread, self._count)
-        self._wide = wide
+            self._slots = zeros(spread, self._count)
+        self._zeros = zeros
+        self._keyed_rows = keyed_rows
         bits = max(keyed_rows * 4 // 3, 2).bit_length()
         self._shift = np.uint64(64 - bits)
-        self._buckets = np.zeros(0 if self._slots is not None else 2**bits + 1, self._count)
-        self._hashes: list[Numbers] = []
-        self._first: list[Numbers] = []
+        self._buckets = zeros(0 if self._slots is not None else 2**bits + 1, self._count)
+        self._hashes = zeros(keyed_rows, np.dtype(np.uint64)) if wide and self._slots is None else None
+        self._first: Numbers | None = None  # while all keys are unique
         self._keys = self.rows = 0
         self.fullest_bucket = 0  # keys in it, so far
 
@@ -145,9 +158,15 @@ class IndexBuilder:
             at = buckets[begins].astype(np.int64) + 1
             self._buckets[at] += lengths
             self.fullest_bucket = max(self.fullest_bucket, int(self._buckets[at].max()))
-        if self._wide:
-            self._hashes.append(order.hashes)
-        self._first.append((order.first + self.rows).astype(self._count))
+        if self._hashes is not None:
+            self._hashes[self._keys : self._keys + count] = order.hashes
+        if self._first is None and count < len(order.rows):
+            self._first = self._zeros(self._keyed_rows + 1, self._count)
+            for start in range(0, self._keys, _AT_ONCE):
+                stop = min(start + _AT_ONCE, self._keys)
+                self._first[start:stop] = np.arange(start, stop)
+        if self._first is not None:
+            self._first[self._keys : self._keys + count] = order.first + self.rows
         self._keys += count
         self.rows += len(order.rows)
 
@@ -163,11 +182,11 @@ class IndexBuilder:
             found["slots"] = self._slots
         else:
             found["starts"] = np.cumsum(self._buckets, dtype=self._count, out=self._buckets)
-            if self._wide:
-                found["hashes"] = np.concatenate(self._hashes) if self._hashes else np.zeros(0, np.uint64)
-        if self._keys < self.rows:
-            end = np.array([self.rows], self._count)
-            found["first"] = np.concatenate([*self._first, end])
+            if self._hashes is not None:
+                found["hashes"] = self._hashes[: self._keys]
+        if self._first is not None:
+            self._first[self._keys] = self.rows
+            found["first"] = self._first[: self._keys + 1]
         return found
 
 

@@ -13,6 +13,7 @@ from pyspark_lookup.options.parsing import (
     BOOLEAN,
     DURATION,
     LONG,
+    MIB,
     MOST,
     POSITIVE_DURATION,
     Kind,
@@ -121,6 +122,10 @@ class FullCacheOptions:
         doc="How long a query waits for a snapshot. With UFS: for that of a new version; after it, the query reads the files "
             "themselves. With CACHE: for a reload that is overdue; after it, the query uses the old snapshot, or fails if "
             "`on-reload-failure` says so.",
+    )
+    build_memory_bytes: int | None = option(
+        "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, shown="an eighth of what is free, at most 2 GiB",
+        doc="How much memory building a snapshot may take; more rows wait in temporary files in the cache directory.",
     )
     retain_s: float | None = option(
         "lookup.full-cache.retain", DURATION, None, shown="10 min, or two intervals if that is longer",

@@ -15,7 +15,7 @@ from pyspark_lookup.io.stores import Count, FileVersion, Listing
 from pyspark_lookup.options.enums import CacheMode, FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers.provider import ProvidedTable
-from pyspark_lookup.scan.contract import PreparedScan, TableScan, coalesce, matching_rows
+from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan, coalesce, matching_rows
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
@@ -151,9 +151,9 @@ class _Prepared:
         rows = (batch.select(projection.columns.names) for batch in kept if batch is not None)
         return coalesce(rows, projection.columns, self._metrics)
 
-    def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
+    def units(self) -> Iterator[PreparedUnit]:
         for piece in self._pieces:
-            yield piece.file, 0, self._plan(self._projection.columns.names)
+            yield PreparedUnit(piece.file, 0, piece.file.size, None, self._plan(self._projection.columns.names))
 
     def _plan(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         fields = [self._projection.data.field(name) for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -44,11 +45,25 @@ def share_of(files: Sequence[FileVersion], number: int, count: int, splittable: 
     return tuple(pieces)
 
 
+@dataclasses.dataclass(frozen=True)
+class PreparedUnit:
+    """A unit of a file that only has to be decoded: its `middle` byte, about how many `bytes` and exactly how many `rows` it has.
+
+    `rows` None: the file has no other units, and decoding it will tell.
+    """
+
+    file: FileVersion
+    middle: int
+    bytes: int
+    rows: int | None
+    batches: Iterator[pa.RecordBatch]
+
+
 class PreparedScan(Protocol):
     """A task that only has to be decoded."""
 
     def batches(self) -> Iterator[pa.RecordBatch]: ...
-    def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]: ...
+    def units(self) -> Iterator[PreparedUnit]: ...
 
 
 class TableScan(abc.ABC):

@@ -113,12 +113,13 @@ class OpenFile:
 
     def source(self, unit: Unit, columns: Sequence[str]) -> RangesFile:
         """The file as decoding one unit sees it: few ranges, however many the file has."""
-        ranges = {part: self.data[part] for part in self.index.ranges(unit, columns) if part in self.data}
+        head, data = self.head, self.data  # of one state, should another thread bring them again
+        ranges = {part: data[part] for part in self.index.ranges(unit, columns) if part in data}
 
         def fetch(part: Range) -> Data:
             return self.blocks.read([(self.location, [part])])[0][0]
 
-        return RangesFile(self.piece.file.size, {**self.head, **ranges}, fetch)
+        return RangesFile(self.piece.file.size, {**head, **ranges}, fetch)
 
 
 class Latest(Generic[T]):

@@ -18,7 +18,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, join_stat
 from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, FileVersion, Range
-from pyspark_lookup.scan.contract import TableScan, coalesce, mask_of, matching_rows, slices_of
+from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, mask_of, matching_rows, slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
 from pyspark_lookup.scan.open_file import (
@@ -314,11 +314,18 @@ class Prepared:
         """The rows, in file order, in batches of about 64k; the schema is the projection's exactly."""
         yield from coalesce(self._filter(), self._projection.columns, self._metrics)
 
-    def units(self) -> Iterator[tuple[FileVersion, int, Iterator[pa.RecordBatch]]]:
-        """(file, middle byte, its rows) of every unit in file order, whatever the predicate; the deleted ones, too."""
-        for file, unit, batches in self._decode(self._projection.columns.names):
-            self._metrics.inc("rowGroupsReadCount")
-            yield file.piece.file, unit.middle, batches
+    def units(self) -> Iterator[PreparedUnit]:
+        """Every unit in file order, whatever the predicate, with the deleted rows; threads may decode some at once."""
+        for file in self._opened:
+            size = (file.piece.end - file.piece.start) // max(len(file.units), 1)
+            for unit in file.units:
+                self._metrics.inc("rowGroupsReadCount")
+                batches = decode(file, unit, self._projection.columns.names, self._projection)
+                rows = file.index.rows(unit)
+                if rows is None and len(file.index.units) > 1:
+                    decoded = list(batches)
+                    rows, batches = sum(batch.num_rows for batch in decoded), iter(decoded)
+                yield PreparedUnit(file.piece.file, unit.middle, size, rows, batches)
 
     def place(self) -> Iterator[tuple[FileVersion, Numbers, pa.RecordBatch]]:
         """(file, places in it, the live rows) of all units that may hold rows of which the predicate is true."""

@@ -7,10 +7,11 @@ the layers already wherever their files are still the same.
 
 from __future__ import annotations
 
-import concurrent.futures
+import collections
 import contextlib
 import dataclasses
 import hashlib
+import os
 import random
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,17 +23,17 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, deleted_rows
-from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
+from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, rows_of
+from pyspark_lookup.cache.segments.builder import SegmentBuilder, run_in_order
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
 from pyspark_lookup.columnar.types import conform_columns, is_source
 from pyspark_lookup.io.disk import Disk, ReservedFile, SegmentWriter, key_of
 from pyspark_lookup.io.stores import FileVersion
-from pyspark_lookup.scan.contract import PreparedScan, TableScan
-from pyspark_lookup.scan.deletes import live_mask
+from pyspark_lookup.scan.contract import PreparedUnit, TableScan
 from pyspark_lookup.scan.formats import BATCH_ROWS
-from pyspark_lookup.scan.open_file import Projection, Slice
+from pyspark_lookup.scan.open_file import Projection
 from pyspark_lookup.table.model import Table, TableVersion
 
 Progress = Callable[[int, int], None]  # bytes of files done, and of all
@@ -40,6 +41,8 @@ Progress = Callable[[int, int], None]  # bytes of files done, and of all
 DELTAS_AT_MOST = 3
 _DELTA_SHARE = 0.25  # of all bytes: above it, a new base costs about as much
 _FETCHED_AT_ONCE = 32 * 1024 * 1024
+_COPIED_ROWS = 2**18
+_THREADS_AT_MOST = 4
 _MEMORY_AT_MOST = 2 * 1024**3
 _SEEDS = 4
 _MIB = 1024 * 1024
@@ -125,6 +128,7 @@ class SnapshotLoader:
     rng: random.Random
     table: Table
     table_key: str
+    memory_bytes: int | None = None  # None: as the machine has
 
     def load(
         self,
@@ -174,7 +178,7 @@ class SnapshotLoader:
             if self.disk.lacks("segments", wanted * DECODED_AT_MOST) > 0:
                 share = self._decoded_share(version, layout)
         size = int(wanted * share)
-        return size + max(size - _memory_bytes(), 0)  # what waits on disk meanwhile
+        return size + max(size - self._memory_bytes() // 4, 0)  # what waits on disk meanwhile
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
         """Bytes of a snapshot per byte of file, as the footers of some files say."""
@@ -224,42 +228,53 @@ class SnapshotLoader:
         schema = load.layout.columns
         counts = [0] * len(files)
         units: list[list[tuple[int, int]]] = [[] for _ in files]
-        total = max(sum(file.size for file in files), 1)
-        done = 0
+        numbers = {file: number for number, file in enumerate(files)}
+        memory_bytes, threads = self._memory_bytes(), _threads()
         builder = SegmentBuilder(
-            schema, load.layout.keys, seed, lambda size: self.disk.reserve(size, load.room), _memory_bytes()
+            schema, load.layout.keys, seed, lambda size: self.disk.reserve(size, load.room), memory_bytes, threads
         )
+        total = max(sum(file.size for file in files), 1)
+        progress = _Progress(load.progress, total)
+
+        def decode(some: Sequence[PlacedUnit]) -> list[tuple[int, PreparedUnit, int]]:
+            """Give the rows of some units to the builder; how many each has."""
+            found: list[tuple[int, PreparedUnit, int]] = []
+            builder.add(rows_of(some, numbers, load.deleted, total, found))
+            return found
+
         with contextlib.closing(builder):
             for layer in load.layers_of(files):
-                segment = layer.segment
-                for place, number in enumerate(layer.ranks.tolist()):
+                size = 0
+                for held, number in zip(layer.segment.files, layer.ranks.tolist(), strict=True):
                     if number >= 0:
-                        counts[number], units[number] = segment.files[place].rows, list(segment.files[place].units)
-                        done += files[number].size
-                names = [name for name in schema.names if name in segment.schema.names]
-                for columns, positions in layer.pieces(names):
-                    # Types have widened, new columns are null.
-                    batch = conform_columns(dict(zip(names, columns, strict=True)), len(positions), schema, "")
-                    builder.add(batch, positions, done / total)
-                load.progress(done, total)
-            numbers = {file: number for number, file in enumerate(files)}
-            for pieces, prepared in self._prepare(load):
-                size = sum(piece.end - piece.start for piece in pieces)
-                for file, middle, batches in prepared.units():
-                    number, before = numbers[file], counts[numbers[file]]
-                    for batch in batches:
-                        first = np.uint64(counts[number]) | (np.uint64(number) << ROW_BITS)
-                        positions = np.arange(batch.num_rows, dtype=np.uint64) + first
-                        live = live_mask(load.deleted.get(file.url), counts[number], batch.num_rows)
-                        if live is None:
-                            builder.add(batch, positions, (done + size / 2) / total)
-                        elif live.any():
-                            builder.add(batch.filter(pa.array(live)), positions[live], (done + size / 2) / total)
-                        counts[number] += batch.num_rows
-                    units[number].append((middle, counts[number] - before))
-                done += size
-                load.progress(done, total)
-            writer = builder.finish(lambda sizes: self.disk.create_segment(sizes, load.room), counts, strict)
+                        counts[number], units[number] = held.rows, list(held.units)
+                        size += held.size
+                names = [name for name in schema.names if name in layer.segment.schema.names]
+                share = size / total / max(layer.visible_rows, 1)
+
+                def copy(rows: range, layer: Layer = layer, names: list[str] = names, share: float = share) -> None:
+                    """Give some rows of a layer to the builder: types have widened, new columns are null."""
+                    batches = (
+                        (conform_columns(dict(zip(names, columns, strict=True)), len(positions), schema, ""), positions)
+                        for columns, positions in layer.pieces(names, rows)
+                    )
+                    builder.add((batch, positions, share * len(positions)) for batch, positions in batches)
+
+                cuts = range(0, layer.segment.rows, _COPIED_ROWS)
+                parts = (range(start, min(start + _COPIED_ROWS, layer.segment.rows)) for start in cuts)
+                collections.deque(run_in_order(copy, parts, threads), 0)
+                progress.read(size)
+            at_once = min(_FETCHED_AT_ONCE, memory_bytes // 8)
+            fetched = prepare_units(self.scan, self.table, load.fetched, load.layout.projection, at_once)
+            for found in run_in_order(decode, fetched, threads):
+                for number, unit, rows in found:
+                    units[number].append((unit.middle, rows))
+                    counts[number] += rows
+                    progress.read(unit.bytes)
+            progress.all_read()
+            writer = builder.finish(
+                lambda sizes: self.disk.create_segment(sizes, load.room), counts, strict, progress.written
+            )
         with contextlib.closing(writer):
             of_files = [
                 [f.url, f.size, f.identity if f.cacheable else "", counts[n], units[n], f.modified_at_s]
@@ -268,37 +283,28 @@ class SnapshotLoader:
             name = self._publish(writer, {**builder.meta, "files": of_files, "marks": load.marks})
         return StoredLayer(name, None, (), _digest([file.url for file in files], load.deleted))
 
-    def _prepare(self, load: _Load) -> Iterator[tuple[list[Slice], PreparedScan]]:
-        """The files to be fetched in order, some at once; the next are fetched while these are decoded."""
-        rounds = list(_rounds(load.fetched, self.scan.splittable(self.table)))
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-
-            def fetch(pieces: list[Slice]) -> concurrent.futures.Future[PreparedScan]:
-                return pool.submit(self.scan.prepare, self.table, pieces, load.layout.projection)
-
-            ahead = fetch(rounds[0]) if rounds else None
-            for number, pieces in enumerate(rounds):
-                assert ahead is not None
-                prepared = ahead.result()
-                ahead = fetch(rounds[number + 1]) if number + 1 < len(rounds) else None
-                yield pieces, prepared
+    def _memory_bytes(self) -> int:
+        return _memory_bytes() if self.memory_bytes is None else self.memory_bytes
 
 
-def _rounds(files: Sequence[FileVersion], splittable: bool) -> Iterator[list[Slice]]:
-    """The files as slices, in groups of about as many bytes as are fetched at once."""
-    group: list[Slice] = []
-    size = 0
-    for file in files:
-        cuts = max(-(-file.size // _FETCHED_AT_ONCE), 1) if splittable else 1
-        for cut in range(cuts):
-            piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
-            if group and size + piece.end - piece.start > _FETCHED_AT_ONCE:
-                yield group
-                group, size = [], 0
-            group.append(piece)
-            size += piece.end - piece.start
-    if group:
-        yield group
+class _Progress:
+    """How much of a build is done: the first half is to read the files, the second to write the rows in their order."""
+
+    def __init__(self, tell: Progress, total: int) -> None:
+        self._tell = tell
+        self._total = total
+        self._read = 0
+
+    def read(self, size: int) -> None:
+        self._read += size
+        self._tell(self._read // 2, self._total)
+
+    def all_read(self) -> None:
+        self._read = self._total
+        self.read(0)
+
+    def written(self, share: float) -> None:
+        self._tell((self._total + int(self._total * share)) // 2, self._total)
 
 
 class _Load:
@@ -383,6 +389,11 @@ def _digest(urls: Sequence[str], places: Mapping[str, Numbers]) -> str:
     """A name for the deleted rows of those files; "" if there are none."""
     parts = [part for url in urls if url in places for part in (url, hashlib.sha256(places[url].tobytes()).hexdigest())]
     return key_of(*parts) if parts else ""
+
+
+def _threads() -> int:
+    """How many build at once: as many as the process has cores, within reason."""
+    return min(len(os.sched_getaffinity(0)), _THREADS_AT_MOST)
 
 
 def _memory_bytes() -> int:

@@ -52,7 +52,9 @@ class FullTables:
                     options,
                     functools.partial(self.layout_of, table, options),
                     self.resolver,
-                    SnapshotLoader(self.scan, self.context.disk, self.context.rng, table, key),
+                    SnapshotLoader(
+                        self.scan, self.context.disk, self.context.rng, table, key, options.build_memory_bytes
+                    ),
                     self.context.disk,
                     self.context,
                     self.trigger,

@@ -40,10 +40,10 @@ class Layer:
     def visible_rows(self) -> int:
         return self.segment.rows - (0 if self.deleted is None else int(np.count_nonzero(self.deleted)))
 
-    def pieces(self, names: Sequence[str]) -> Iterator[tuple[list[pa.Array], Numbers]]:
-        """The named columns of the visible rows, and their positions."""
-        for start in range(0, self.segment.rows, BATCH_ROWS):
-            stop = min(start + BATCH_ROWS, self.segment.rows)
+    def pieces(self, names: Sequence[str], among: range) -> Iterator[tuple[list[pa.Array], Numbers]]:
+        """The named columns of the visible ones `among` the rows, and their positions."""
+        for start in among[::BATCH_ROWS]:
+            stop = min(start + BATCH_ROWS, among.stop)
             rows = np.arange(start, stop)
             if self.deleted is not None:
                 rows = rows[self.deleted[start:stop] == 0]

@@ -248,7 +248,7 @@ class SharedCache:
             for batch in batches:
                 positions = np.arange(done, done + batch.num_rows, dtype=np.uint64)
                 done += batch.num_rows
-                builder.add(batch, positions, done / rows)
+                builder.add([(batch, positions, batch.num_rows / rows)])
             writer = builder.finish(self.disk.create_segment, [rows], strict=False)
         at_ns = int(self.context.clock.wall_s() * 1e9)
         name = f"{at_ns:016x}-{self.context.rng.getrandbits(32):08x}" if not members else f"{max(members)}+"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_lookup.base.decoding import UNREADABLE, count_of, number_of, text_of, texts_of
-from pyspark_lookup.cache.segments.builder import CODES
+from pyspark_lookup.cache.segments.chunks import CODES
 from pyspark_lookup.columnar.buffers import check_column, read_column
 from pyspark_lookup.columnar.hash_index import KeyIndex, Matches, check_index
 from pyspark_lookup.columnar.keys import Keys, Numbers, OneKey, Seed, as_indices

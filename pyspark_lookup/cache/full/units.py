@@ -1,0 +1,94 @@
+"""The files of a version on their way into a segment: fetched some at once, and decoded unit by unit."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_lookup.cache.segments.builder import ROW_BITS
+from pyspark_lookup.columnar.keys import Numbers
+from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan
+from pyspark_lookup.scan.deletes import live_mask
+from pyspark_lookup.scan.open_file import Projection, Slice
+from pyspark_lookup.table.model import Table
+
+PlacedUnit = tuple[PreparedUnit, int]
+"""A unit, and the place of its first row in its file."""
+_DECODED_AT_ONCE = 8  # parts of what is fetched at once
+
+
+def prepare_units(
+    scan: TableScan, table: Table, files: Sequence[FileVersion], projection: Projection, at_once: int
+) -> Iterator[list[PlacedUnit]]:
+    """The units of the files in order, some at a time: about an eighth of the `at_once` bytes that are fetched together.
+
+    The next bytes are fetched while these units are decoded.
+    """
+    rounds = list(_rounds(files, scan.splittable(table), at_once))
+    first_rows: dict[FileVersion, int] = {}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+
+        def fetch(pieces: list[Slice]) -> concurrent.futures.Future[PreparedScan]:
+            return pool.submit(scan.prepare, table, pieces, projection)
+
+        ahead = fetch(rounds[0]) if rounds else None
+        for number in range(len(rounds)):
+            assert ahead is not None
+            prepared = ahead.result()
+            ahead = fetch(rounds[number + 1]) if number + 1 < len(rounds) else None
+            some: list[PlacedUnit] = []
+            for unit in prepared.units():
+                first = first_rows.get(unit.file, 0)
+                first_rows[unit.file] = first + (unit.rows or 0)
+                some.append((unit, first))
+                if sum(one.bytes for one, _ in some) >= at_once // _DECODED_AT_ONCE:
+                    yield some
+                    some = []
+            if some:
+                yield some
+
+
+def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Iterator[list[Slice]]:
+    """The files as slices, in groups of about as many bytes as are fetched at once."""
+    group: list[Slice] = []
+    size = 0
+    for file in files:
+        cuts = max(-(-file.size // at_once), 1) if splittable else 1
+        for cut in range(cuts):
+            piece = Slice(file, file.size * cut // cuts, file.size * (cut + 1) // cuts)
+            if group and size + piece.end - piece.start > at_once:
+                yield group
+                group, size = [], 0
+            group.append(piece)
+            size += piece.end - piece.start
+    if group:
+        yield group
+
+
+def rows_of(
+    units: Sequence[PlacedUnit],
+    numbers: Mapping[FileVersion, int],
+    deleted: Mapping[str, Numbers],
+    total: int,
+    found: list[tuple[int, PreparedUnit, int]],
+) -> Iterator[tuple[pa.RecordBatch, Numbers, float]]:
+    """The live rows of units, with their positions and share of `total` bytes, as a builder takes them.
+
+    `numbers`: of the files; `deleted`: the places of deleted rows by URL; `found` gets how many rows each unit has.
+    """
+    for unit, start in units:
+        number, first, share = numbers[unit.file], start, unit.bytes / total
+        for batch in unit.batches:
+            positions = np.arange(first, first + batch.num_rows, dtype=np.uint64) | np.uint64(number) << ROW_BITS
+            live = live_mask(deleted.get(unit.file.url), first, batch.num_rows)
+            first += batch.num_rows
+            if live is None:
+                yield batch, positions, share
+            elif live.any():
+                yield batch.filter(pa.array(live)), positions[live], share
+            share = 0.0
+        found.append((number, unit, first - start))

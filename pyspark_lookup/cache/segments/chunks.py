@@ -1,0 +1,237 @@
+"""Rows on their way into a segment: chunks of them in memory, by partition, or in temporary files; and texts as codes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import Numbers, as_array, offsets_and_data
+from pyspark_lookup.io.disk import ReservedFile
+
+CODES = pa.uint16()
+_CODES_AT_MOST = 2**16
+_SPILLED_AT_MOST = 2**30  # at once, so that the texts of a column fit into one array
+_SPILL_FILES = 16
+_FRAME_BYTES = 1024  # of a batch and of each column, at most, beside the values
+_INT32_AT_MOST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Some rows of a partition: columns and positions."""
+
+    columns: list[pa.Array]
+    positions: Numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Rows that came together, partition by partition; `ends`: where in them each ends."""
+
+    columns: list[pa.Array]
+    positions: Numbers
+    ends: list[int]
+
+    @property
+    def bytes(self) -> int:
+        return sum(int(column.nbytes) for column in self.columns) + self.positions.nbytes
+
+    def piece(self, part: int) -> Piece | None:
+        """The rows of a partition; None if there are none."""
+        start, end = self.ends[part - 1] if part else 0, self.ends[part]
+        if start == end:
+            return None
+        return Piece([column.slice(start, end - start) for column in self.columns], self.positions[start:end])
+
+
+class ChunkStore:
+    """Chunks in memory, and pieces of them in temporary files. Threads may add chunks at once, and then take partitions.
+
+    It holds `at_most` bytes, and as many that are being written. A temporary file has the pieces of some neighbouring
+    partitions: it is removed with the last of them, mostly before the system has brought it to the disk.
+    """
+
+    def __init__(self, spill: Callable[[int], ReservedFile], at_most: int, codes: Mapping[int, Codes]) -> None:
+        self._spill = spill
+        self._at_most = min(at_most, _SPILLED_AT_MOST)
+        self._codes = codes
+        self._spilling = threading.Lock()  # of the files
+        self._lock = threading.Lock()  # of what is held
+        self._held: list[Chunk] = []
+        self._held_bytes = 0
+        self._open: dict[int, _SpillFile] = {}  # by group of partitions
+        self._full: list[_SpillFile] = []
+
+    def add(self, chunk: Chunk) -> None:
+        with self._lock:
+            self._held.append(chunk)
+            self._held_bytes += chunk.bytes
+            if self._held_bytes <= self._at_most:
+                return
+        with self._spilling:  # who has more meanwhile waits here
+            with self._lock:
+                if self._held_bytes <= self._at_most:
+                    return
+                chunks, self._held, self._held_bytes = self._held, [], 0
+            self._write(chunks)
+
+    def take(self, part: int) -> list[Piece]:
+        """The pieces of a partition, by where they come from. No more chunks come, and no partition is asked for twice."""
+        with self._spilling:
+            self._full += self._open.values()
+            self._open.clear()
+            spilled = [piece for file in self._full for piece in file.take(part)]
+        return _in_order(spilled + _pieces(self._held, part))
+
+    def _write(self, chunks: list[Chunk]) -> None:
+        """Bring chunks to the temporary files."""
+        # A file has one schema, and codes may have been given up since the first chunk came.
+        for number, codes in self._codes.items():
+            if len({chunk.columns[number].type for chunk in chunks}) > 1:
+                for chunk in chunks:
+                    chunk.columns[number] = codes.decode(chunk.columns[number])
+        columns = range(len(chunks[0].columns))
+        kinds = [*(column.type for column in chunks[0].columns), pa.uint64()]
+        schema = pa.schema([(f"{number}", kind) for number, kind in enumerate(kinds)])
+        parts = len(chunks[0].ends)
+        for part in range(parts):
+            pieces = _pieces(chunks, part)
+            if not pieces:
+                continue
+            arrays = [concat([piece.columns[number] for piece in pieces]) for number in columns]
+            arrays.append(as_array(joined([piece.positions for piece in pieces])))
+            group = part * _SPILL_FILES // parts
+            if group in self._open and self._open[group].schema != schema:
+                self._full.append(self._open.pop(group))
+            if group not in self._open:
+                self._open[group] = _SpillFile(self._spill(0), schema)
+            self._open[group].write(part, pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+    @property
+    def spilled(self) -> bool:
+        """Whether there are temporary files."""
+        return bool(self._open or self._full)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        self._held.clear()
+        for file in [*self._open.values(), *self._full]:
+            file.close()
+        self._open.clear()
+        self._full.clear()
+
+
+class _SpillFile:
+    """A temporary file of record batches: written first, then mapped and taken."""
+
+    def __init__(self, file: ReservedFile, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._file = file
+        self._out = open(file.fd, "r+b", closefd=False)  # noqa: SIM115 # open until it is taken from
+        self._writer: pa.RecordBatchFileWriter | None = pa.ipc.new_file(self._out, schema)
+        self._numbers: dict[int, list[int]] = {}  # of the batches of each partition
+        self._reader: pa.RecordBatchFileReader | None = None
+        self._count = 0
+
+    def write(self, part: int, batch: pa.RecordBatch) -> None:
+        assert self._writer is not None
+        frame = _FRAME_BYTES * (1 + batch.num_columns)
+        self._file.resize(self._out.tell() + batch.nbytes + frame)
+        self._writer.write_batch(batch)
+        self._numbers.setdefault(part, []).append(self._count)
+        self._count += 1
+
+    def take(self, part: int) -> list[Piece]:
+        """The pieces of a partition; with the last partition the file goes, once they are let go of."""
+        if self._writer is not None:
+            self._end()
+            self._reader = pa.ipc.open_file(pa.memory_map(str(self._file.path)))
+        pieces = []
+        for number in self._numbers.pop(part, ()):
+            assert self._reader is not None
+            *columns, positions = self._reader.get_batch(number).columns
+            pieces.append(Piece(columns, np.frombuffer(positions.buffers()[1], np.uint64, len(positions))))
+        if not self._numbers:
+            self.close()
+        return pieces
+
+    def _end(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
+        self._writer = None
+        self._out.flush()
+        self._file.resize(self._out.tell())
+
+    def close(self) -> None:
+        self._reader = None
+        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk's
+            self._out.close()
+        self._file.close()
+
+
+class Codes:
+    """The distinct texts of a column, numbered as they come; given up when there are too many.
+
+    `entries` None: given up. Codes made until then are still turned back by `decode`. Threads may use it at once.
+    """
+
+    def __init__(self) -> None:
+        self.entries: pa.Array | None = pa.array([], pa.string())
+        self._known = self.entries
+        self._rows = 0
+        self._lock = threading.Lock()
+
+    def encode(self, column: pa.Array) -> pa.Array:
+        """The column as codes; as it is from the moment when there are too many texts."""
+        if self.entries is None:
+            return column
+        found = pc.dictionary_encode(column)
+        with self._lock:
+            if self.entries is None:
+                return column
+            numbers = pc.index_in(found.dictionary, value_set=self._known) if len(self._known) else None
+            fresh = found.dictionary if numbers is None else found.dictionary.filter(numbers.is_null())
+            self._rows += len(column)
+            if len(self._known) + len(fresh) > min(max(64, self._rows // 4), _CODES_AT_MOST):
+                self.entries = None
+                return column
+            self.entries = self._known = pa.concat_arrays([self._known, fresh])
+            numbers = pc.index_in(found.dictionary, value_set=self._known).cast(CODES)
+        return pc.take(numbers, found.indices)
+
+    def decode(self, column: pa.Array) -> pa.Array:
+        """Codes as text; what is text stays."""
+        return pc.take(self._known, column) if column.type == CODES else column
+
+
+def _pieces(chunks: Sequence[Chunk], part: int) -> list[Piece]:
+    """The rows of a partition, by where they come from as far as whole pieces tell."""
+    return _in_order([piece for piece in (chunk.piece(part) for chunk in chunks) if piece is not None])
+
+
+def _in_order(pieces: list[Piece]) -> list[Piece]:
+    return sorted(pieces, key=lambda piece: int(piece.positions[0]))
+
+
+def joined(arrays: Sequence[Numbers]) -> Numbers:
+    if not arrays:
+        return np.zeros(0, np.uint64)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def concat(arrays: list[pa.Array], kind: pa.DataType | None = None) -> pa.Array:
+    """One array of many; of more text than 32-bit offsets reach, one of large text if `kind` is the column's type."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if kind is not None and (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        ends = (offsets_and_data(array)[0] for array in arrays if not pa.types.is_integer(array.type))
+        if sum(int(offsets[-1] - offsets[0]) for offsets in ends) > _INT32_AT_MOST:
+            large = pa.large_string() if pa.types.is_string(kind) else pa.large_binary()
+            arrays = [array.cast(large) for array in arrays]
+    return pa.concat_arrays(arrays)
