@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import os
 import random
 import shutil
@@ -12,14 +13,17 @@ import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
+from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io.disk import Disk, SegmentWriter
 from pyspark_lookup.io.disk.space import ReservedFile
@@ -240,6 +244,75 @@ def test_a_build_without_room(
     assert roomy.versions(3) == other.versions(3) == [1]
     assert (roomy.metric("hitCount"), other.metric("hitCount")) == (1, 1)
     assert other.full.refusal(one.host.resolver.discover(one.options)[1]) is None
+
+
+@pytest.mark.parametrize("call", [("fcntl", "flock"), ("os", "replace")], ids=["begun", "published"])
+def test_a_file_that_is_being_written_is_nobody_elses(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str]
+) -> None:
+    """Another process makes room just before or after each lock and each renaming: it takes no file of a living process for a dead one's."""
+    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    module, real = importlib.import_module(call[0]), getattr(importlib.import_module(call[0]), call[1])
+    looking = threading.Lock()
+
+    def beside(*args: object) -> None:
+        alone = looking.acquire(blocking=False)
+        if alone:
+            other._remove_dead(0)
+        real(*args)
+        if alone:
+            other._remove_dead(0)
+            looking.release()
+
+    monkeypatch.setattr(module, call[1], beside)
+    with contextlib.closing(one.create_segment({"a": 10})) as writer:
+        writer.append("a", b"0123456789")
+        writer.finish({})
+        one.publish_segment("t", "n", writer)
+    assert one.open_segment("t", "n") is not None
+    assert one.usage().total == one.used_bytes()
+    # One that is gone when its size is asked for is no error.
+    monkeypatch.setattr(one, "_reserved", lambda: [(cache_dir / "gone.reserved", True)])
+    with pytest.raises(CacheFullError):
+        one.check_room(BUDGET)
+
+
+def test_a_build_that_was_given_up_is_tried_again(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another table was in its way, and it took more than was thought: with the room of both it is built."""
+    noise = {"noise": [random.Random(n).randbytes(400) for n in range(EACH)]}
+    for name, files in (("other", 2), ("dim", 4)):
+        for number in range(files):
+            publish(tmp_path / name, number, 1, columns=noise)
+    clock = FakeClock(time.time() + 10)
+    other, table = (
+        Table(tmp_path / name, cache_dir, MODES["FULL"], clock, max_bytes=5 * MIB // 4) for name in ("other", "dim")
+    )
+    other.full.reload()
+    monkeypatch.setattr(loader, "_DECODED_SHARE", 0.6)
+    monkeypatch.setattr(loader, "DECODED_AT_MOST", 0)
+    for _ in range(2):
+        with pytest.raises(CacheFullError):
+            table.full.reload()
+    other.full.close()
+    clock.tick(1000)
+    table.full.reload()
+    assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
+
+
+def test_loads_that_fail_leave_nothing(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reload has written when it fails does not stay for as long as reloads fail."""
+    for number in range(10):
+        publish(tmp_path / "dim", number, 1)
+    table = Table(tmp_path / "dim", cache_dir, CACHE)
+    table.get(0)
+    publish(tmp_path / "dim", 0, 2)
+    monkeypatch.setattr(SegmentBuilder, "finish", mock.Mock(side_effect=UfsUnavailableError("no answer")))
+    for _ in range(3):
+        table.due_after()
+    assert table.metric("numLoadFailures") == 3
+    assert len(table.segments()) == 1
 
 
 def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:

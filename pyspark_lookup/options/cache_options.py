@@ -147,6 +147,12 @@ class FullCacheOptions:
         return tuple(getattr(self, field.name) for field in dataclasses.fields(FullCacheOptions))
 
     @property
+    def schedule(self) -> tuple[Any, ...]:
+        """What says when the full cache is reloaded."""
+        periodic = self.reload_interval_s, self.reload_schedule_mode
+        return self.reload_strategy, *periodic, self.reload_iso_time, self.reload_interval_days, self.blackout
+
+    @property
     def retained_s(self) -> float:
         """How long a superseded snapshot stays."""
         if self.retain_s is not None:

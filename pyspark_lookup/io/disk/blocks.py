@@ -239,13 +239,14 @@ class Disk(Segments, Claims, Counters):
 
     def _evictable(self) -> int:
         """How many bytes can be removed for something that is worth more."""
-        dead = sum(path.lstat().st_size for path, is_dead in self._reserved() if is_dead)
         names = {(table, name) for table, name in self._superseded() if not self.is_mapped(table, name)}
         names |= {(table, name) for table in self._unused_tables() for name in self.segments(table)}
-        found = dead + self.usage().blocks
-        for table, name in names:
-            with contextlib.suppress(OSError):
-                found += on_disk((self._root / "snapshots" / table / name).lstat().st_size)
+        paths = [path for path, is_dead in self._reserved() if is_dead]
+        paths += [self._root / "snapshots" / table / name for table, name in names]
+        found = self.usage().blocks
+        for path in paths:
+            with contextlib.suppress(OSError):  # it is gone by now
+                found += on_disk(path.lstat().st_size)
         return found
 
     def _remove_dead(self, needed: int) -> None:

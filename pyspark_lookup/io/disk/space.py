@@ -73,10 +73,12 @@ class ReservedFile:
         self.taken = 0
         self._space = space
         self._out_of = out_of
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        unseen = path.with_suffix("")  # locked before anybody can see it, and take it for a dead process's
+        self.fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(unseen, path)
             self.resize(size)
         except BaseException:
             self.close()
@@ -89,10 +91,14 @@ class ReservedFile:
             shared = min(more, self._out_of.taken)
             self._out_of._set(self._out_of.taken - shared)
             self.taken, more = self.taken + shared, more - shared
-        self._space.take("segments", max(more, 0))
+        if more > 0:
+            self._space.take("segments", more)
+            self.taken += more
         os.ftruncate(self.fd, size)
-        self._space.take("segments", min(more, 0))
-        self.taken += more
+        if more < 0:
+            with contextlib.suppress(OSError):  # it is given back with the rest, or found by the next count
+                self._space.take("segments", more)
+                self.taken += more
 
     def _set(self, size: int) -> None:
         self.taken = size
@@ -100,10 +106,10 @@ class ReservedFile:
 
     def publish(self, path: Path) -> None:
         """Give the file its name. OSError if it cannot have it."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
         os.replace(self.path, path)
         self.taken = 0
+        with contextlib.suppress(OSError):  # not before: unlocked under the other name it would be a dead process's
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
 
     def close(self) -> None:
         """Give it up, if it was not published."""
@@ -160,14 +166,22 @@ class Space(Directory, abc.ABC):
         limit = self._limit(usage)
         return usage.total + amount <= (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
+    def most(self) -> int:
+        """How many bytes of segments there can be, if all that can go for them goes."""
+        usage = self._read_usage() or Usage()
+        limit = self._limit(usage)
+        return max(limit - limit // RECORDS_SHARE - usage.records, 0)
+
     def _full(self, amount: int) -> CacheFullError:
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         said = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
-        return CacheFullError(
+        problem = CacheFullError(
             f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {said} is {_size(limit)}, of which "
             f"{_size(usage.total)} are in use. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
         )
+        problem.more = amount
+        return problem
 
     @abc.abstractmethod
     def _make_room(self, kind: Kind, amount: int) -> None:
