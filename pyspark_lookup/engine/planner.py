@@ -99,10 +99,10 @@ def _serve(
     if full is None:
         return version
     latest = full.latest()
-    if latest is None and not full.is_refused:  # no reload has asked the store; the first load, which follows, does
-        return reader.resolver.learn_since(table, version, began_s)
-    own = latest is not None and reader.resolver.host.includes_own_writes(table, options, latest)
-    return latest if latest is not None and own else version
+    if latest is None:  # the first load, which follows, asks the store; one that was refused has just asked it
+        return reader.resolver.learn_since(table, version, began_s, ask=not full.is_refused)
+    own = reader.resolver.host.includes_own_writes(table, options, latest)
+    return latest if own else version
 
 
 def _discover(

@@ -239,11 +239,14 @@ class Resolver:
         """The time on the clock by which resolutions are ordered."""
         return self._context.clock.steady_s()
 
-    def learn_since(self, table: Table, version: TableVersion, since_s: float) -> TableVersion:
-        """The version if this host has learned it since then, else what the store says now."""
+    def learn_since(self, table: Table, version: TableVersion, since_s: float, ask: bool) -> TableVersion:
+        """What this host has learned since then, or else what the store says now; without `ask` it is not asked, and `version` will do."""
         record = self.host.last(table)
         recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
-        return version if recent else self.ask(table)
+        learned = self.host.files(table, record["digest"]) if record is not None and recent else None
+        if learned is not None:
+            return learned
+        return self.ask(table) if ask else version
 
     def version_of(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record. No store call."""
