@@ -383,6 +383,21 @@ def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cach
     assert (table.versions(0), table.metric("hitCount")) == ([2], before + 1)
 
 
+def test_without_room_for_records(tmp_path: Path, cache_dir: Path) -> None:
+    """CACHE: others have filled the disk, or the budget was lowered. What the last reload has learned cannot be put on record either, and
+    queries read the newest files all the same."""
+    publish(tmp_path / "dim", 0, 1)
+    clock = FakeClock(time.time() + 10)
+    held = Table(tmp_path / "dim", cache_dir, CACHE, clock)
+    assert held.versions(0) == [1]
+    tight = Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=16 * 1024)
+    for version in (2, 3):
+        publish(tmp_path / "dim", 0, version)
+        tight.due_after()
+        assert tight.versions(0) == held.versions(0) == [version]
+    assert tight.metrics("snapshotOverBudgetCount", "loadCount") == [2, 0]
+
+
 def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the disk; half of what is free and ours if that is less, as it is at the moment."""
     disk = Disk(cache_dir, None, CacheMetricGroup(), time.time, random.Random(1))

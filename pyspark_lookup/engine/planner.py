@@ -99,8 +99,8 @@ def _serve(
     if full is None:
         return version
     latest = full.latest()
-    if latest is None:  # the first load, which follows, asks the store; one that was refused has just asked it
-        return reader.resolver.learn_since(table, version, began_s, ask=not full.is_refused)
+    if latest is None:  # then the store says which version is read, or loaded first
+        return reader.resolver.learn_since(table, began_s)
     own = reader.resolver.host.includes_own_writes(table, options, latest)
     return latest if own else version
 

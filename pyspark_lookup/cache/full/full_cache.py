@@ -192,15 +192,11 @@ class FullCache:
         return self._gave_up_at_s is not None and self.context.clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
 
     @property
-    def is_refused(self) -> bool:
-        """Whether the budget had no room for a snapshot a moment ago, when the store was asked."""
-        refused = self._stored.state().refused
-        return refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
-
-    @property
     def can_keep(self) -> bool:
         """Whether a snapshot can be kept here, as far as is known."""
-        return not self._has_given_up and not self.is_refused
+        refused = self._stored.state().refused
+        recent = refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
+        return not recent and not self._has_given_up
 
     def _load_first(self) -> Snapshot | None:
         if not self.can_keep:
