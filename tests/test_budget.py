@@ -8,6 +8,7 @@ import importlib
 import os
 import random
 import shutil
+import socket
 import threading
 import time
 import types
@@ -39,7 +40,7 @@ from tests.partial.common import run_waiting
 from tests.soak.watch import bytes_below
 from tests.test_disk import data_of, handles_below, key
 from tests.test_full_cache import CACHE, EACH, FULL, Table, publish
-from tests.workers import run_processes
+from tests.workers import in_fresh_process, run_processes
 
 MIB = 2**20
 BUDGET = 2 * MIB
@@ -275,6 +276,36 @@ def test_a_file_that_is_being_written_is_nobody_elses(
     monkeypatch.setattr(one, "_reserved", lambda: [(cache_dir / "gone.reserved", True)])
     with pytest.raises(CacheFullError):
         one.check_room(BUDGET)
+
+
+def die_beside_a_child(cache_dir: Path) -> None:
+    """A process that has forked a child dies while it writes a file; what it was writing is nobody's, although the child lives."""
+    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    file = one.reserve(100_000)
+    os.utime(file.path, (time.time() - 7200,) * 2)  # it takes long
+    other.sweep()
+    assert file.path.exists()
+    assert other.usage().segments > 100_000
+    ours, childs = socket.socketpair()
+    child = os.fork()
+    if not child:
+        ours.close()
+        childs.send(b"!")
+        childs.recv(1)  # until its parent has ended
+        os._exit(0)
+    assert ours.recv(1)
+    os.close(file.fd)
+    other._remove_dead(0)
+    assert not file.path.exists()
+    assert other.usage().segments == 0
+    ours.close()
+    childs.close()
+    os.waitpid(child, 0)
+
+
+def test_a_file_that_is_being_written_outlives_no_process(cache_dir: Path) -> None:
+    """It is swept when its writer has died, not because it is old."""
+    in_fresh_process(die_beside_a_child, cache_dir)
 
 
 def test_a_build_that_was_given_up_is_tried_again(

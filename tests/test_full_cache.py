@@ -673,6 +673,9 @@ def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
     other = with_trigger(directory, cache_dir)
     other.full.schedule.run_due()
     assert other.due_after(10) == 1
+    monkeypatch.setattr(EveryCall, "close", None)
+    other.end()
+    assert len([r for r in caplog.records if "cannot be closed" in r.message]) == 1
 
 
 def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:

@@ -178,8 +178,11 @@ class Schedule(CacheReloadTrigger.Context):
         with self._mutex:
             self._closed = True
             running = self._running
-        if self._trigger is not None:
-            self._trigger.close()
+        try:
+            if self._trigger is not None:
+                self._trigger.close()
+        except Exception:  # a custom one's; the schedule is given up all the same
+            _log.exception("reload trigger of %s cannot be closed", self.name)
         self._changed.set()
         if not running:
             self._release()

@@ -14,6 +14,7 @@ import dataclasses
 import fcntl
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -79,6 +80,7 @@ class ReservedFile:
             with contextlib.suppress(OSError):  # some file systems have no such locks
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.replace(unseen, path)
+            _being_written.add(self)
             self.resize(size)
         except BaseException:
             self.close()
@@ -122,6 +124,20 @@ class ReservedFile:
         with contextlib.suppress(OSError):
             self._space.take("segments", -self.taken)
         self.taken = 0
+
+
+_being_written: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Let go of what is being written, in a child that was forked: when its parent dies nobody writes it."""
+    for file in list(_being_written):
+        if file.fd >= 0:
+            os.close(file.fd)
+            file.fd = -1
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Space(Directory, abc.ABC):
@@ -276,6 +292,11 @@ class Space(Directory, abc.ABC):
         for path in (self._root / "tmp").glob(f"*{_RESERVED}"):
             with contextlib.suppress(OSError), use_file(path) as fd:
                 yield path, is_unlocked(fd)
+
+    def _leftovers(self, now_s: float) -> list[Path]:
+        """Files of writers that were killed; not those of one that lives, however long it takes."""
+        living = {path for path, is_dead in self._reserved() if not is_dead}
+        return [path for path in super()._leftovers(now_s) if path not in living]
 
     def _drop(self, kind: Kind, path: Path) -> bool:
         """Remove a file, and give back what it has taken; whether it is gone now."""
