@@ -120,7 +120,8 @@ class FullCacheOptions:
         "lookup.full-cache.build-wait", DURATION, 30.0, shown="30 s",
         doc="How long a query waits for a snapshot. With UFS: for that of a new version; after it, the query reads the files "
             "themselves. With CACHE: for a reload that is overdue; after it, the query uses the old snapshot, or fails if "
-            "`on-reload-failure` says so.",
+            "`on-reload-failure` or `max-staleness` say so. For the first load, which another process makes: then it reads "
+            "the files.",
     )
     retain_s: float | None = option(
         "lookup.full-cache.retain", DURATION, None, shown="10 min, or two intervals if that is longer",
