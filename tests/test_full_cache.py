@@ -27,6 +27,7 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.cache.full import loader
 from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
@@ -676,6 +677,38 @@ def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
     monkeypatch.setattr(EveryCall, "close", None)
     other.end()
     assert len([r for r in caplog.records if "cannot be closed" in r.message]) == 1
+
+
+def test_loads_go_on(directory: Path, cache_dir: Path) -> None:
+    """Who gives up a load takes it from nobody else. Where no thread can be started a query is answered, and the next one starts it."""
+    table = with_trigger(directory, cache_dir)
+    table.get(0)
+    table.full.schedule.run_due()
+    for _ in range(2):
+        asked = EveryCall.made[-1].context.trigger_reload()
+        assert not asked.cancel()
+        assert table.later.loads() == 1
+        assert asked.result(0) is None
+    starts = iter([RuntimeError("can't start new thread"), RuntimeError("can't start new thread"), None, None])
+
+    def start(name: str, run: Callable[[], None]) -> None:
+        if (problem := next(starts)) is not None:
+            raise problem
+        if "-load-" in name:
+            run()
+
+    full = dataclasses.replace(
+        table.full,
+        options=LookupOptions.parse({"path": str(directory), **CACHE}),
+        context=dataclasses.replace(table.full.context, start=start),
+    )
+    publish(directory, 0, 2)
+    table.host.clock.tick(DAY_S)
+    for version, stale in ((1, 1), (2, 1)):
+        found = full.current()
+        assert found is not None
+        assert found[1].get(["version"], Keys([pa.array([0])])).columns[0].to_pylist() == [version]
+        assert table.metric("staleServedCount") == stale
 
 
 def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:

@@ -87,7 +87,11 @@ class Schedule(CacheReloadTrigger.Context):
             if self._running or self._closed:
                 return
             self._running = True
-        self.context.start(f"lookupcache-schedule-{self.name[:8]}", self._loop)
+        try:
+            self.context.start(f"lookupcache-schedule-{self.name[:8]}", self._loop)
+        except RuntimeError as problem:  # there are too many threads; queries see to what is overdue
+            self._running = False
+            _log.warning("the schedule of %s is not kept by this process: %s", self.name, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
         """When the reload after `last` is due, or was; infinity once this is closed, and for custom triggers, which do not say."""
@@ -229,6 +233,7 @@ class Schedule(CacheReloadTrigger.Context):
         if self._put_off is not None:
             return self._put_off
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()
         self._put_off = done
 
         def begin() -> None:
