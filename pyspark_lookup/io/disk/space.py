@@ -21,11 +21,11 @@ from typing import Literal
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk.directory import Directory, is_own_file, is_unlocked, names_in, use_file
+from pyspark_lookup.io.disk.directory import Directory, directories_in, is_own_file, is_unlocked, names_in, use_file
 
 Kind = Literal["blocks", "segments", "records"]
 
-_PAGE = 4096  # what a file takes on disk is a multiple of it
+PAGE = 4096  # what a file takes on disk is a multiple of it, and what a directory takes
 _DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of what is free there and ours
 RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
 _TRIES = 3  # to have room that others do not take
@@ -51,7 +51,7 @@ class Usage:
 
 def on_disk(size: int) -> int:
     """What a file of that size takes."""
-    return -(-size // _PAGE) * _PAGE
+    return -(-size // PAGE) * PAGE
 
 
 def default_budget(path: Path, used: int) -> int:
@@ -253,10 +253,15 @@ class Space(Directory, abc.ABC):
 
     def _count(self) -> Usage:
         """What lies in the directory, found by a look at each file. Locks and claims count for nothing: they are small, and few."""
-        blocks = sum(size for _, size, _ in self._walk(self._root / "blocks"))
+        blocks = sum(size for _, size, _ in self._walk(self._root / "blocks")) + self._count_directories()
         records = sum(size for kind in ("records", "counters") for _, size, _ in self._walk(self._root / kind))
         records += self._count_temporary()
         return Usage(blocks, self._count_segments(), records)
+
+    def _count_directories(self) -> int:
+        """What the directories of blocks take, of which small files need more than they are; not the 256 that these lie in."""
+        shards = directories_in(self._root / "blocks")
+        return PAGE * sum(len(names) for shard in shards for _, names, _ in os.walk(shard))
 
     def _count_temporary(self) -> int:
         """What writers that were killed have left, and others write at this moment; not what has got its name meanwhile."""
