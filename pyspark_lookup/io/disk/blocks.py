@@ -153,14 +153,17 @@ class Disk(Segments, Claims, Counters):
         fitting = {key: data for key, data in blocks.items() if len(data) <= largest}
         self._metrics.inc("blockRefusedCount", len(blocks) - len(fitting))
         share: dict[BlockKey, bytes | memoryview] = {}
-        size = 0
+        size, places = 0, set[Path]()
         for key, data in fitting.items():
-            needed = on_disk(len(data) + HEADER_BYTES) + 2 * PAGE  # with its directories
-            if share and size + needed > min(largest, _SHARE_AT_MOST):
+            if share and size + on_disk(len(data) + HEADER_BYTES) > min(largest, _SHARE_AT_MOST):
                 self._put_share(share, size)
-                share, size = {}, 0
+                share, size, places = {}, 0, set()
             share[key] = data
-            size += needed
+            size += on_disk(len(data) + HEADER_BYTES)
+            place = (self._root / "blocks" / key.name).parent
+            if place not in places and not place.is_dir():
+                size += 2 * PAGE
+            places.add(place)
         if share:
             self._put_share(share, size)
 
