@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import os
 import random
 import shutil
+import socket
 import threading
 import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pyspark_lookup import CacheFullError, LookupTable, VersionGoneError
+from pyspark_lookup.base.errors import UfsUnavailableError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.cache.full import loader
+from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.engine.runtime import Runtime
 from pyspark_lookup.io.disk import Disk, SegmentWriter
 from pyspark_lookup.io.disk.space import ReservedFile
@@ -35,7 +40,7 @@ from tests.partial.common import run_waiting
 from tests.soak.watch import bytes_below
 from tests.test_disk import data_of, handles_below, key
 from tests.test_full_cache import CACHE, EACH, FULL, Table, publish
-from tests.workers import run_processes
+from tests.workers import in_fresh_process, run_processes
 
 MIB = 2**20
 BUDGET = 2 * MIB
@@ -242,6 +247,105 @@ def test_a_build_without_room(
     assert other.full.refusal(one.host.resolver.discover(one.options)[1]) is None
 
 
+@pytest.mark.parametrize("call", [("fcntl", "flock"), ("os", "replace")], ids=["begun", "published"])
+def test_a_file_that_is_being_written_is_nobody_elses(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, str]
+) -> None:
+    """Another process makes room just before or after each lock and each renaming: it takes no file of a living process for a dead one's."""
+    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    module, real = importlib.import_module(call[0]), getattr(importlib.import_module(call[0]), call[1])
+    looking = threading.Lock()
+
+    def beside(*args: object) -> None:
+        alone = looking.acquire(blocking=False)
+        if alone:
+            other._remove_dead(0)
+        real(*args)
+        if alone:
+            other._remove_dead(0)
+            looking.release()
+
+    monkeypatch.setattr(module, call[1], beside)
+    with contextlib.closing(one.create_segment({"a": 10})) as writer:
+        writer.append("a", b"0123456789")
+        writer.finish({})
+        one.publish_segment("t", "n", writer)
+    assert one.open_segment("t", "n") is not None
+    assert one.usage().total == one.used_bytes()
+    # One that is gone when its size is asked for is no error.
+    monkeypatch.setattr(one, "_reserved", lambda: [(cache_dir / "gone.reserved", True)])
+    with pytest.raises(CacheFullError):
+        one.check_room(BUDGET)
+
+
+def die_beside_a_child(cache_dir: Path) -> None:
+    """A process that has forked a child dies while it writes a file; what it was writing is nobody's, although the child lives."""
+    one, other = (Disk(cache_dir, BUDGET, CacheMetricGroup(), time.time, random.Random(n)) for n in range(2))
+    file = one.reserve(100_000)
+    os.utime(file.path, (time.time() - 7200,) * 2)  # it takes long
+    other.sweep()
+    assert file.path.exists()
+    assert other.usage().segments > 100_000
+    ours, childs = socket.socketpair()
+    child = os.fork()
+    if not child:
+        ours.close()
+        childs.send(b"!")
+        childs.recv(1)  # until its parent has ended
+        os._exit(0)
+    assert ours.recv(1)
+    os.close(file.fd)
+    other._remove_dead(0)
+    assert not file.path.exists()
+    assert other.usage().segments == 0
+    ours.close()
+    childs.close()
+    os.waitpid(child, 0)
+
+
+def test_a_file_that_is_being_written_outlives_no_process(cache_dir: Path) -> None:
+    """It is swept when its writer has died, not because it is old."""
+    in_fresh_process(die_beside_a_child, cache_dir)
+
+
+def test_a_build_that_was_given_up_is_tried_again(
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another table was in its way, and it took more than was thought: with the room of both it is built."""
+    noise = {"noise": [random.Random(n).randbytes(400) for n in range(EACH)]}
+    for name, files in (("other", 2), ("dim", 4)):
+        for number in range(files):
+            publish(tmp_path / name, number, 1, columns=noise)
+    clock = FakeClock(time.time() + 10)
+    other, table = (
+        Table(tmp_path / name, cache_dir, MODES["FULL"], clock, max_bytes=5 * MIB // 4) for name in ("other", "dim")
+    )
+    other.full.reload()
+    monkeypatch.setattr(loader, "_DECODED_SHARE", 0.6)
+    monkeypatch.setattr(loader, "DECODED_AT_MOST", 0)
+    for _ in range(2):
+        with pytest.raises(CacheFullError):
+            table.full.reload()
+    other.full.close()
+    clock.tick(1000)
+    table.full.reload()
+    assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [1, 1]
+
+
+def test_loads_that_fail_leave_nothing(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reload has written when it fails does not stay for as long as reloads fail."""
+    for number in range(10):
+        publish(tmp_path / "dim", number, 1)
+    table = Table(tmp_path / "dim", cache_dir, CACHE)
+    table.get(0)
+    publish(tmp_path / "dim", 0, 2)
+    monkeypatch.setattr(SegmentBuilder, "finish", mock.Mock(side_effect=UfsUnavailableError("no answer")))
+    for _ in range(3):
+        table.due_after()
+    assert table.metric("numLoadFailures") == 3
+    assert len(table.segments()) == 1
+
+
 def test_what_goes_first(tmp_path: Path, cache_dir: Path) -> None:
     """Superseded snapshots, then blocks, then the table that was not used for longest; never what somebody reads, nor a table that
     was used a moment ago."""
@@ -308,6 +412,21 @@ def test_a_reload_that_takes_the_place_of_what_nobody_reads(tmp_path: Path, cach
     assert table.metrics("snapshotBuildCount", "tableEvictedCount") == [2, 1]
     before = table.metric("hitCount")
     assert (table.versions(0), table.metric("hitCount")) == ([2], before + 1)
+
+
+def test_without_room_for_records(tmp_path: Path, cache_dir: Path) -> None:
+    """CACHE: others have filled the disk, or the budget was lowered. What the last reload has learned cannot be put on record either, and
+    queries read the newest files all the same."""
+    publish(tmp_path / "dim", 0, 1)
+    clock = FakeClock(time.time() + 10)
+    held = Table(tmp_path / "dim", cache_dir, CACHE, clock)
+    assert held.versions(0) == [1]
+    tight = Table(tmp_path / "dim", cache_dir, CACHE, clock, max_bytes=16 * 1024)
+    for version in (2, 3):
+        publish(tmp_path / "dim", 0, version)
+        tight.due_after()
+        assert tight.versions(0) == held.versions(0) == [version]
+    assert tight.metrics("snapshotOverBudgetCount", "loadCount") == [2, 0]
 
 
 def test_the_default_is_a_share_of_the_disk(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.model import Kind
 from tests.fakes import FakeClock, make_host
 from tests.partial.common import NONE, Process
-from tests.test_full_cache import CACHE, FULL, Table, publish
+from tests.test_full_cache import CACHE, FULL, TIMED, Table, publish
 
 HOUR_S = 3600.0
 LIMITED = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
@@ -60,6 +60,26 @@ def test_a_reload_comes_within_its_interval(path: Path, cache_dir: Path, step_s:
         clock.tick(1)
         made += reloads(table)
     assert 2 <= made <= 4
+
+
+@pytest.mark.parametrize(("options", "every_s"), [(CACHE, 50.0), (TIMED, 12 * HOUR_S)], ids=["PERIODIC", "TIMED"])
+def test_processes_that_live_for_one_query(
+    path: Path, cache_dir: Path, options: dict[str, str], every_s: float
+) -> None:
+    """The clock is set back by ten days: each of them finds what the one before has left, and none believes it for longer than it may."""
+    clock = FakeClock()
+    found = []
+    for number in range(5):
+        table = Table(path, cache_dir, {**options, "lookup.full-cache.build-wait": "30 s"}, clock)
+        table.later.at_once = True
+        found += table.versions(0)
+        table.end()
+        if not number:
+            publish(path, 0, 2)
+            clock.wall_s -= 240 * HOUR_S
+        clock.tick(every_s)
+    assert found[0] == 1
+    assert found[2:] == [2, 2, 2]
 
 
 def test_timers_after_the_clock_was_set_back(path: Path, cache_dir: Path) -> None:

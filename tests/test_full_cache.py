@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import threading
@@ -25,9 +27,11 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.cache.full import loader
 from pyspark_lookup.cache.full.full_cache import FullCache
+from pyspark_lookup.columnar.keys import Keys
 from pyspark_lookup.engine import planner
 from pyspark_lookup.engine.lookup import get_many
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
+from pyspark_lookup.io.disk import Disk, SegmentWriter
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
 from pyspark_lookup.table.executions import Execution
@@ -40,7 +44,7 @@ WAIT = "lookup.full-cache.build-wait"
 HOST = {**FULL, "lookup.metadata.source": "CACHE", WAIT: "0 s"}
 CACHE = {**HOST, "lookup.full-cache.periodic-reload.interval": "1 min"}
 TIMED = {**HOST, "lookup.full-cache.reload-strategy": "TIMED", "lookup.full-cache.timed-reload.iso-time": "10:15Z"}
-DAY_S = 86400.0
+DAY_S, HOUR_S = 86400.0, 3600.0
 STRATEGY = "lookup.full-cache.reload-strategy"
 TIMED_RELOAD = "lookup.full-cache.timed-reload."
 
@@ -437,6 +441,52 @@ def test_a_load_that_another_process_does_not_end(directory: Path, cache_dir: Pa
     assert table.metric("loadCount") == 0
 
 
+def test_a_load_of_another_process_that_never_ends(directory: Path, cache_dir: Path) -> None:
+    """A query waits for it for build-wait: then it reads the files where there is no snapshot yet, or one of another kind of table, and
+    fails where none may be used that is so old."""
+    limited = {**CACHE, "lookup.full-cache.max-staleness": "10 min"}
+    stopped, table = Table(directory, cache_dir, limited), Table(directory, cache_dir, limited)
+    with stopped.full._stored.lock():
+        assert table.versions(0, 501) == [1, 1]
+        publish(directory, 0, 2)
+        table.host.clock.tick(1)
+        assert table.versions(0, 501) == [2, 1]  # and is not waited for again
+        assert table.metrics("hitCount", "numLoadFailures") == [0, 0]
+    assert stopped.versions(0) == table.versions(0) == [2]
+    clock = table.host.clock
+    clock.tick(601)
+    stopped.host.clock.tick(601)
+    with stopped.full._stored.lock(), pytest.raises(ReloadFailedError, match=r"not ended after .*build-wait = 0 s"):
+        table.versions(0)
+    clock.tick(61)
+    assert table.versions(0) == [2]
+    state = table.full._stored.state()
+    table.full._stored.record(dataclasses.replace(state, gone=True))
+    with stopped.full._stored.lock():
+        assert table.versions(0) == [2]
+    assert table.versions(0) == [2]
+    assert not table.full._stored.state().gone
+
+
+def test_a_reload_of_which_nothing_can_be_recorded(
+    directory: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: the queries that find the reload overdue do not all try it. They answer from the old rows, which is counted."""
+    table = Table(directory, cache_dir, {**CACHE, WAIT: "30 s"})
+    table.later.at_once = True
+    table.get(0)
+    publish(directory, 0, 2)
+    table.host.clock.tick(DAY_S)
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))
+    with monkeypatch.context() as patch:
+        for of, name in ((SegmentWriter, "finish"), (Disk, "_publish"), (Disk, "_put_new")):
+            patch.setattr(of, name, full)
+        assert [table.versions(0) for _ in range(5)] == [[1]] * 5
+        assert table.metrics("numLoadFailures", "staleServedCount") == [1, 5]
+    table.host.clock.tick(61)
+    assert table.versions(0) == [2]
+
+
 def test_a_query_waits_for_the_late_load_of_another_process(directory: Path, cache_dir: Path) -> None:
     """It answers from what that loads, and loads nothing itself."""
     options = {**CACHE, WAIT: "30 s"}
@@ -612,13 +662,70 @@ def test_a_custom_trigger_reloads_and_learns_of_failures(directory: Path, cache_
 def test_a_trigger_that_breaks_is_said_and_the_snapshot_serves(
     directory: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A custom trigger that raises when it is opened does not harm queries; its error is logged once."""
-    monkeypatch.setattr(EveryCall, "open", None)
-    table = with_trigger(directory, cache_dir)
-    for _ in range(3):
-        assert table.versions(0) == [1]
-        table.full.schedule.run_due()
+    """A custom trigger that raises when it is opened does not harm queries; its error is logged once. A process in which it works
+    reloads."""
+    with monkeypatch.context() as patch:
+        patch.setattr(EveryCall, "open", None)
+        table = with_trigger(directory, cache_dir)
+        for _ in range(3):
+            assert table.versions(0) == [1]
+            table.full.schedule.run_due()
     assert len([r for r in caplog.records if "cannot be opened" in r.message]) == 1
+    other = with_trigger(directory, cache_dir)
+    other.full.schedule.run_due()
+    assert other.due_after(10) == 1
+    monkeypatch.setattr(EveryCall, "close", None)
+    other.end()
+    assert len([r for r in caplog.records if "cannot be closed" in r.message]) == 1
+
+
+def test_loads_go_on(directory: Path, cache_dir: Path) -> None:
+    """Who gives up a load takes it from nobody else. Where no thread can be started a query is answered, and the next one starts it."""
+    table = with_trigger(directory, cache_dir)
+    table.get(0)
+    table.full.schedule.run_due()
+    for _ in range(2):
+        asked = EveryCall.made[-1].context.trigger_reload()
+        assert not asked.cancel()
+        assert table.later.loads() == 1
+        assert asked.result(0) is None
+    starts = iter([RuntimeError("can't start new thread"), RuntimeError("can't start new thread"), None, None])
+
+    def start(name: str, run: Callable[[], None]) -> None:
+        if (problem := next(starts)) is not None:
+            raise problem
+        if "-load-" in name:
+            run()
+
+    full = dataclasses.replace(
+        table.full,
+        options=LookupOptions.parse({"path": str(directory), **CACHE}),
+        context=dataclasses.replace(table.full.context, start=start),
+    )
+    publish(directory, 0, 2)
+    table.host.clock.tick(DAY_S)
+    for version, stale in ((1, 1), (2, 1)):
+        found = full.current()
+        assert found is not None
+        assert found[1].get(["version"], Keys([pa.array([0])])).columns[0].to_pylist() == [version]
+        assert table.metric("staleServedCount") == stale
+
+
+def test_each_schedule_is_kept(directory: Path, cache_dir: Path) -> None:
+    """Two references share a snapshot: the process that keeps the schedule of one does not keep that of the other from its reloads."""
+    clock = FakeClock()
+    slow, fast = (
+        Table(directory, cache_dir, {**CACHE, "lookup.full-cache.periodic-reload.interval": interval}, clock)
+        for interval in ("1 h", "1 min")
+    )
+    for table in (slow, fast):
+        table.get(0)
+        table.full.schedule.run_due()
+    publish(directory, 0, 2)
+    assert (slow.due_after(), fast.due_after(0)) == (0, 1)
+    assert slow.versions(0) == [2]
+    assert slow.due_after(HOUR_S) == 1
+    assert fast.due_after(0) == 0  # it was made
 
 
 @pytest.mark.parametrize(

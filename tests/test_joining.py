@@ -172,7 +172,7 @@ def host(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     host = Host(cache_dir, monkeypatch)
     yield host
     for provided in (provided for process in host.processes for provided in process._provided.values()):
-        provided.close()
+        provided.result(0).close()
 
 
 @pytest.fixture

@@ -121,9 +121,10 @@ class CacheDirectoryError(PysparkLookupError, PermissionError):
 class CacheFullError(PysparkLookupError, OSError):
     """The budget of the cache directory (`lookup.cache.max-bytes`) has no room for more.
 
-    Of a build: about how many bytes were `wanted` for so many bytes of files.
+    `more`: how many bytes were asked for. Of a build: about how many were `wanted` in all for so many bytes of files.
     """
 
+    more: int = 0
     wanted: int = 0
     of_bytes: int = 1
 

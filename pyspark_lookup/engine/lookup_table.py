@@ -36,7 +36,7 @@ from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import option_text, parse_duration_s
-from pyspark_lookup.options.read_write_options import refuse_block_size, refuse_in_reads
+from pyspark_lookup.options.read_write_options import IDLE_IN_GETS, refuse_block_size, refuse_in_reads
 from pyspark_lookup.table.log import Batch, WriteMode
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class LookupTable:
     def _ask(self, valid_write_ids: ValidWriteIdList | str | None) -> Iterator[tuple[HeldTable, Snapshot | None]]:
         """What a question about the table's rows needs: its version, with its snapshot where that is at hand."""
         self._check_open()
-        refuse_in_reads(self._asked & {"lookup.on-error"})
+        refuse_in_reads(self._asked & IDLE_IN_GETS)
         options, held = self._options, self._held
         if valid_write_ids is not None:
             options = options.override({"lookup.valid-write-ids": str(valid_write_ids)})

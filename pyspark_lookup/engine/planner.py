@@ -99,10 +99,10 @@ def _serve(
     if full is None:
         return version
     latest = full.latest()
-    if latest is None and full.can_keep:  # the first load, which follows, asks the store
-        return reader.resolver.learn_since(table, version, began_s)
-    own = latest is not None and reader.resolver.host.includes_own_writes(table, options, latest)
-    return latest if latest is not None and own else version
+    if latest is None:  # then the store says which version is read, or loaded first
+        return reader.resolver.learn_since(table, began_s)
+    own = reader.resolver.host.includes_own_writes(table, options, latest)
+    return latest if own else version
 
 
 def _discover(

@@ -7,6 +7,7 @@ before a fork (a store's connections, a lock) may be used after it.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -169,20 +170,21 @@ class Runtime:
         self._rng = rng
         self._sizes = sizes or WriteSizes()
         self._start = start
-        self._lock = threading.RLock()  # a provider's factory may ask for a table
+        self._lock = threading.RLock()  # what opens a store is foreign code, which may ask for a table
         self._stores: dict[str, Store] = {}
         self._disks: dict[str, Disk | None] = {}
         self._engines: dict[str, Engine] = {}
         self._publishers: dict[str, Publisher] = {}
         self._application = ""
-        self._provided: dict[str, ProvidedTable] = {}
+        self._provided: dict[str, concurrent.futures.Future[ProvidedTable]] = {}
 
     def engine(self, options: LookupOptions) -> Engine:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
+        provided = self._provided_table(options)
         with self._lock:
             key = key_of(options.path, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
             if key not in self._engines:
-                self._engines[key] = self._build(options)
+                self._engines[key] = self._build(options, provided)
             return self._engines[key]
 
     def of_application(self, name: str) -> None:
@@ -203,8 +205,7 @@ class Runtime:
 
     def effective(self, options: LookupOptions) -> LookupOptions:
         """The options as the provider that they name means them. Raises OptionError if it cannot be made or they contradict it."""
-        with self._lock:
-            provided = self._provided_table(options)
+        provided = self._provided_table(options)
         return options if provided is None else with_provider(options, provided)
 
     def _provided_key(self, options: LookupOptions) -> str:
@@ -221,15 +222,23 @@ class Runtime:
         return key_of(*made_with, *calls, *retries, options.cache_directory()) if options.provider is not None else ""
 
     def _provided_table(self, options: LookupOptions) -> ProvidedTable | None:
+        """The table of a provider, made by whoever asks first. Not under the lock: a factory may hang, or ask for a table."""
         if options.provider is None:
             return None
         key = self._provided_key(options)
-        if key not in self._provided:
-            self._provided[key] = ProvidedTable(options, self.clock)
-        return self._provided[key]
+        with self._lock:
+            known = self._provided.get(key)
+            made = known or self._provided.setdefault(key, concurrent.futures.Future())
+        if known is None:
+            try:
+                made.set_result(ProvidedTable(options, self.clock))
+            except BaseException as problem:
+                with self._lock:
+                    del self._provided[key]
+                made.set_exception(problem)
+        return made.result()
 
-    def _build(self, options: LookupOptions) -> Engine:
-        provided = self._provided_table(options)
+    def _build(self, options: LookupOptions, provided: ProvidedTable | None) -> Engine:
         store = self._store(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
         url = store.url_of(options.path)
         label = key_of(store.scope, url)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -59,9 +59,14 @@ class SnapshotReader:
                 if resolution.version.digest == served.digest:
                     return resolution, self.covering(plan, snapshot)
                 return resolution, self.find(plan, resolution.version)
-        resolution = (
-            Resolution(version, True) if version is not None else self._resolver.resolve(table, options, execution)
-        )
+            # What this host knows of the table may be as old as its last reload, or older.
+            current: Callable[[], TableVersion] | None = functools.partial(self._resolver.refresh, table)
+        else:
+            current = None
+        if version is not None:
+            resolution = Resolution(version, True)
+        else:
+            resolution = self._resolver.resolve(table, options, execution, current)
         return resolution, self.find(plan, resolution.version)
 
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:

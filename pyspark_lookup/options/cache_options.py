@@ -121,7 +121,8 @@ class FullCacheOptions:
         "lookup.full-cache.build-wait", DURATION, 30.0, shown="30 s",
         doc="How long a query waits for a snapshot. With UFS: for that of a new version; after it, the query reads the files "
             "themselves. With CACHE: for a reload that is overdue; after it, the query uses the old snapshot, or fails if "
-            "`on-reload-failure` says so.",
+            "`on-reload-failure` or `max-staleness` say so. For the first load, which another process makes: then it reads "
+            "the files.",
     )
     build_memory_bytes: int | None = option(
         "lookup.full-cache.build-memory", size(16 * MIB, MOST), None, shown="an eighth of what is free, at most 2 GiB",
@@ -150,6 +151,12 @@ class FullCacheOptions:
     @functools.cached_property
     def full_cache(self) -> tuple[Any, ...]:
         return tuple(getattr(self, field.name) for field in dataclasses.fields(FullCacheOptions))
+
+    @property
+    def schedule(self) -> tuple[Any, ...]:
+        """What says when the full cache is reloaded."""
+        periodic = self.reload_interval_s, self.reload_schedule_mode
+        return self.reload_strategy, *periodic, self.reload_iso_time, self.reload_interval_days, self.blackout
 
     @property
     def retained_s(self) -> float:

@@ -34,7 +34,7 @@ class ProviderOptions:
     )
     async_timeout_s: float = option(
         "lookup.async.timeout", POSITIVE_DURATION, 180.0, shown="3 min",
-        doc="Of a provider: how long a call may take, with what is tried again; of its scan(), each batch.",
+        doc="Of a provider: how long a call may take, with what is tried again; of its scan(), each batch; and its factory.",
     )
     retry_predicate: RetryPredicate | None = option(
         "lookup.retry.predicate", choice(RetryPredicate), None,

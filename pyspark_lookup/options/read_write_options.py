@@ -31,6 +31,7 @@ from pyspark_lookup.options.parsing import (
 
 GIVEN = "lookup.given"
 """Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
+OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
 _POSITION = whole_number(
     1, 10**18 - 1, "a position in the table's log, 1 or more, as LookupTable.versions() lists them"
 )
@@ -185,14 +186,29 @@ class WriteOptions:
     # fmt: on
 
 
-def refuse_in_reads(given: Iterable[str], view: enums.View = enums.View.DATA) -> None:
+IDLE_IN_GETS = OF_AS_OF | {
+    field.metadata["key"]
+    for field in dataclasses.fields(ReadOptions)
+    if field.metadata["key"] == "lookup.on-error" or field.metadata["key"].startswith("lookup.stream.")
+}
+"""Options of other uses of a `LookupTable` than its own reads."""
+
+
+def refuse_in_reads(
+    given: Iterable[str], view: enums.View = enums.View.DATA, stream: bool = False, as_of: bool = False
+) -> None:
     """Raise OptionError for an option that somebody has given for a read, in which it does nothing.
 
-    What is stored with a table is not given for a read: it is for all that is done with the table.
+    What is stored with a table is not given for a read: it is for all that is done with the table. `stream`: it is, or may be, a
+    stream of changes; `as_of`: a lookup of what is valid at a time.
     """
     for key in sorted(key.lower() for key in given):
         if key.startswith("lookup.write."):
             raise OptionError(f"option {key} is for writes: a read takes none, remove it")
+        if key.startswith("lookup.stream.") and not stream:
+            raise OptionError(f"option {key} is for streams of changes (readStream): remove it")
+        if key in OF_AS_OF and not as_of:
+            raise OptionError(f"option {key} is for lookup_join with as_of, of which there is none: remove it")
         if key == "lookup.on-error" and view is not enums.View.TOKEN:
             raise OptionError(
                 f"option {key} is for lookup_join and register_lookup: a scan or a get() fails, remove it"

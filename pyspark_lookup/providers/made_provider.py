@@ -7,19 +7,22 @@ import dataclasses
 
 import pyarrow as pa
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import LookupTimeoutError, OptionError
 from pyspark_lookup.columnar.predicate import columns_of
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.columnar.types import resolve_names, spark_schema, spark_type
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.parsing import make
+from pyspark_lookup.providers.call_runner import CallFailedError, CallTimeoutError, beside
 from pyspark_lookup.providers.functions import LookupContext, LookupProvider
 
 PROVIDER_OPTION = "lookup.provider"
 
 
 class MadeProvider:
-    """The provider of the options, made at once. `schema`: its columns as Spark takes them. Raises OptionError."""
+    """The provider of the options, made at once. `schema`: its columns as Spark takes them. `latest`: the one that was made last,
+    whether or not it was given up since. Raises OptionError, and LookupTimeoutError if its factory hangs.
+    """
 
     def __init__(self, options: LookupOptions) -> None:
         assert options.provider is not None
@@ -27,8 +30,10 @@ class MadeProvider:
         self._context = LookupContext(
             options.keys or (), None, dict(options.provider_options), options.path.removeprefix("file:") or None
         )
-        self._provider: LookupProvider | None = self._make()
-        schema = self._provider.schema
+        self._timeout_s = options.async_timeout_s
+        self.latest = self._make()
+        self._provider: LookupProvider | None = self.latest
+        schema = self.latest.schema
         if not isinstance(schema, pa.Schema):
             raise OptionError(
                 f"option {PROVIDER_OPTION} = {self.name!r} has the schema {schema!r}: give a pyarrow.Schema"
@@ -48,19 +53,30 @@ class MadeProvider:
             context = dataclasses.replace(context, columns=names)
         if context != self._context:
             self._context = context
-            self._provider = self._make()
+            self._provider = self.latest = self._make()
 
     def _make(self) -> LookupProvider:
-        return make(PROVIDER_OPTION, self.name, self._context, LookupProvider)
+        def made() -> list[LookupProvider]:
+            return [make(PROVIDER_OPTION, self.name, self._context, LookupProvider)]
+
+        try:
+            return next(beside(made, f"lookupcache-make-{self.name}", self._timeout_s))
+        except CallTimeoutError:
+            raise LookupTimeoutError(
+                f"provider {self.name} was not made within lookup.async.timeout = {self._timeout_s:g} s"
+            ) from None
+        except CallFailedError as failed:
+            raise failed.problem from failed.problem.__cause__
 
     def current(self) -> LookupProvider:
         """The provider; another one after a call of it was given up."""
-        if self._provider is None:
-            self._provider = self._make()
-        return self._provider
+        provider = self._provider
+        if provider is None:
+            provider = self._provider = self.latest = self._make()
+        return provider
 
     def replace(self) -> None:
         """Have another provider in place of one that hangs; if it cannot be made now, at the next use."""
         self._provider = None
-        with contextlib.suppress(OptionError):
+        with contextlib.suppress(OptionError, LookupTimeoutError):
             self.current()

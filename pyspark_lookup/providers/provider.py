@@ -47,7 +47,8 @@ _GRACE_S = 1.0
 class ProvidedTable:
     """A provider as `lookup.provider` names it. Made in one process, for that process.
 
-    `name`: as in the option. Raises OptionError if the factory cannot be imported or called, or returns no provider.
+    `name`: as in the option. Raises OptionError if the factory cannot be imported or called, or returns no provider, and
+    LookupTimeoutError if it hangs.
     """
 
     def __init__(self, options: LookupOptions, clock: HostClock) -> None:
@@ -72,12 +73,12 @@ class ProvidedTable:
     @property
     def versioned(self) -> bool:
         """Whether the provider tells versions apart."""
-        return self._made.current().version is not None
+        return self._made.latest.version is not None
 
     @property
     def cache(self) -> LookupCache | None:
         """The cache that the provider brings with it."""
-        provider = self._made.current()
+        provider = self._made.latest
         if isinstance(provider, (PartialCachingLookupProvider, PartialCachingAsyncLookupProvider)):
             return provider.cache
         return None
@@ -85,18 +86,18 @@ class ProvidedTable:
     @property
     def trigger(self) -> CacheReloadTrigger | None:
         """The reload trigger that the provider brings with it."""
-        provider = self._made.current()
+        provider = self._made.latest
         return provider.reload_trigger if isinstance(provider, FullCachingLookupProvider) else None
 
     @property
     def asynchronous(self) -> bool:
         """Whether several calls run at once."""
-        return isinstance(self._made.current(), AsyncLookupFunctionProvider)
+        return isinstance(self._made.latest, AsyncLookupFunctionProvider)
 
     @property
     def scans(self) -> bool:
         """Whether all rows can be read."""
-        return isinstance(self._made.current(), FullCachingLookupProvider)
+        return isinstance(self._made.latest, FullCachingLookupProvider)
 
     def version(self) -> str | None:
         """The version now; None if the provider has none. Raises LookupFunctionError."""

@@ -108,7 +108,7 @@ def lookup_join(
         raise OptionError(f"argument how = {how!r}: a lookup join is 'left' or 'inner'")
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
-    found = look_up(df.sparkSession, table, [right for _, right in pairs], columns, options or {})
+    found = look_up(df.sparkSession, table, [right for _, right in pairs], columns, options or {}, as_of is not None)
     keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
     validity = None if as_of is None else _validity(found)
     if as_of is not None and validity is not None:

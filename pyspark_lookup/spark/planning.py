@@ -72,7 +72,7 @@ def schema_of(options: Mapping[str, str]) -> tuple[StructType, Found | None]:
     else:
         own, given = _of_read(options)
     parsed = runtime().effective(LookupOptions.parse(own, conf=conf_file_options()))
-    refuse_in_reads(given, parsed.view)
+    refuse_in_reads(given, parsed.view, stream=parsed.view in (View.DATA, View.CHANGES))
     if parsed.view not in (View.DATA, View.CHANGES):
         return _with_options(view_schema(parsed.view), own if creating else None), None
     engine = runtime().engine(parsed)
@@ -222,7 +222,7 @@ def stream_options(read: Mapping[str, str], schema: StructType) -> LookupOptions
     """The options of a stream that is read. Raises OptionError for those of a table that lost its options."""
     own, given = _of_read(read)
     options = runtime().effective(LookupOptions.parse(own, _stored_options(own, schema), conf_file_options()))
-    refuse_in_reads(given, options.view)
+    refuse_in_reads(given, options.view, stream=True)
     return options
 
 

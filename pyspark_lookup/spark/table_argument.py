@@ -81,8 +81,9 @@ def look_up(
     keys: Sequence[str],
     columns: Sequence[str] | None,
     options: Mapping[str, Any],
+    as_of: bool = False,
 ) -> LookedUp:
-    """The table that a lookup names, with its columns as Spark sees them now.
+    """The table that a lookup names, with its columns as Spark sees them now. `as_of`: of what is valid at a time.
 
     Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
     """
@@ -90,7 +91,7 @@ def look_up(
     asked = {key.lower() for key in given}
     for key in sorted(_OF_READS & asked):
         raise OptionError(f"option {key} is for reads: a lookup takes its columns by the argument columns")
-    refuse_in_reads(asked - {"lookup.on-error"})
+    refuse_in_reads(asked - {"lookup.on-error"}, as_of=as_of)
     stored, schema = _table(spark, table, given)
     merged = _absolute(merge_options(stored, given))
     own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")

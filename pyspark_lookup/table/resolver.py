@@ -239,11 +239,12 @@ class Resolver:
         """The time on the clock by which resolutions are ordered."""
         return self._context.clock.steady_s()
 
-    def learn_since(self, table: Table, version: TableVersion, since_s: float) -> TableVersion:
-        """The version if this host has learned it since then, else what the store says now."""
+    def learn_since(self, table: Table, since_s: float) -> TableVersion:
+        """What this host has learned since then, or else what the store says now."""
         record = self.host.last(table)
         recent = record is not None and record["boot"] == self._context.clock.boot and record["started_s"] >= since_s
-        return version if recent else self.ask(table)
+        learned = self.host.files(table, record["digest"]) if record is not None and recent else None
+        return self.ask(table) if learned is None else learned
 
     def version_of(self, table: Table, digest: str) -> TableVersion | None:
         """The version of that digest, if this host has its files on record. No store call."""
@@ -300,13 +301,13 @@ class Resolver:
         if options.metadata_source is MetadataSource.UFS or self._context.disk is None:
             return None
         if options.sync_interval_s == 0:
-            return self._refresh(table)
+            return self.refresh(table)
         fresh = self._fresh(table, options)
         if fresh is None:
             with self.host.lock("refresh", table.id, self.source(table).one_asks):
                 fresh = self._fresh(table, options)  # whoever held the lock before us may have learned it
                 if fresh is None:
-                    return self._refresh(table)
+                    return self.refresh(table)
         self._context.metrics.inc("metadataCacheCount")
         return fresh
 
@@ -327,7 +328,8 @@ class Resolver:
             self._context.metrics.set_gauge("versionAsOf", int(record["wall_s"] * 1000))
         return self.host.files(table, record["digest"])
 
-    def _refresh(self, table: Table) -> TableVersion:
+    def refresh(self, table: Table) -> TableVersion:
+        """What the store says now; the last known version, which is counted, where a job writes the files or has removed them."""
         record = self.host.last(table)
         kept = self.host.files(table, record["digest"]) if record else None
         try:

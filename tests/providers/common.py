@@ -246,10 +246,10 @@ class Desk:
             with contextlib.suppress(PysparkLookupError):
                 table.close()
         for provided in itertools.chain(*(process._provided.values() for process in self._processes)):
-            provided.close()
+            provided.result(0).close()
         if self.gives_up:
             for thread in set(threading.enumerate()) - set(self._threads):
-                if thread.name.startswith(("lookupcache-provider-", "lookupcache-version-")):
+                if thread.name.startswith(("lookupcache-provider-", "lookupcache-version-", "lookupcache-make-")):
                     thread.join(1.0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -765,6 +765,36 @@ def test_a_scan_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> N
     assert hangs == []
 
 
+def test_a_factory_that_hangs(desk: Desk, prompt: None, gate: threading.Event) -> None:
+    """Other tables answer meanwhile. It is given up after the timeout, by all who wait for it, and the next table asks it again."""
+    hanging, calls = threading.Event(), itertools.count()
+
+    def factory(context: LookupContext) -> LookupProvider:
+        if not next(calls):
+            hanging.set()
+            gate.wait(BOUND_S)
+        return provider(users())
+
+    known = desk.serve(users(), PARTIAL)
+    for options in (QUICK, NONE):
+        calls, name = itertools.count(), desk.name(factory)
+        hanging.clear()
+        waiting = [beside(lambda name=name, options=options: desk.table(name, options)) for _ in range(2)]
+        assert hanging.wait(BOUND_S)
+        if options is QUICK:
+            for result in waiting:
+                with pytest.raises(
+                    LookupTimeoutError, match=f"{name} was not made within lookup.async.timeout = 0.6 s"
+                ):
+                    raise result()
+            assert names(desk.table(name, options), 1) == ["Alice"]
+        else:
+            for table in (lambda: known, lambda: desk.serve(users(), PARTIAL)):
+                assert beside(lambda table=table: names(table(), 1))() == ["Alice"]
+            gate.set()
+            assert [names(result(), 1) for result in waiting] == [["Alice"], ["Alice"]]
+
+
 @pytest.mark.parametrize("what", ["scan", "version"])
 def test_nobody_waits_for_a_call_of_another_process_that_hangs(desk: Desk, gate: threading.Event, what: str) -> None:
     """While one process waits for a reload, or for a version, another whose answer is due as well gives the one that it has."""

@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import PythonException
 from pyspark.sql import functions as sf
 
-from pyspark_lookup import LookupTable, explain_lookup, lookup_join, register_lookup
+from pyspark_lookup import LookupTable, OptionError, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.spark import join
 from tests.fuzzing import by_day
 from tests.spark.common import MODES, batches_of, events, load, put, running, saved, stream_of
@@ -297,5 +297,5 @@ def test_what_as_of_refuses(spark: SparkSession, tmp_path: Path) -> None:
             lookup_join(found, path, "id", as_of=as_of, options=more)
     with pytest.raises(Exception, match="strategy='cache'"):
         lookup_join(found, path, "id", as_of="at", strategy="broadcast", options=VALIDITY)
-    with pytest.raises(Exception, match=r"lookup.valid-from.*no column 'since'"):
-        load(spark, path, {"lookup.valid-from": "since"})
+    with pytest.raises(OptionError, match=r"lookup\.valid-from is for lookup_join with as_of"):
+        lookup_join(found, path, "id", options=VALIDITY)

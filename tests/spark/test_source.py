@@ -221,6 +221,8 @@ MISTAKES: list[tuple[dict[str, str], str]] = [
     ({"lookup.create-if-not-exists": "true", "lookup.schema": "id INT"}, "is for CREATE TABLE"),
     ({"lookup.on-error": "NULL"}, "lookup.on-error is for lookup_join and register_lookup"),
     ({"lookup.view": "files", "LOOKUP.write.mode": "upsert"}, "lookup.write.mode is for writes"),
+    ({"lookup.valid-from": "id"}, "lookup.valid-from is for lookup_join with as_of"),
+    ({"lookup.view": "files", "lookup.stream.start": "1"}, "lookup.stream.start is for streams of changes"),
     ({"lookup.metrics.tasks": "4"}, "lookup.metrics.tasks has no meaning without lookup.view"),
     ({"lookup.block.size": "1 MiB"}, "lookup.block.size is for formats without natural blocks .* has parquet"),
 ]
@@ -233,6 +235,8 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
         with pytest.raises(Exception, match=message) as caught:
             load(spark, path, options)
         assert "hunter2" not in str(caught.value)
+    with pytest.raises(Exception, match=r"lookup\.stream\.start is for streams of changes"):
+        load(spark, path, {"lookup.stream.start": "1"}).collect()  # until then it may be of readStream
     (tmp_path / "empty").mkdir()
     put(tmp_path / "delta" / "part.parquet", 1)
     (tmp_path / "delta" / "_delta_log").mkdir()

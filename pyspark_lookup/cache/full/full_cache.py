@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from pyspark_lookup.base import progress
 from pyspark_lookup.base.errors import CacheFullError, ReloadFailedError, SourceChangedError, UfsError, UfsNotFoundError
-from pyspark_lookup.base.log_events import log_event
+from pyspark_lookup.cache.full.load_log import LoadLog
 from pyspark_lookup.cache.full.load_queue import Job, Jobs
 from pyspark_lookup.cache.full.loader import (
     DECODED_AT_MOST,
@@ -36,8 +36,7 @@ from pyspark_lookup.cache.full.schedule import Schedule, trigger_of
 from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.cache.full.store import Refused, State, StoredSnapshots, StoredVersion
 from pyspark_lookup.io.context import HostContext
-from pyspark_lookup.io.disk import Disk
-from pyspark_lookup.io.host_metrics import Reload, remember_reload
+from pyspark_lookup.io.disk import Disk, key_of
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import OnReloadFailure
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -70,11 +69,12 @@ class FullCache:
         self._reloads = self.options.reloads or self.trigger is not None
         known = functools.partial(self.resolver.version_of, self.table)
         self._stored = StoredSnapshots(self.key, self.table, self.disk, self.context, self.options.retained_s, known)
+        self._told = LoadLog(self.key, self._url, self.disk, self.context)
         self._jobs = Jobs(f"lookupcache-load-{self.key[:8]}", self.context.start, self._do)
         self._gave_up_at_s: float | None = None
         self._tidy_from_s = float("-inf")
         self.schedule = Schedule(
-            self.key,
+            key_of(self.key, *self.options.schedule),
             lambda: self.trigger or trigger_of(self.options),
             self.ask_reload,
             lambda: last_reload(self._stored.state()),
@@ -82,7 +82,7 @@ class FullCache:
             self.disk,
             self.context,
         )
-        tell = functools.partial(self._fall_back, logging.WARNING, instead="the last snapshot")
+        tell = functools.partial(self._told.fall_back, logging.WARNING, instead="the last snapshot")
         wait_s = self.options.build_wait_s
         self._overdue = OverdueReloads(self.schedule, self._jobs, self._stored, self.context, wait_s, tell)
 
@@ -108,17 +108,17 @@ class FullCache:
         except CacheFullError:  # said and counted where it was found
             return None
         except concurrent.futures.TimeoutError:
-            self._fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
+            self._told.fall_back(logging.INFO, f"the snapshot is not ready after {wait_s:g} s")
         except Exception as problem:  # said and counted where it happened; the files may be readable
             if isinstance(problem, OSError) and not isinstance(problem, UfsError):
                 self._give_up()
-            self._fall_back(logging.INFO, f"there is no snapshot: {problem}")
+            self._told.fall_back(logging.INFO, f"there is no snapshot: {problem}")
         return self.find(version)
 
     def current(self) -> tuple[TableVersion, Snapshot] | None:
-        """The latest snapshot and its version; the first load is waited for, and for a while one that is overdue.
+        """The latest snapshot and its version; without one it is loaded, and a load of others, or one that is overdue, waited for a while.
 
-        None if the cache directory cannot hold it, or one that is newer. Raises what the first load raised, and
+        None if the cache directory cannot hold it, or one that is newer, or others go on loading. Raises what the first load raised, and
         ReloadFailedError where `lookup.full-cache.on-reload-failure` or `.max-staleness` say so.
         """
         state, snapshot, late = self._find_latest()
@@ -168,15 +168,19 @@ class FullCache:
     def _find_latest(self) -> tuple[State, Snapshot | None, bool]:
         """What this host has last; and whether that is older than its schedule promises, for a reload is overdue and has not ended."""
         state, snapshot = self._stored.find(_served)
-        if (snapshot is None and state.refused is None) or not self._reloads or not self._overdue.wait(state):
+        if (snapshot is None and state.refused is None) or not self._reloads:
+            return state, snapshot, False
+        if self._has_given_up:
+            return state, snapshot, self._overdue.is_due(state)
+        if not self._overdue.wait(state):
             return state, snapshot, False
         after, snapshot = self._stored.find(_served)
         return after, snapshot, after.finished_at_s == state.finished_at_s
 
     def _load_after(self, state: State) -> None:
-        """Load what the store has, unless somebody else has since."""
-        with self._stored.lock():
-            if self._stored.state().finished_at_s == state.finished_at_s:
+        """Load what the store has, unless somebody else has since, or does so for long."""
+        with self._stored.lock(self.options.build_wait_s) as held:
+            if held and self._stored.state().finished_at_s == state.finished_at_s:
                 self._load(None, None)
 
     def _give_up(self) -> None:
@@ -184,19 +188,27 @@ class FullCache:
         self._gave_up_at_s = self.context.clock.steady_s()
 
     @property
+    def _has_given_up(self) -> bool:
+        return self._gave_up_at_s is not None and self.context.clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S
+
+    @property
     def can_keep(self) -> bool:
         """Whether a snapshot can be kept here, as far as is known."""
-        if self._gave_up_at_s is not None and self.context.clock.steady_s() - self._gave_up_at_s < _GIVE_UP_S:
-            return False
         refused = self._stored.state().refused
-        return refused is None or abs(self.context.clock.wall_s() - refused.at_s) >= _GIVE_UP_S
+        recent = refused is not None and abs(self.context.clock.wall_s() - refused.at_s) < _GIVE_UP_S
+        return not recent and not self._has_given_up
 
     def _load_first(self) -> Snapshot | None:
         if not self.can_keep:
             return None
         failures = self._stored.state().failures
         try:
-            with self._stored.lock():
+            with self._stored.lock(self.options.build_wait_s) as held:
+                if not held:
+                    self._give_up()
+                    late = f"another process has not ended the first load after {self.options.build_wait_s:g} s"
+                    self._told.fall_back(logging.INFO, late)
+                    return None
                 state = self._stored.state()  # whoever held the lock before may have made it
                 snapshot = self._stored.open(_served(state))
                 if snapshot is None and state.failures > failures:  # or has asked the store on our behalf
@@ -209,7 +221,7 @@ class FullCache:
                 raise
             self._give_up()
             self.context.metrics.inc("cacheFailureCount")
-            self._fall_back(logging.WARNING, f"no snapshot can be kept: {problem}")
+            self._told.fall_back(logging.WARNING, f"no snapshot can be kept: {problem}")
             return None
 
     def _is_stale(self, state: State) -> bool:
@@ -219,19 +231,20 @@ class FullCache:
 
     def _renew(self, state: State) -> Snapshot:
         """A snapshot in place of one that may not be served any more; whoever comes first loads it."""
-        with self._stored.lock():
+        with self._stored.lock(self.options.build_wait_s) as held:
             after = self._stored.state()
             snapshot = self._stored.open(after.latest)
             if snapshot is not None and not self._is_stale(after):
                 return snapshot
             # One that failed while we waited for the lock has asked the store on our behalf.
-            if after.failures == state.failures:
+            if held and after.failures == state.failures:
                 with contextlib.suppress(Exception):
                     return self._load(None, None)
                 after = self._stored.state()
+        late = f"has not ended after lookup.full-cache.build-wait = {self.options.build_wait_s:g} s"
         raise ReloadFailedError(
             f"the snapshot of {self._url} is older than lookup.full-cache.max-staleness = "
-            f"{self.options.max_staleness_s:g} s, and its reload failed: {after.error}"
+            f"{self.options.max_staleness_s:g} s, and its reload {f'failed: {after.error}' if held else late}"
         )
 
     # --- loading ----------------------------------------------------------------------------------
@@ -276,7 +289,7 @@ class FullCache:
         """
         state, clock = self._stored.state(), self.context.clock
         started_s, steady_s = clock.wall_s(), clock.steady_s()
-        received = self._receive()
+        received = self._told.received()
         with contextlib.suppress(OSError):
             self._stored.record(dataclasses.replace(state, loading_since_s=started_s))
         first_s = started_s if state.first_started_at_s is None else state.first_started_at_s
@@ -288,26 +301,18 @@ class FullCache:
             self._refuse(state, problem)
             raise
         except BaseException as problem:
-            self.context.metrics.inc("numLoadFailures")
-            level = logging.INFO if state.failures else logging.WARNING
-            kept, seconds = len(state.versions), clock.steady_s() - steady_s
-            log_event(_log, level, "reload-failed", table=self._url, seconds=seconds, kept=kept, error=repr(problem))
-            self._remember_reload(Reload(started_s, seconds, error=str(problem)[:500] or type(problem).__name__))
+            took_s, kept = clock.steady_s() - steady_s, len(state.versions)
+            self._told.failed(started_s, took_s, problem, kept, state.failures)
             gone = isinstance(problem, UfsNotFoundError) and self.resolver.forget_kind(self.table)
             failures, error = state.failures + 1, str(problem)[:500]
-            failed = dataclasses.replace(state, finished_at_s=clock.wall_s(), failures=failures, error=error, gone=gone)
-            with contextlib.suppress(OSError):
-                self._stored.record(failed)
+            self._leave(dataclasses.replace(state, failures=failures, error=error, gone=gone))
             raise
-        seconds, failures = clock.steady_s() - steady_s, state.failures
-        now_s = clock.wall_s()
-        held = state.latest
+        seconds, failures, held = clock.steady_s() - steady_s, state.failures, state.latest
         # One whose layers were damaged has the digest of that which takes its place.
         if version is None or held is None or (held.digest, held.layers) != (stored.digest, stored.layers):
-            state = state.with_version(stored, now_s)
+            state = state.with_version(stored, clock.wall_s())
         state = dataclasses.replace(
-            state,
-            finished_at_s=now_s,
+            state.ended(clock),
             loaded_at_s=started_s,
             loaded_steady_s=steady_s,
             boot=clock.boot,
@@ -316,30 +321,32 @@ class FullCache:
             gone=False,
             refused=None,
         )
-        self._stored.write(state)
+        self._record(state)
         self._stored.keep_version(snapshot)
-        self.context.metrics.inc("loadCount")
-        self.context.metrics.time("loadTime", seconds)
-        self.context.metrics.set_gauge("latestLoadTime", int(seconds * 1000))
-        done = Reload(started_s, seconds, stored.digest, snapshot.rows, snapshot.bytes, self._receive() - received)
-        self._remember_reload(done)
-        facts = {"version": done.version, "seconds": seconds, "rows": done.rows, "bytes": done.bytes}
-        level = logging.WARNING if failures else logging.INFO  # where a failure was seen, its end is
-        log_event(_log, level, "reload", table=self._url, **facts, fetched=done.fetched, failures_before=failures)
+        self._told.done(started_s, seconds, snapshot, received, failures)
         if snapshot.is_worth_compacting():
             self._jobs.ask(None, compact=True)
         return snapshot
 
     def _refuse(self, state: State, problem: CacheFullError) -> None:
         """Remember that the budget has no room for the table, for all processes of the host; said once."""
-        self.context.metrics.inc("snapshotOverBudgetCount")
         now_s = self.context.clock.wall_s()
-        if state.refused is None:
-            self._fall_back(logging.WARNING, f"there is no room for a snapshot: {problem}")
-            self._remember_reload(Reload(now_s, 0.0, error=f"not built: {problem}"[:500]))
+        self._told.refused(now_s, problem, state.refused is not None)
         refused = Refused(now_s, str(problem)[:500], problem.wanted, problem.of_bytes)
+        self._leave(dataclasses.replace(state, refused=refused))
+
+    def _leave(self, state: State) -> None:
+        """Record how a load went that came to nothing, and remove what it has written."""
         with contextlib.suppress(OSError):
-            self._stored.record(dataclasses.replace(state, finished_at_s=now_s, refused=refused))
+            self._record(state.ended(self.context.clock))
+
+    def _record(self, state: State) -> None:
+        """Put a state on record. OSError if it cannot be: nobody will know, and not every query is to try again."""
+        try:
+            self._stored.write(state)
+        except OSError:
+            self._give_up()
+            raise
 
     def refusal(self, version: TableVersion) -> str | None:
         """Why this host would keep no snapshot of a version, for want of room; None if it has one, or room as far as can be told."""
@@ -353,16 +360,6 @@ class FullCache:
         except CacheFullError as problem:
             return str(problem)
         return None
-
-    def _receive(self) -> int:
-        return self.context.metrics.snapshot()["ufsGetBytes"]
-
-    def _remember_reload(self, reload: Reload) -> None:
-        with contextlib.suppress(OSError):
-            remember_reload(self.disk, self.key, self._url, reload)
-
-    def _fall_back(self, level: int, reason: str, instead: str = "reading the files") -> None:
-        log_event(_log, level, "fallback", table=self._url, reason=reason, instead=instead)
 
     def _make(self, state: State, version: TableVersion | None, report: Progress) -> tuple[Snapshot, StoredVersion]:
         """A version's snapshot, of which only what changed is fetched."""

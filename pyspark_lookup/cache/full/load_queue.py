@@ -62,21 +62,35 @@ class Jobs:
                     self._jobs.remove(job)
                     job.done.set_exception(VersionGoneError("a newer version came before this one was built"))
             job = Job(version, concurrent.futures.Future(), compact, tidy, due, seen_s)
+            job.done.set_running_or_notify_cancel()  # others wait for it as well: nobody cancels it
             self._jobs.append(job)
             begin = not self._working
             self._working = True
         if begin:
-            self._start(self._name, self._work)
+            try:
+                self._start(self._name, self._work)
+            except RuntimeError as problem:  # there are too many threads
+                self._stop(problem)
         return job.done
+
+    def _stop(self, problem: BaseException) -> None:
+        """End without another job; who waits for one is told why."""
+        with self._mutex:
+            self._working = False
+            waiting, self._jobs = self._jobs, []
+        for job in waiting:
+            job.done.set_exception(problem)
 
     def _work(self) -> None:
         while True:
             with self._mutex:
-                if not self._jobs or self._closed:
+                if not self._jobs and not self._closed:
                     self._working = False
-                    waiting, self._jobs = self._jobs, []
-                    break
-                job = self._running = self._jobs[0]
+                    return
+                job = self._running = self._jobs[0] if not self._closed else None
+            if job is None:
+                self._stop(concurrent.futures.CancelledError())
+                return
             problem = None
             try:
                 self._do(job)
@@ -89,8 +103,6 @@ class Jobs:
                 job.done.set_result(None)
             else:
                 job.done.set_exception(problem)
-        for job in waiting:
-            job.done.cancel()
 
     def close(self) -> None:
         """Begin none any more; who waits for one is told, one under way ends by itself."""

@@ -154,8 +154,10 @@ class SnapshotLoader:
             with contextlib.closing(self.disk.reserve_for(size)) as load.room:
                 return self._load(load, last if small else None, stored)
         except CacheFullError as problem:
-            # One that was given up would have taken more than was thought.
-            problem.wanted, problem.of_bytes = size if load.room is None else 2 * max(size, _MIB), wanted
+            if load.room is not None:
+                # It would have taken more than was thought: this at least, or about twice as much if that could ever be had.
+                size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
+            problem.wanted, problem.of_bytes = size, wanted
             raise
 
     def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:

@@ -37,18 +37,33 @@ class OverdueReloads:
     tell: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        # Between these times nothing is due after this state; and since when a reload is waited for, on the steady clock.
+        # Until when nothing is due after this state, if the wall clock goes on being so far ahead of the steady one; and since
+        # when a reload is waited for, on the steady clock.
         self._due: tuple[State | None, float, float] = None, 0.0, math.inf
         self._awaited: tuple[concurrent.futures.Future[None] | None, float] = None, 0.0
 
     def due_s(self, state: State) -> float:
         """When the reload after a state is due, or was."""
-        of, from_s, until_s = self._due
+        of, ahead_s, until_s = self._due
         now_s = self.context.clock.wall_s()
-        if of is not state or not from_s <= now_s < until_s:
-            until_s = self.schedule.due_s(last_reload(state), now_s)
-            self._due = state, now_s, until_s
+        ahead_now_s = now_s - self.context.clock.steady_s()
+        if of is not state or now_s >= until_s or abs(ahead_now_s - ahead_s) > _ON_TIME_S:
+            until_s = self.schedule.due_s(self._last(state), now_s)
+            self._due = state, ahead_now_s, until_s
         return until_s
+
+    def _last(self, state: State) -> LastReload | None:
+        """The latest attempt, with times of as long ago as it is, although the wall clock was set back since."""
+        last, clock = last_reload(state), self.context.clock
+        if last is None or state.finished_boot != clock.boot:
+            return last
+        back_s = clock.steady_s() - state.finished_steady_s - (clock.wall_s() - last.finished_at_s)
+        if back_s <= _ON_TIME_S:
+            return last
+        started_s, first_s = last.started_at_s - back_s, last.first_started_at_s
+        return LastReload(
+            started_s if first_s == last.started_at_s else first_s, started_s, last.finished_at_s - back_s
+        )
 
     def is_due(self, state: State) -> bool:
         """Whether the reload after a state is due."""
@@ -86,7 +101,7 @@ class OverdueReloads:
         begun_s, now_s = state.loading_since_s, self.context.clock.wall_s()
         last_s = (state.finished_at_s or 0.0) - (state.started_at_s or 0.0)
         if begun_s is not None and self.stored.is_locked():
-            return begun_s - due_s <= _ON_TIME_S and now_s - begun_s <= max(self.limit_s, 2 * last_s)
+            return begun_s - due_s <= _ON_TIME_S and 0 <= now_s - begun_s <= max(self.limit_s, 2 * last_s)
         if now_s - due_s < last_s:
             self.ask(state)
             return True

@@ -58,7 +58,8 @@ class _Action:
 class Schedule(CacheReloadTrigger.Context):
     """Runs one table's trigger, of which it is the context (FLIP-221), while this process holds the host's lock for it.
 
-    `reload` asks for a reload, True: for the one that is due; `last` says how the latest attempt of any process went.
+    `name`: of what is reloaded, and how; references with other schedules have others, of which each is kept. `reload` asks for a
+    reload, True: for the one that is due; `last` says how the latest attempt of any process went.
     """
 
     name: str
@@ -86,7 +87,11 @@ class Schedule(CacheReloadTrigger.Context):
             if self._running or self._closed:
                 return
             self._running = True
-        self.context.start(f"lookupcache-schedule-{self.name[:8]}", self._loop)
+        try:
+            self.context.start(f"lookupcache-schedule-{self.name[:8]}", self._loop)
+        except RuntimeError as problem:  # there are too many threads; queries see to what is overdue
+            self._running = False
+            _log.warning("the schedule of %s is not kept by this process: %s", self.name, problem)
 
     def due_s(self, last: LastReload | None, now_s: float) -> float:
         """When the reload after `last` is due, or was; infinity once this is closed, and for custom triggers, which do not say."""
@@ -110,10 +115,11 @@ class Schedule(CacheReloadTrigger.Context):
 
     def run_due(self) -> float:
         """Run what is due, if this process holds the schedule or can take it; seconds until there may be more."""
-        if not self._take() or self._broken:
+        if self._broken or not self._take():
             return _POLL_S
-        if not self._opened:
-            self._open()
+        if not self._opened and not self._open():
+            self._release()  # others may have a trigger that works
+            return _POLL_S
         if self._clock_set_back():
             # Their time is further away now than it was meant to be, by however much: they plan anew.
             with self._mutex:
@@ -139,7 +145,8 @@ class Schedule(CacheReloadTrigger.Context):
                 self._broken = True
                 _log.exception("reload trigger of %s cannot be made", self.name)
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
+        """Open the trigger; whether it works."""
         self._opened = True
         self._make_trigger()
         try:
@@ -148,6 +155,7 @@ class Schedule(CacheReloadTrigger.Context):
         except Exception:
             self._broken = True  # said once; a table whose trigger is broken is not reloaded by this process
             _log.exception("reload trigger of %s cannot be opened", self.name)
+        return not self._broken
 
     def _clock_set_back(self) -> bool:
         """Whether the wall clock has been set back since this was asked last, by more than a slew comes to."""
@@ -174,8 +182,11 @@ class Schedule(CacheReloadTrigger.Context):
         with self._mutex:
             self._closed = True
             running = self._running
-        if self._trigger is not None:
-            self._trigger.close()
+        try:
+            if self._trigger is not None:
+                self._trigger.close()
+        except Exception:  # a custom one's; the schedule is given up all the same
+            _log.exception("reload trigger of %s cannot be closed", self.name)
         self._changed.set()
         if not running:
             self._release()
@@ -222,6 +233,7 @@ class Schedule(CacheReloadTrigger.Context):
         if self._put_off is not None:
             return self._put_off
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()
         self._put_off = done
 
         def begin() -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pyspark_lookup.base.clock import HostClock
 from pyspark_lookup.base.decoding import count_of, counts_of, name_of, number_of, text_of
 from pyspark_lookup.cache.full.loader import StoredLayer, open_layers
 from pyspark_lookup.cache.full.snapshot import Snapshot
@@ -49,7 +51,7 @@ class Refused:
 class State:
     """The versions held (the latest last), and how the loads went. Times in Unix seconds.
 
-    `started_at_s`, `finished_at_s`: of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
+    `started_at_s`, `finished_at_s` (also `finished_steady_s` on the clock of `finished_boot`): of the latest attempt. `loaded_at_s` (also `loaded_steady_s` on the
     clock of `boot`): start of the latest load that succeeded; the versions are as old as that.
     `failures`: attempts that failed since. `loading_since_s`: when an attempt began that has not ended; its process may have.
     `gone`: the path holds another kind of table by now. `left`: segments that could not be removed, being in use. `refused`: the
@@ -60,6 +62,8 @@ class State:
     first_started_at_s: float | None = None
     started_at_s: float | None = None
     finished_at_s: float | None = None
+    finished_steady_s: float = 0.0
+    finished_boot: str = ""
     loaded_at_s: float | None = None
     loaded_steady_s: float = 0.0
     boot: str = ""
@@ -83,6 +87,12 @@ class State:
             return float("inf")
         steady = steady_s - self.loaded_steady_s if boot == self.boot else 0.0
         return max(wall_s - self.loaded_at_s, steady)
+
+    def ended(self, clock: HostClock) -> State:
+        """The state after an attempt that ends now."""
+        return dataclasses.replace(
+            self, finished_at_s=clock.wall_s(), finished_steady_s=clock.steady_s(), finished_boot=clock.boot
+        )
 
     def with_version(self, stored: StoredVersion, now_s: float) -> State:
         """The state in which `stored` is the latest, in place of one of the same digest if there is one."""
@@ -111,6 +121,8 @@ class State:
         left, times = tuple(map(name_of, record["left"])), {name: _time_of(record[name]) for name in _TIMES}
         return cls(
             versions,
+            finished_steady_s=number_of(record["finished_steady_s"]),
+            finished_boot=text_of(record["finished_boot"]),
             loaded_steady_s=number_of(record["loaded_steady_s"]),
             boot=text_of(record["boot"]),
             failures=count_of(record["failures"]),
@@ -259,13 +271,17 @@ class StoredSnapshots:
     # --- changes: the lock is held ----------------------------------------------------------------
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the table's lock of this host, however long it takes."""
-        lock = None
+    def lock(self, wait_s: float = math.inf) -> Iterator[bool]:
+        """Hold the table's lock of this host; whether it was had within `wait_s`."""
+        lock, until_s = None, self.context.clock.steady_s() + wait_s
         while lock is None:
-            lock = self.disk.acquire("reload", self.key, _LOCK_WAIT_S)
+            left_s = max(until_s - self.context.clock.steady_s(), 0.0)
+            lock = self.disk.acquire("reload", self.key, min(left_s, _LOCK_WAIT_S))
+            if lock is None and left_s <= _LOCK_WAIT_S:
+                yield False
+                return
         try:
-            yield
+            yield True
         finally:
             lock.release()
 

@@ -9,7 +9,7 @@ Layout, below a directory of mode 0700 that this user owns::
     v1/claims/<table key>/<name>                                   keys being loaded
     v1/locks/<kind>-<3 hex>                                        never removed
     v1/tmp/                                                        files being written, `*.reserved` for long
-    v1/usage                                                       bytes of blocks, segments, and records with counters
+    v1/usage                                                       bytes of blocks with their directories, segments, and records with counters
 
 Every file is a header (magic, length, CRC-32, the name it was made for) and its payload, complete or
 not there: writers rename or link it into place. Readers take no lock; what is gone or damaged is a

@@ -25,7 +25,7 @@ from pyspark_lookup.io.disk.directory import (
 )
 from pyspark_lookup.io.disk.records import ROW
 from pyspark_lookup.io.disk.segments import Segments
-from pyspark_lookup.io.disk.space import RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
+from pyspark_lookup.io.disk.space import PAGE, RECORDS_SHARE, Kind, ReservedFile, default_budget, on_disk
 
 _EVICT_MORE = 10  # evictions of blocks make room for a tenth of what blocks may take, too
 _LARGEST_SHARE = 8  # a block above an eighth of the budget would sweep out too much for itself
@@ -153,13 +153,17 @@ class Disk(Segments, Claims, Counters):
         fitting = {key: data for key, data in blocks.items() if len(data) <= largest}
         self._metrics.inc("blockRefusedCount", len(blocks) - len(fitting))
         share: dict[BlockKey, bytes | memoryview] = {}
-        size = 0
+        size, places = 0, set[Path]()
         for key, data in fitting.items():
             if share and size + on_disk(len(data) + HEADER_BYTES) > min(largest, _SHARE_AT_MOST):
                 self._put_share(share, size)
-                share, size = {}, 0
+                share, size, places = {}, 0, set()
             share[key] = data
             size += on_disk(len(data) + HEADER_BYTES)
+            place = (self._root / "blocks" / key.name).parent
+            if place not in places and not place.is_dir():
+                size += 2 * PAGE
+            places.add(place)
         if share:
             self._put_share(share, size)
 
@@ -176,7 +180,7 @@ class Disk(Segments, Claims, Counters):
         try:
             for key, data in blocks.items():
                 path = self._root / "blocks" / key.name
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                unused -= self._make_directory(path.parent)
                 replaced = path.exists()
                 self._publish(path, wrap(data, key.name))
                 unused -= 0 if replaced else on_disk(len(data) + HEADER_BYTES)
@@ -186,11 +190,32 @@ class Disk(Segments, Claims, Counters):
         with contextlib.suppress(OSError):
             self.take("blocks", -unused)
 
+    def _make_directory(self, path: Path) -> int:
+        """Make a directory of blocks, and those above it; what they take that were not there."""
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            return 0
+        except FileNotFoundError:
+            return self._make_directory(path.parent) + self._make_directory(path)
+        return 0 if path.parent == self._root / "blocks" else PAGE
+
+    @staticmethod
+    def _remove_empty(*paths: Path) -> int:
+        """Remove the directories in which nothing lies any more; what they took."""
+        freed = 0
+        for path in paths:
+            with contextlib.suppress(OSError):  # there is something in it
+                path.rmdir()
+                freed += PAGE
+        return freed
+
     def forget_blocks(self, path_key: str, version_key: str) -> None:
         """Remove the blocks of one file version."""
-        freed = 0
-        for _, size, path in self._walk(self._root / "blocks" / path_key[:2] / path_key / version_key):
+        freed, place = 0, self._root / "blocks" / path_key[:2] / path_key
+        for _, size, path in self._walk(place / version_key):
             freed += size if self._remove(path) else 0
+        freed += self._remove_empty(place / version_key, place)
         with contextlib.suppress(OSError):
             self.take("blocks", -freed)
 
@@ -201,9 +226,7 @@ class Disk(Segments, Claims, Counters):
             place = self._root / "blocks" / path_key[:2] / path_key
             for _, size, path in self._walk(place):
                 freed += size if self._remove(path) else 0
-            for directory in (*directories_in(place), place):
-                with contextlib.suppress(OSError):  # somebody reads it again
-                    directory.rmdir()
+            freed += self._remove_empty(*directories_in(place), place)
         if freed:
             with contextlib.suppress(OSError):
                 self.take("blocks", -freed)
@@ -239,13 +262,14 @@ class Disk(Segments, Claims, Counters):
 
     def _evictable(self) -> int:
         """How many bytes can be removed for something that is worth more."""
-        dead = sum(path.lstat().st_size for path, is_dead in self._reserved() if is_dead)
         names = {(table, name) for table, name in self._superseded() if not self.is_mapped(table, name)}
         names |= {(table, name) for table in self._unused_tables() for name in self.segments(table)}
-        found = dead + self.usage().blocks
-        for table, name in names:
-            with contextlib.suppress(OSError):
-                found += on_disk((self._root / "snapshots" / table / name).lstat().st_size)
+        paths = [path for path, is_dead in self._reserved() if is_dead]
+        paths += [self._root / "snapshots" / table / name for table, name in names]
+        found = self.usage().blocks
+        for path in paths:
+            with contextlib.suppress(OSError):  # it is gone by now
+                found += on_disk(path.lstat().st_size)
         return found
 
     def _remove_dead(self, needed: int) -> None:
@@ -312,9 +336,7 @@ class Disk(Segments, Claims, Counters):
             if self._remove(path):
                 freed += size
                 self._metrics.inc("blockEvictedCount")
-                for parent in (path.parent, path.parent.parent):
-                    with contextlib.suppress(OSError):
-                        parent.rmdir()
+                freed += self._remove_empty(path.parent, path.parent.parent)
         self.take("blocks", -freed)
 
     def _evict_records(self, needed: int) -> None:

@@ -14,17 +14,18 @@ import dataclasses
 import fcntl
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.metrics import CacheMetricGroup
-from pyspark_lookup.io.disk.directory import Directory, is_own_file, is_unlocked, names_in, use_file
+from pyspark_lookup.io.disk.directory import Directory, directories_in, is_own_file, is_unlocked, names_in, use_file
 
 Kind = Literal["blocks", "segments", "records"]
 
-_PAGE = 4096  # what a file takes on disk is a multiple of it
+PAGE = 4096  # what a file takes on disk is a multiple of it, and what a directory takes
 _DISK_SHARE, _FREE_SHARE = 4, 2  # a quarter of the disk, and half of what is free there and ours
 RECORDS_SHARE = 16  # of the budget, which blocks and segments leave to records
 _TRIES = 3  # to have room that others do not take
@@ -50,7 +51,7 @@ class Usage:
 
 def on_disk(size: int) -> int:
     """What a file of that size takes."""
-    return -(-size // _PAGE) * _PAGE
+    return -(-size // PAGE) * PAGE
 
 
 def default_budget(path: Path, used: int) -> int:
@@ -73,10 +74,13 @@ class ReservedFile:
         self.taken = 0
         self._space = space
         self._out_of = out_of
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        unseen = path.with_suffix("")  # locked before anybody can see it, and take it for a dead process's
+        self.fd = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with contextlib.suppress(OSError):  # some file systems have no such locks
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(unseen, path)
+            _being_written.add(self)
             self.resize(size)
         except BaseException:
             self.close()
@@ -89,10 +93,14 @@ class ReservedFile:
             shared = min(more, self._out_of.taken)
             self._out_of._set(self._out_of.taken - shared)
             self.taken, more = self.taken + shared, more - shared
-        self._space.take("segments", max(more, 0))
+        if more > 0:
+            self._space.take("segments", more)
+            self.taken += more
         os.ftruncate(self.fd, size)
-        self._space.take("segments", min(more, 0))
-        self.taken += more
+        if more < 0:
+            with contextlib.suppress(OSError):  # it is given back with the rest, or found by the next count
+                self._space.take("segments", more)
+                self.taken += more
 
     def _set(self, size: int) -> None:
         self.taken = size
@@ -100,10 +108,10 @@ class ReservedFile:
 
     def publish(self, path: Path) -> None:
         """Give the file its name. OSError if it cannot have it."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
         os.replace(self.path, path)
         self.taken = 0
+        with contextlib.suppress(OSError):  # not before: unlocked under the other name it would be a dead process's
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # who opens it under its name locks it
 
     def close(self) -> None:
         """Give it up, if it was not published."""
@@ -116,6 +124,20 @@ class ReservedFile:
         with contextlib.suppress(OSError):
             self._space.take("segments", -self.taken)
         self.taken = 0
+
+
+_being_written: weakref.WeakSet[ReservedFile] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Let go of what is being written, in a child that was forked: when its parent dies nobody writes it."""
+    for file in list(_being_written):
+        if file.fd >= 0:
+            os.close(file.fd)
+            file.fd = -1
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Space(Directory, abc.ABC):
@@ -160,14 +182,22 @@ class Space(Directory, abc.ABC):
         limit = self._limit(usage)
         return usage.total + amount <= (limit if kind == "records" else limit - limit // RECORDS_SHARE)
 
+    def most(self) -> int:
+        """How many bytes of segments there can be, if all that can go for them goes."""
+        usage = self._read_usage() or Usage()
+        limit = self._limit(usage)
+        return max(limit - limit // RECORDS_SHARE - usage.records, 0)
+
     def _full(self, amount: int) -> CacheFullError:
         usage = self._read_usage() or Usage()
         limit = self._limit(usage)
         said = "lookup.cache.max-bytes" if self._max_bytes is not None else "its share of the disk"
-        return CacheFullError(
+        problem = CacheFullError(
             f"{_size(amount)} more do not fit into the cache directory {self._root.parent}: {said} is {_size(limit)}, of which "
             f"{_size(usage.total)} are in use. Raise lookup.cache.max-bytes, or set another lookup.cache for some tables"
         )
+        problem.more = amount
+        return problem
 
     @abc.abstractmethod
     def _make_room(self, kind: Kind, amount: int) -> None:
@@ -223,10 +253,15 @@ class Space(Directory, abc.ABC):
 
     def _count(self) -> Usage:
         """What lies in the directory, found by a look at each file. Locks and claims count for nothing: they are small, and few."""
-        blocks = sum(size for _, size, _ in self._walk(self._root / "blocks"))
+        blocks = sum(size for _, size, _ in self._walk(self._root / "blocks")) + self._count_directories()
         records = sum(size for kind in ("records", "counters") for _, size, _ in self._walk(self._root / kind))
         records += self._count_temporary()
         return Usage(blocks, self._count_segments(), records)
+
+    def _count_directories(self) -> int:
+        """What the directories of blocks take, of which small files need more than they are; not the 256 that these lie in."""
+        shards = directories_in(self._root / "blocks")
+        return PAGE * sum(len(names) for shard in shards for _, names, _ in os.walk(shard))
 
     def _count_temporary(self) -> int:
         """What writers that were killed have left, and others write at this moment; not what has got its name meanwhile."""
@@ -262,6 +297,11 @@ class Space(Directory, abc.ABC):
         for path in (self._root / "tmp").glob(f"*{_RESERVED}"):
             with contextlib.suppress(OSError), use_file(path) as fd:
                 yield path, is_unlocked(fd)
+
+    def _leftovers(self, now_s: float) -> list[Path]:
+        """Files of writers that were killed; not those of one that lives, however long it takes."""
+        living = {path for path, is_dead in self._reserved() if not is_dead}
+        return [path for path in super()._leftovers(now_s) if path not in living]
 
     def _drop(self, kind: Kind, path: Path) -> bool:
         """Remove a file, and give back what it has taken; whether it is gone now."""
