@@ -9,8 +9,10 @@ reload   one of 100 files replaced, then `reload()`, over and over; goal at most
 open     an existing snapshot until it can be probed (goal 20 ms, imports apart) and until the first 65,536
          keys are answered (goal 150 ms).
 memory   four processes on one snapshot: what each adds, from /proc/<pid>/smaps_rollup.
+curve    1M to 100M rows: time on one core and on all, memory, disk, lookups per second; goals for the
+         largest table: at most 1.3 times the time per row of 10M, all cores at least 1.5 times as fast as one.
 
-    python -m benchmarks.bench_snapshot [--parts build,reload,open,memory] [--rows N] [--runs N]
+    python -m benchmarks.bench_snapshot [--parts build,reload,open,memory,curve] [--rows N] [--runs N]
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("build", "reload", "open", "memory")
+CURVE = (1_000_000, 3_000_000, 10_000_000, 30_000_000)
 WORKERS = 4
 PROBED_BATCHES = 20
 BUCKET, PREFIX = "bench", "lookup"
@@ -56,19 +59,30 @@ def built(path: str, options: dict[str, str], core: int) -> dict[str, float]:
     """Make a snapshot where there is none."""
     import os  # noqa: PLC0415
     import resource  # noqa: PLC0415
+    import threading  # noqa: PLC0415
     import time  # noqa: PLC0415
 
     if core >= 0:
         os.sched_setaffinity(0, {core})
     from pyspark_lookup import LookupTable  # noqa: PLC0415
 
+    anonymous = [0]
+
+    def watch() -> None:
+        while True:
+            with open("/proc/self/status") as status:
+                found = next(line for line in status if line.startswith("RssAnon"))
+            anonymous[0] = max(anonymous[0], int(found.split()[1]) * 1024)
+            time.sleep(0.05)
+
+    threading.Thread(target=watch, daemon=True).start()
     started, cpu_before = time.perf_counter(), time.process_time()
     table = LookupTable(path, options)
     table.warm()
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_before
     rows, size = (table.metrics()[name] for name in ("numCachedRecords", "numCachedBytes"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "cpu": cpu, "rows": rows, "bytes": size, "peak": peak}
+    return {"seconds": seconds, "cpu": cpu, "rows": rows, "bytes": size, "peak": peak, "anonymous": anonymous[0]}
 
 
 def read(path: str, threads: bool, core: int) -> dict[str, float]:
@@ -408,6 +422,47 @@ def measure_memory(args: argparse.Namespace, path: Path, cache: Path, keys_path:
         process.wait()
 
 
+def measure_curve(args: argparse.Namespace, work: Path) -> None:
+    """(v) Builds of tables of ever more rows, and lookups in them."""
+    sizes = sorted({rows for rows in CURVE if rows <= args.curve_rows} | {args.curve_rows})
+    print(
+        f"\n## From {sizes[0]:,} to {sizes[-1]:,} rows × 5 columns, {args.curve_runs} builds each, files in the page cache"
+    )
+    print(
+        "| rows | one core: median s | all: median s | max s | us a row, all | all, times faster | CPU s, all | anonymous memory MB "
+        "| disk MB | lookups a second |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    each, faster = {}, 0.0
+    for rows in sizes:
+        path = make_lookup_table(args.data, rows, max(rows // 500_000, 1), unique=False, seed=args.seed)
+        keys_path = write_keys(path, work / "keys.arrow", args.seed)
+        options = lookup_options("id", work / "cache", cached=True)
+        found: dict[int, list[dict[str, float]]] = {args.core: [], -1: []}
+        answers: list[float] = []
+        for _ in range(args.curve_runs):
+            for core, runs in found.items():
+                shutil.rmtree(work / "cache", ignore_errors=True)
+                subprocess.run(["sh", "-c", f"cat '{path}'/* > /dev/null; sync"], check=True)
+                runs.append(fresh(built, str(path), options, core))
+            answers.append(BATCH / fresh(answered, str(path), options, str(keys_path))["later"])
+        one, every = ([run["seconds"] for run in found[core]] for core in (args.core, -1))
+        each[rows] = statistics.median(every) / rows
+        faster = statistics.median(one) / statistics.median(every)
+        cpu, anonymous = (statistics.median(run[key] for run in found[-1]) for key in ("cpu", "anonymous"))
+        print(
+            f"| {rows:,} | {statistics.median(one):.2f} | {statistics.median(every):.2f} | {max(every):.2f} | "
+            f"{each[rows] * 1e6:.3f} | {faster:.2f} | {cpu:.1f} | {anonymous / 1e6:.0f} | {found[-1][0]['bytes'] / 1e6:.0f} | "
+            f"{statistics.median(answers):,.0f} |",
+            flush=True,
+        )
+        shutil.rmtree(work / "cache", ignore_errors=True)
+    few = 10_000_000
+    if few in each and sizes[-1] > few:
+        _tell(f"{sizes[-1]:,} rows, time a row over that of {few:,}", each[sizes[-1]] / each[few], 1.3)
+        print(f"- all cores over one: {faster:.2f} times as fast, goal 1.5: {'reached' if faster >= 1.5 else 'MISSED'}")
+
+
 def _planned(path: Path, options: dict[str, str]) -> str:
     """The table and the options as a plan carries them to workers."""
     parsed = LookupOptions.parse({**options, "path": str(path)})
@@ -438,6 +493,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="builds, and loads followed by reloads")
     parser.add_argument("--changes", type=int, default=5, help="reloads after each full load; the fourth joins deltas")
     parser.add_argument("--opens", type=int, default=15, help="processes that open the snapshot")
+    parser.add_argument("--curve-rows", type=int, default=100_000_000, help="of the largest table of the curve")
+    parser.add_argument("--curve-runs", type=int, default=3, help="builds of each table of the curve")
     parser.add_argument("--delay-ms", type=float, default=30, help="of each request to the S3 server")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--core", type=int, default=1, help="the one that is pinned to")
@@ -445,9 +502,12 @@ def main() -> None:
     args = parser.parse_args()
     args.data.mkdir(parents=True, exist_ok=True)
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    path = make_lookup_table(args.data, args.rows, 20, unique=False, seed=args.seed)
     work = Path(tempfile.mkdtemp(prefix="snapshot-", dir=args.data))
     try:
+        if "curve" in args.parts:
+            measure_curve(args, work)
+        if set(PARTS) & set(args.parts):
+            path = make_lookup_table(args.data, args.rows, 20, unique=False, seed=args.seed)
         if "build" in args.parts:
             measure_build(args, path, work / "built")
         if "reload" in args.parts:

@@ -30,6 +30,7 @@ VALID = [
     (PERIODIC, "blackout", "22:00-06:00", parse_blackout("22:00-06:00")),
     (PATH, "build-wait", "0 s", 0.0),
     (PERIODIC, "build-wait", "1 s", 1.0),
+    (PATH, "build-memory", "64m", 64 * 1024 * 1024),
     (PATH, "retain", "1 h", 3600.0),
     (PERIODIC, "on-reload-failure", "fail", OnReloadFailure.FAIL),
     (PERIODIC, "max-staleness", "1 h", 3600.0),
