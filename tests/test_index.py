@@ -203,7 +203,7 @@ def test_counts_of_64_bits() -> None:
     stored = [column.take(as_indices(order.rows))]
     found = []
     for count, width in ((4, np.uint32), (2**32 - 2, np.uint32), (2**32 - 1, np.uint64), (2**40, np.uint64)):
-        builder = IndexBuilder(count, (5, 9), False)
+        builder = IndexBuilder(count, (5, 9), False, lambda length, kind: np.zeros(min(length, 100), kind))
         builder.add(order, keys)
         arrays = builder.arrays()
         assert {name: array.dtype for name, array in arrays.items()} == {"slots": width, "first": width}
