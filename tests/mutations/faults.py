@@ -312,6 +312,47 @@ FAULTS = [
         "return bool(self.identity)",
         ("tests/test_blocks.py::test_a_version_not_settled_is_read_and_not_kept",),
     ),
+    # --- building snapshots
+    Fault(
+        "rows-of-a-key-lie-in-any-order",
+        "Rows of one key lie as their chunks came, whichever thread was faster.",
+        "cache/segments/builder.py",
+        "keys.hashes(self._seed), by_position)",
+        "keys.hashes(self._seed))",
+        ("tests/test_snapshot_build.py::test_the_index_suits_the_keys",),
+    ),
+    Fault(
+        "rows-of-later-units-are-taken-for-those-of-the-first",
+        "A unit of a format that does not say how many rows it has begins where the one before it began.",
+        "scan/table_scan.py",
+        "if rows is None and len(file.index.units) > 1:",
+        "if rows is None and len(file.index.units) > 100:",
+        ("tests/processes/test_builds.py::test_parts_of_files_by_several_threads",),
+    ),
+    Fault(
+        "codes-that-were-given-up-stay-codes",
+        "Codes of texts that were spilled before there were too many are written as they are.",
+        "cache/segments/builder.py",
+        "return array if codes is None or codes.entries is not None else codes.decode(array)",
+        "return array",
+        ("tests/test_snapshot_build.py::test_a_segment_holds_the_rows_it_was_given",),
+    ),
+    Fault(
+        "bits-between-pieces-are-lost",
+        "Nulls and booleans that do not fill a byte at the end of a piece are left out.",
+        "columnar/buffers.py",
+        "self._left[stream] = bits[whole:].copy()",
+        "self._left[stream] = bits[:0]",
+        ("tests/test_snapshot_build.py::test_a_segment_holds_the_rows_it_was_given",),
+    ),
+    Fault(
+        "the-first-keys-have-no-rows-once-one-has-several",
+        "Where the first key with several rows comes late, those before it are found in the first row.",
+        "columnar/hash_index.py",
+        "self._first[start:stop] = np.arange(start, stop)",
+        "self._first[start:stop] = 0",
+        ("tests/test_snapshot_build.py::test_a_segment_holds_the_rows_it_was_given",),
+    ),
     # --- keys, index, predicates
     Fault(
         "the-index-misses-the-last-of-a-bucket",
