@@ -319,7 +319,7 @@ FAULTS = [
         "cache/segments/builder.py",
         "keys.hashes(self._seed), by_position)",
         "keys.hashes(self._seed))",
-        ("tests/test_snapshot_build.py::test_the_index_suits_the_keys",),
+        ("tests/test_snapshot_build.py::test_a_segment_holds_the_rows_it_was_given",),
     ),
     Fault(
         "rows-of-later-units-are-taken-for-those-of-the-first",
