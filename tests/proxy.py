@@ -132,9 +132,9 @@ def backend() -> Any:
 
 def objects_in(bucket: str, prefix: str = "") -> dict[str, bytes]:
     """What lies in a bucket, by its name, read without a request."""
-    return {
-        key.name: key.value for key in list(backend().get_bucket(bucket).keys.values()) if key.name.startswith(prefix)
-    }
+    keys = backend().get_bucket(bucket).keys
+    found = ((name, keys.get(name)) for name in list(keys) if name.startswith(prefix))
+    return {name: key.value for name, key in found if key is not None}
 
 
 class Proxy:
