@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_lookup.columnar import hash_index
 from pyspark_lookup.columnar.hash_index import BUCKET_AT_MOST, IndexBuilder, KeyIndex, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices, draw_seed, hash_one, one_key
 from tests.fuzzing import fuzzed
@@ -210,6 +211,16 @@ def test_counts_of_64_bits() -> None:
         matches = KeyIndex(arrays, stored, builder.low).probe(keys, keys.hashes(SEED))
         found.append((matches.keys.tolist(), order.rows[matches.rows].tolist()))
     assert found == [([0, 0, 1, 2, 2, 3], [0, 2, 1, 0, 2, 3])] * 4
+
+
+def test_the_first_key_with_several_rows_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys before it, which have one row each, are found in their own rows."""
+    monkeypatch.setattr(hash_index, "_AT_ONCE", 7)
+    values = np.arange(100) * 1_000_003
+    last = values[np.argmax(Keys([pa.array(values)]).hashes(SEED))]
+    index = built([pa.array(np.append(values, last))], parts=4)
+    probed = [pa.array(values)]
+    assert index.pairs(probed) == index.expected(probed)
 
 
 @pytest.mark.parametrize("wide", [False, True])
