@@ -9,6 +9,7 @@ import errno
 import itertools
 import os
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,14 @@ from pyspark_lookup.columnar.buffers import ColumnWriter
 from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.io.disk import OpenSegment, ReservedFile, SegmentWriter
+from pyspark_lookup.io.disk import OpenSegment, ReservedFile, SegmentWriter, space
+from pyspark_lookup.io.disk.directory import is_unlocked
 from tests.test_disk import Opened, handles_below
 from tests.test_keys import KINDS, SEED, examples, plain, values_of
 from tests.test_segments import files_at_most
 
 PLENTY = 2**40
+BOUND_S = 20.0  # nothing takes this long unless it hangs
 ALWAYS = 0
 NESTED = spark_type(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.string())])))
 # What a cut takes of a file: (file, its rows in any order).
@@ -462,6 +465,46 @@ def test_a_seed_that_does_not_suit(workshop: Workshop, way: str) -> None:
         assert handles_below(workshop.opened.root) == before
         opened = workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory, strict=False)
     assert check(opened, files, ["k"]).seed == weak
+
+
+def test_threads_that_build() -> None:
+    """Of what fails the first in order is raised, and no thread is left. A process that ends waits for none: they are daemons."""
+    failed = threading.Event()
+    workers = set()
+
+    def do(number: int) -> int:
+        workers.add(threading.current_thread())
+        if number == 3:
+            assert failed.wait(BOUND_S)
+            raise ValueError(number)
+        if number > 3:
+            failed.set()
+            raise KeyError(number)
+        return number
+
+    results = run_in_order(do, itertools.count(), 3)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="3"):
+        next(results)
+    results = run_in_order(do, itertools.count(), 3)
+    assert next(results) == 0
+    results.close()  # type: ignore[attr-defined]
+    assert all(worker.daemon and not worker.is_alive() for worker in workers)
+
+
+def test_an_index_is_made_in_a_file_that_a_fork_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked maps it still; when the parent dies, it is a dead process's all the same."""
+    monkeypatch.setattr(builders, "_MAPPED_ABOVE_BYTES", 100)
+    workshop = Workshop(tmp_path / "cache")
+    builder = workshop.builder(pa.schema([("k", pa.int64())]), ["k"])
+    array = builder._zeros(100, np.dtype(np.int64))
+    (file,) = workshop.tmp.iterdir()
+    with open(file) as same:
+        assert not is_unlocked(same.fileno())
+    space._leave_to_parent()
+    with open(file) as same:
+        assert is_unlocked(same.fileno())
+    assert not array.any()
 
 
 # --- layers ----------------------------------------------------------------------------------------------
