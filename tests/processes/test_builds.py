@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -82,6 +83,45 @@ def test_parts_of_files_by_several_threads(
     for key in range(KEYS):
         assert lookup.get(key) == [row for row in everything if row["k"] == key]
     lookup.close()
+
+
+@pytest.mark.parametrize(("suffix", "expected"), [("parquet", 4), ("arrow", 10), ("csv", 10)])
+def test_a_file_that_is_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, expected: int) -> None:
+    """Rows are dealt to as many partitions as all rows need, not those that came first; to most, where nobody knows how many come."""
+    monkeypatch.setattr(builder, "_DEAL_ABOVE_BYTES", MIB)
+    monkeypatch.setattr(builder, "_CHUNK_BYTES", MIB)
+    monkeypatch.setattr(builder, "_PARTITION_BYTES", MIB // 4)
+    monkeypatch.setattr(loader, "_FETCHED_AT_ONCE", MIB // 4)  # most slices of the file have no unit
+    bits: list[int] = []
+    begin = builder.SegmentBuilder._begin_dealing
+
+    def noting(made: builder.SegmentBuilder, wanted: int) -> Any:
+        bits.append(wanted)
+        return begin(made, wanted)
+
+    monkeypatch.setattr(builder.SegmentBuilder, "_begin_dealing", noting)
+    numbers = np.arange(500_000)
+    table = pa.table({"k": numbers, "n": numbers})  # 7.6 MiB
+    if suffix == "parquet":
+        pq.write_table(table, tmp_path / "t.parquet", row_group_size=len(numbers))
+    elif suffix == "arrow":
+        with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pyarrow.csv.write_csv(table, tmp_path / "t.csv")
+    options = {"lookup.keys": "k", "lookup.cache": "FULL", "lookup.cache.dir": str(tmp_path / "cache")}
+    with LookupTable(str(tmp_path / f"t.{suffix}"), {**options, "lookup.format": suffix}) as lookup:
+        lookup.warm()
+        assert lookup.get(499_999) == [{"k": 499_999, "n": 499_999}]
+    assert bits == [expected]
+
+
+def test_what_a_build_takes_of_the_disk() -> None:
+    """Twice what the snapshot takes, less what waits in memory: a quarter of what it is given, and 1 GiB at most."""
+    nothing: Any = None
+    for memory, held in ((16 * MIB, 4 * MIB), (4096 * MIB, 1024 * MIB), (65536 * MIB, 1024 * MIB)):
+        made = loader.SnapshotLoader(nothing, nothing, nothing, nothing, "t", memory)
+        assert made.estimate(nothing, nothing, 5000 * MIB, 2.0) == 2 * 10_000 * MIB - held
 
 
 GROWN = """

@@ -83,12 +83,14 @@ def rows_of(
     for unit, start in units:
         number, first, share = numbers[unit.file], start, unit.bytes / total
         for batch in unit.batches:
+            part = share * batch.num_rows / unit.rows if unit.rows else 0.0
             positions = np.arange(first, first + batch.num_rows, dtype=np.uint64) | np.uint64(number) << ROW_BITS
             live = live_mask(deleted.get(unit.file.url), first, batch.num_rows)
             first += batch.num_rows
             if live is None:
-                yield batch, positions, share
+                yield batch, positions, part
             elif live.any():
-                yield batch.filter(pa.array(live)), positions[live], share
-            share = 0.0
+                yield batch.filter(pa.array(live)), positions[live], part
+        if unit.rows is None and first > start:  # nobody knew before which share the rows were that came
+            yield batch.slice(0, 0), positions[:0], share
         found.append((number, unit, first - start))
