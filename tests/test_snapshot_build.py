@@ -77,7 +77,7 @@ class Workshop:
         return self.disk.reserve(size)
 
     def builder(
-        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY, threads: int = 1
+        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY, threads: int = 0
     ) -> SegmentBuilder:
         self.spills = self.parts = 0
         return SegmentBuilder(schema, keys, seed, self.spill, memory, threads)
@@ -112,7 +112,7 @@ class Workshop:
         seed: Seed = SEED,
         memory: int = PLENTY,
         strict: bool = True,
-        threads: int = 1,
+        threads: int = 0,
     ) -> OpenSegment:
         """A segment of these files, given to the builder in cuts by some threads; without any, file by file."""
         if cuts is None:
@@ -226,7 +226,7 @@ SIZES = st.sampled_from([ALWAYS, 10, 300, 1000, PLENTY])
 
 
 @examples(40)
-@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([1, 3]))
+@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([0, 1, 3]))
 def test_a_segment_holds_the_rows_it_was_given(
     workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int, threads: int
 ) -> None:

@@ -57,14 +57,14 @@ class SegmentBuilder:
         seed: Seed,
         spill: Callable[[int], ReservedFile],
         memory_bytes: int,
-        threads: int = 1,
+        threads: int = 0,
     ) -> None:
         self._schema = schema
         self._keys = tuple(schema.get_field_index(name) for name in keys)
         self._seed = seed
         self._threads = threads
         self._spill = spill
-        share = memory_bytes // (_SHARES * threads)
+        share = memory_bytes // (_SHARES * max(threads, 1))
         self._deal_above_bytes = min(_DEAL_ABOVE_BYTES, memory_bytes // 4)
         self._chunk_bytes = min(_CHUNK_BYTES, share)
         self._partition_bytes = max(min(_PARTITION_BYTES, share), 1)
@@ -317,8 +317,8 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller."""
-    if threads == 1:
+    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
+    if not threads:
         yield from map(do, items)
         return
     given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
