@@ -467,8 +467,9 @@ def test_a_seed_that_does_not_suit(workshop: Workshop, way: str) -> None:
     assert check(opened, files, ["k"]).seed == weak
 
 
-def test_threads_that_build() -> None:
-    """Of what fails the first in order is raised, and no thread is left. A process that ends waits for none: they are daemons."""
+def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what fails the first in order is raised, and no thread is left. A process that ends waits for none: they are daemons.
+    If not all can be started, fewer do it."""
     failed = threading.Event()
     workers = set()
 
@@ -490,6 +491,18 @@ def test_threads_that_build() -> None:
     assert next(results) == 0
     results.close()  # type: ignore[attr-defined]
     assert all(worker.daemon and not worker.is_alive() for worker in workers)
+    start = threading.Thread.start
+    for most in range(3):
+        left = [most]
+
+        def refuse(thread: threading.Thread, left: list[int] = left) -> None:
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert list(run_in_order(str, range(9), 3)) == [*"012345678"]
 
 
 def test_an_index_is_made_in_a_file_that_a_fork_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

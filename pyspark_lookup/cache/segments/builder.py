@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import mmap
 import os
@@ -318,9 +319,6 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
     """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
-    if not threads:
-        yield from map(do, items)
-        return
     given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
     ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
 
@@ -334,24 +332,28 @@ def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iter
                     future.set_exception(problem)
             del one, future, item
 
-    # A process that ends waits for the threads of an executor, and so for all that a provider scans, but not for daemons.
-    workers = [threading.Thread(target=work, name=f"lookupcache-build-{n}", daemon=True) for n in range(threads)]
+    workers: list[threading.Thread] = []
     try:
-        for worker in workers:
-            worker.start()
+        with contextlib.suppress(RuntimeError):  # there are too many, or there is no address space for one more
+            for number in range(threads):
+                # A process that ends waits for the threads of an executor, and so for all that a provider scans; not for daemons.
+                worker = threading.Thread(target=work, name=f"lookupcache-build-{number}", daemon=True)
+                worker.start()
+                workers.append(worker)
+        if not workers:
+            yield from map(do, items)
+            return
         for item in items:
             ahead.append(concurrent.futures.Future())
             given.put((ahead[-1], item))
-            if len(ahead) > threads:
+            if len(ahead) > len(workers):
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
     finally:
         for future in ahead:
             future.cancel()
+        for _ in workers:
+            given.put(None)
         for worker in workers:
-            if worker.ident is not None:
-                given.put(None)
-        for worker in workers:
-            if worker.ident is not None:
-                worker.join()
+            worker.join()
