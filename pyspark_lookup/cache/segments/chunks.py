@@ -107,11 +107,6 @@ class ChunkStore:
             for batch in pa.Table.from_batches(pieces).combine_chunks().to_batches():
                 self._open[group].write(part, batch)
 
-    @property
-    def spilled(self) -> bool:
-        """Whether there are temporary files."""
-        return bool(self._open or self._full)
-
     def close(self) -> None:
         """Remove the temporary files."""
         self._held.clear()
