@@ -352,6 +352,20 @@ def test_how_many_texts_are_few(workshop: Workshop) -> None:
         assert column.equals(files[0].column("text"))
 
 
+def test_codes_that_come_after_they_were_given_up(workshop: Workshop) -> None:
+    """They are text as those before them: one temporary file does for both."""
+    codes, texts = chunks.Codes(), pa.array(map(str, range(100)))
+    columns = [texts.slice(0, 50), codes.encode(texts.slice(0, 50)), codes.encode(texts)]
+    assert [column.type for column in columns] == [pa.string(), CODES, pa.string()]
+    workshop.spills = 0
+    with contextlib.closing(chunks.ChunkStore(workshop.spill, 0, {0: codes})) as store:
+        for column, start in zip(columns, (0, 50, 100), strict=True):
+            store.add(chunks.Chunk.of([column], positions_of((0, range(start, start + len(column)))), [len(column)]))
+        assert workshop.spills == 1
+        found = [piece.column(0) for piece in store.take(0)]
+    assert pa.concat_arrays(found).to_pylist() == [*map(str, range(50)), *map(str, range(50)), *map(str, range(100))]
+
+
 # --- much text -------------------------------------------------------------------------------------------
 
 

@@ -87,11 +87,12 @@ class ChunkStore:
 
     def _write(self, chunks: list[Chunk]) -> None:
         """Bring chunks to the temporary files."""
-        # A file has one schema, and codes may have been given up since the first chunk came.
-        for number, codes in self._codes.items():
-            if len({chunk.rows.column(number).type for chunk in chunks}) > 1:
-                for chunk in chunks:
-                    column = codes.decode(chunk.rows.column(number))
+        # A file has one schema, and codes may have been given up since a chunk was made.
+        for number in [number for number, codes in self._codes.items() if codes.entries is None]:
+            for chunk in chunks:
+                column = chunk.rows.column(number)
+                if column.type == CODES:
+                    column = self._codes[number].decode(column)
                     chunk.rows = chunk.rows.set_column(number, f"{number}", column)
         schema, parts = chunks[0].rows.schema, len(chunks[0].ends)
         for part in range(parts):
