@@ -317,6 +317,13 @@ def test_a_large_unit_comes_in_batches() -> None:
         batches = list(stored.batches(index, index.units[0], ["id"]))
         assert [batch.num_rows for batch in batches] == [BATCH_ROWS, BATCH_ROWS, 5]
         assert pa.Table.from_batches(batches).equals(table)
+    # Of many columns fewer rows: what is decoded at once takes 16 MiB, about.
+    table = pa.table({f"c{number}": pa.array(range(40_000), pa.int64()) for number in range(64)})
+    stored = Stored("a.parquet", parquet(table, row_group_size=40_000, use_dictionary=False))
+    index = stored.open()
+    batches = list(stored.batches(index, index.units[0], table.column_names))
+    assert [batch.num_rows // 1000 for batch in batches] == [32, 7]
+    assert pa.Table.from_batches(batches).equals(table)
 
 
 INSTANTS = [datetime.datetime(2021, 5, 6, 7, 8, 9, 123456), None, datetime.datetime(1066, 10, 14, 9), datetime.datetime(3000, 1, 1)]  # fmt: skip

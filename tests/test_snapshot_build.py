@@ -9,6 +9,7 @@ import errno
 import itertools
 import os
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,14 @@ from pyspark_lookup.columnar.buffers import ColumnWriter
 from pyspark_lookup.columnar.hash_index import Order, SkewedError, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.types import spark_type
-from pyspark_lookup.io.disk import OpenSegment, ReservedFile, SegmentWriter
+from pyspark_lookup.io.disk import OpenSegment, ReservedFile, SegmentWriter, space
+from pyspark_lookup.io.disk.directory import is_unlocked
 from tests.test_disk import Opened, handles_below
 from tests.test_keys import KINDS, SEED, examples, plain, values_of
 from tests.test_segments import files_at_most
 
 PLENTY = 2**40
+BOUND_S = 20.0  # nothing takes this long unless it hangs
 ALWAYS = 0
 NESTED = spark_type(pa.list_(pa.struct([("x", pa.int64()), ("y", pa.string())])))
 # What a cut takes of a file: (file, its rows in any order).
@@ -74,7 +77,7 @@ class Workshop:
         return self.disk.reserve(size)
 
     def builder(
-        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY, threads: int = 1
+        self, schema: pa.Schema, keys: Sequence[str], seed: Seed = SEED, memory: int = PLENTY, threads: int = 0
     ) -> SegmentBuilder:
         self.spills = self.parts = 0
         return SegmentBuilder(schema, keys, seed, self.spill, memory, threads)
@@ -109,7 +112,7 @@ class Workshop:
         seed: Seed = SEED,
         memory: int = PLENTY,
         strict: bool = True,
-        threads: int = 1,
+        threads: int = 0,
     ) -> OpenSegment:
         """A segment of these files, given to the builder in cuts by some threads; without any, file by file."""
         if cuts is None:
@@ -223,7 +226,7 @@ SIZES = st.sampled_from([ALWAYS, 10, 300, 1000, PLENTY])
 
 
 @examples(40)
-@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([1, 3]))
+@given(drawn=cut_files(), deal=SIZES, partition=SIZES.filter(bool), memory=SIZES, threads=st.sampled_from([0, 1, 3]))
 def test_a_segment_holds_the_rows_it_was_given(
     workshop: Workshop, drawn: Any, deal: int, partition: int, memory: int, threads: int
 ) -> None:
@@ -349,6 +352,20 @@ def test_how_many_texts_are_few(workshop: Workshop) -> None:
         assert column.equals(files[0].column("text"))
 
 
+def test_codes_that_come_after_they_were_given_up(workshop: Workshop) -> None:
+    """They are text as those before them: one temporary file does for both."""
+    codes, texts = chunks.Codes(), pa.array(map(str, range(100)))
+    columns = [texts.slice(0, 50), codes.encode(texts.slice(0, 50)), codes.encode(texts)]
+    assert [column.type for column in columns] == [pa.string(), CODES, pa.string()]
+    workshop.spills = 0
+    with contextlib.closing(chunks.ChunkStore(workshop.spill, 0, {0: codes})) as store:
+        for column, start in zip(columns, (0, 50, 100), strict=True):
+            store.add(chunks.Chunk.of([column], positions_of((0, range(start, start + len(column)))), [len(column)]))
+        assert workshop.spills == 1
+        found = [piece.column(0) for piece in store.take(0)]
+    assert pa.concat_arrays(found).to_pylist() == [*map(str, range(50)), *map(str, range(50)), *map(str, range(100))]
+
+
 # --- much text -------------------------------------------------------------------------------------------
 
 
@@ -462,6 +479,59 @@ def test_a_seed_that_does_not_suit(workshop: Workshop, way: str) -> None:
         assert handles_below(workshop.opened.root) == before
         opened = workshop.made(files, ["k"], cut_up(files, 50), seed=weak, memory=memory, strict=False)
     assert check(opened, files, ["k"]).seed == weak
+
+
+def test_threads_that_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what fails the first in order is raised, and no thread is left. A process that ends waits for none: they are daemons.
+    If not all can be started, fewer do it."""
+    failed = threading.Event()
+    workers = set()
+
+    def do(number: int) -> int:
+        workers.add(threading.current_thread())
+        if number == 3:
+            assert failed.wait(BOUND_S)
+            raise ValueError(number)
+        if number > 3:
+            failed.set()
+            raise KeyError(number)
+        return number
+
+    results = run_in_order(do, itertools.count(), 3)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="3"):
+        next(results)
+    results = run_in_order(do, itertools.count(), 3)
+    assert next(results) == 0
+    results.close()  # type: ignore[attr-defined]
+    assert all(worker.daemon and not worker.is_alive() for worker in workers)
+    start = threading.Thread.start
+    for most in range(3):
+        left = [most]
+
+        def refuse(thread: threading.Thread, left: list[int] = left) -> None:
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert list(run_in_order(str, range(9), 3)) == [*"012345678"]
+
+
+def test_an_index_is_made_in_a_file_that_a_fork_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked maps it still; when the parent dies, it is a dead process's all the same."""
+    monkeypatch.setattr(builders, "_MAPPED_ABOVE_BYTES", 100)
+    workshop = Workshop(tmp_path / "cache")
+    builder = workshop.builder(pa.schema([("k", pa.int64())]), ["k"])
+    array = builder._zeros(100, np.dtype(np.int64))
+    (file,) = workshop.tmp.iterdir()
+    with open(file) as same:
+        assert not is_unlocked(same.fileno())
+    space._leave_to_parent()
+    with open(file) as same:
+        assert is_unlocked(same.fileno())
+    assert not array.any()
 
 
 # --- layers ----------------------------------------------------------------------------------------------

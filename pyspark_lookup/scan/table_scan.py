@@ -317,7 +317,7 @@ class Prepared:
     def units(self) -> Iterator[PreparedUnit]:
         """Every unit in file order, whatever the predicate, with the deleted rows; threads may decode some at once."""
         for file in self._opened:
-            size = (file.piece.end - file.piece.start) // max(len(file.units), 1)
+            size = file.piece.file.size // max(len(file.index.units), 1)  # a slice may have none of those it cuts
             for unit in file.units:
                 self._metrics.inc("rowGroupsReadCount")
                 batches = decode(file, unit, self._projection.columns.names, self._projection)

@@ -25,6 +25,7 @@ from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, deleted_rows
 from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, rows_of
 from pyspark_lookup.cache.segments.builder import SegmentBuilder, run_in_order
+from pyspark_lookup.cache.segments.chunks import HELD_AT_MOST
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
 from pyspark_lookup.columnar.keys import Numbers, Seed, draw_seed
@@ -180,7 +181,7 @@ class SnapshotLoader:
             if self.disk.lacks("segments", wanted * DECODED_AT_MOST) > 0:
                 share = self._decoded_share(version, layout)
         size = int(wanted * share)
-        return size + max(size - self._memory_bytes() // 4, 0)  # what waits on disk meanwhile
+        return size + max(size - min(self._memory_bytes() // 4, HELD_AT_MOST), 0)  # what waits on disk meanwhile
 
     def _decoded_share(self, version: TableVersion, layout: Layout) -> float:
         """Bytes of a snapshot per byte of file, as the footers of some files say."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.cache.segments.builder import ROW_BITS
+from pyspark_lookup.cache.segments.builder import ROW_BITS, run_in_order
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan
@@ -28,28 +27,23 @@ def prepare_units(
 
     The next bytes are fetched while these units are decoded.
     """
-    rounds = list(_rounds(files, scan.splittable(table), at_once))
+    rounds = _rounds(files, scan.splittable(table), at_once)
     first_rows: dict[FileVersion, int] = {}
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
 
-        def fetch(pieces: list[Slice]) -> concurrent.futures.Future[PreparedScan]:
-            return pool.submit(scan.prepare, table, pieces, projection)
+    def fetch(pieces: list[Slice]) -> PreparedScan:
+        return scan.prepare(table, pieces, projection)
 
-        ahead = fetch(rounds[0]) if rounds else None
-        for number in range(len(rounds)):
-            assert ahead is not None
-            prepared = ahead.result()
-            ahead = fetch(rounds[number + 1]) if number + 1 < len(rounds) else None
-            some: list[PlacedUnit] = []
-            for unit in prepared.units():
-                first = first_rows.get(unit.file, 0)
-                first_rows[unit.file] = first + (unit.rows or 0)
-                some.append((unit, first))
-                if sum(one.bytes for one, _ in some) >= at_once // _DECODED_AT_ONCE:
-                    yield some
-                    some = []
-            if some:
+    for prepared in run_in_order(fetch, rounds, 1):
+        some: list[PlacedUnit] = []
+        for unit in prepared.units():
+            first = first_rows.get(unit.file, 0)
+            first_rows[unit.file] = first + (unit.rows or 0)
+            some.append((unit, first))
+            if sum(one.bytes for one, _ in some) >= at_once // _DECODED_AT_ONCE:
                 yield some
+                some = []
+        if some:
+            yield some
 
 
 def _rounds(files: Sequence[FileVersion], splittable: bool, at_once: int) -> Iterator[list[Slice]]:
@@ -83,12 +77,14 @@ def rows_of(
     for unit, start in units:
         number, first, share = numbers[unit.file], start, unit.bytes / total
         for batch in unit.batches:
+            part = share * batch.num_rows / unit.rows if unit.rows else 0.0
             positions = np.arange(first, first + batch.num_rows, dtype=np.uint64) | np.uint64(number) << ROW_BITS
             live = live_mask(deleted.get(unit.file.url), first, batch.num_rows)
             first += batch.num_rows
             if live is None:
-                yield batch, positions, share
+                yield batch, positions, part
             elif live.any():
-                yield batch.filter(pa.array(live)), positions[live], share
-            share = 0.0
+                yield batch.filter(pa.array(live)), positions[live], part
+        if unit.rows is None and first > start:  # nobody knew before which share the rows were that came
+            yield batch.slice(0, 0), positions[:0], share
         found.append((number, unit, first - start))

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import mmap
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -22,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined
+from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined, positions_of
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_hidden_values
 from pyspark_lookup.columnar.hash_index import IndexBuilder, Order, order_rows
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed, as_indices
@@ -56,14 +58,14 @@ class SegmentBuilder:
         seed: Seed,
         spill: Callable[[int], ReservedFile],
         memory_bytes: int,
-        threads: int = 1,
+        threads: int = 0,
     ) -> None:
         self._schema = schema
         self._keys = tuple(schema.get_field_index(name) for name in keys)
         self._seed = seed
         self._threads = threads
         self._spill = spill
-        share = memory_bytes // (_SHARES * threads)
+        share = memory_bytes // (_SHARES * max(threads, 1))
         self._deal_above_bytes = min(_DEAL_ABOVE_BYTES, memory_bytes // 4)
         self._chunk_bytes = min(_CHUNK_BYTES, share)
         self._partition_bytes = max(min(_PARTITION_BYTES, share), 1)
@@ -76,7 +78,7 @@ class SegmentBuilder:
         self._bounds: tuple[int, int] | None = None  # of a key that is one whole number
         self._keyless_rows = 0
         self._sizes = [ColumnSizes(f"c{n}", field.type) for n, field in enumerate(schema)]
-        self._waiting: list[tuple[pa.RecordBatch, Numbers]] = []
+        self._waiting: list[_Columns] = []
         self._waiting_bytes, self._waiting_share = 0, 0.0
         self._partition_bits: int | None = None  # once rows are dealt
         self.rows = 0
@@ -99,9 +101,9 @@ class SegmentBuilder:
         self._add(chunk)
 
     def _add(self, chunk: list[tuple[pa.RecordBatch, Numbers, float]]) -> None:
-        positions = joined([places for _, places, _ in chunk])
-        if not len(positions):
+        if not chunk:
             return
+        positions = joined([places for _, places, _ in chunk])
         columns = [concat([batch.column(n) for batch, _, _ in chunk]) for n in range(len(self._schema))]
         columns = [without_hidden_values(column) for column in columns]
         ready = [(columns, positions)]
@@ -135,7 +137,7 @@ class SegmentBuilder:
         """Bring the rows of each partition together; rows without a key are behind all others."""
         encoded = [self._codes[n].encode(column) if n in self._codes else column for n, column in enumerate(columns)]
         if not self._keys:
-            self._store.add(Chunk(encoded, positions, [len(positions)]))
+            self._store.add(Chunk.of(encoded, positions, [len(positions)]))
             return
         keys = Keys([columns[n] for n in self._keys])
         hashes = keys.hashes(self._seed)
@@ -151,7 +153,7 @@ class SegmentBuilder:
             indices = as_indices(order)
             encoded = [pc.take(column, indices, boundscheck=False) for column in encoded]
             positions = positions[order]
-        self._store.add(Chunk(encoded, positions, np.cumsum(counts).tolist()))
+        self._store.add(Chunk.of(encoded, positions, np.cumsum(counts).tolist()))
 
     def finish(
         self,
@@ -242,7 +244,9 @@ class SegmentBuilder:
         file = self._spill(size)
         self._mapped.append(file)
         os.posix_fallocate(file.fd, 0, size)  # on a full disk, writing to a hole that is mapped would kill the process
-        return np.frombuffer(mmap.mmap(file.fd, size), kind)
+        # Opened anew: a mapping keeps what it is made of, also in a child that is forked, and so the lock of `file`.
+        with open(file.path, "r+b") as same:
+            return np.frombuffer(mmap.mmap(same.fileno(), size), kind)
 
     def _arrange(self, part: int, starts: Numbers, narrow: type[np.unsignedinteger[Any]]) -> _Arranged | None:
         """The rows of a partition as they will lie in the file; None if there are none. `starts`: of each file's rows."""
@@ -251,9 +255,9 @@ class SegmentBuilder:
             return None
         columns = []
         for number, field in enumerate(self._schema):
-            arrays = [self._final(number, piece.columns[number]) for piece in pieces]
+            arrays = [self._final(number, piece.column(number)) for piece in pieces]
             columns.append(concat(arrays, field.type))
-        positions = joined([piece.positions for piece in pieces])
+        positions = joined(list(map(positions_of, pieces)))
         by_position = None
         if not (positions[1:] > positions[:-1]).all():  # chunks came from layers, or overlapped
             by_position = np.argsort(positions, kind="stable")
@@ -314,19 +318,42 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller."""
-    if threads == 1:
-        yield from map(do, items)
-        return
-    with concurrent.futures.ThreadPoolExecutor(threads, "lookupcache-build") as pool:
-        ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
-        try:
-            for item in items:
-                ahead.append(pool.submit(do, item))
-                if len(ahead) > threads:
-                    yield ahead.popleft().result()
-            while ahead:
+    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
+    given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
+    ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
+
+    def work() -> None:
+        while (one := given.get()) is not None:
+            future, item = one
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(do(item))
+                except BaseException as problem:
+                    future.set_exception(problem)
+            del one, future, item
+
+    workers: list[threading.Thread] = []
+    try:
+        with contextlib.suppress(RuntimeError):  # there are too many, or there is no address space for one more
+            for number in range(threads):
+                # A process that ends waits for the threads of an executor, and so for all that a provider scans; not for daemons.
+                worker = threading.Thread(target=work, name=f"lookupcache-build-{number}", daemon=True)
+                worker.start()
+                workers.append(worker)
+        if not workers:
+            yield from map(do, items)
+            return
+        for item in items:
+            ahead.append(concurrent.futures.Future())
+            given.put((ahead[-1], item))
+            if len(ahead) > len(workers):
                 yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        for future in ahead:
+            future.cancel()
+        for _ in workers:
+            given.put(None)
+        for worker in workers:
+            worker.join()

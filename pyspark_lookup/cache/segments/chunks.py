@@ -16,38 +16,34 @@ from pyspark_lookup.io.disk import ReservedFile
 
 CODES = pa.uint16()
 _CODES_AT_MOST = 2**16
-_SPILLED_AT_MOST = 2**30  # at once, so that the texts of a column fit into one array
+HELD_AT_MOST = 2**30
 _SPILL_FILES = 16
 _FRAME_BYTES = 1024  # of a batch and of each column, at most, beside the values
 _INT32_AT_MOST = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Some rows of a partition: columns and positions."""
-
-    columns: list[pa.Array]
-    positions: Numbers
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Chunk:
-    """Rows that came together, partition by partition; `ends`: where in them each ends."""
+    """Rows that came together, partition by partition, their positions behind their columns; `ends`: where each partition ends."""
 
-    columns: list[pa.Array]
-    positions: Numbers
+    rows: pa.RecordBatch
     ends: list[int]
 
-    @property
-    def bytes(self) -> int:
-        return sum(int(column.nbytes) for column in self.columns) + self.positions.nbytes
+    @classmethod
+    def of(cls, columns: Sequence[pa.Array], positions: Numbers, ends: list[int]) -> Chunk:
+        arrays = [*columns, as_array(positions)]
+        return cls(pa.RecordBatch.from_arrays(arrays, [f"{number}" for number in range(len(arrays))]), ends)
 
-    def piece(self, part: int) -> Piece | None:
-        """The rows of a partition; None if there are none."""
-        start, end = self.ends[part - 1] if part else 0, self.ends[part]
-        if start == end:
-            return None
-        return Piece([column.slice(start, end - start) for column in self.columns], self.positions[start:end])
+    def piece(self, part: int) -> pa.RecordBatch:
+        """The rows of a partition."""
+        start = self.ends[part - 1] if part else 0
+        return self.rows.slice(start, self.ends[part] - start)
+
+
+def positions_of(rows: pa.RecordBatch) -> Numbers:
+    """Where the rows of a chunk, or of a part of it, come from."""
+    column = rows.column(rows.num_columns - 1)
+    return np.frombuffer(column.buffers()[1], np.uint64, len(column), 8 * column.offset)
 
 
 class ChunkStore:
@@ -59,7 +55,7 @@ class ChunkStore:
 
     def __init__(self, spill: Callable[[int], ReservedFile], at_most: int, codes: Mapping[int, Codes]) -> None:
         self._spill = spill
-        self._at_most = min(at_most, _SPILLED_AT_MOST)
+        self._at_most = min(at_most, HELD_AT_MOST)
         self._codes = codes
         self._spilling = threading.Lock()  # of the files
         self._lock = threading.Lock()  # of what is held
@@ -71,7 +67,7 @@ class ChunkStore:
     def add(self, chunk: Chunk) -> None:
         with self._lock:
             self._held.append(chunk)
-            self._held_bytes += chunk.bytes
+            self._held_bytes += chunk.rows.nbytes
             if self._held_bytes <= self._at_most:
                 return
         with self._spilling:  # who has more meanwhile waits here
@@ -81,8 +77,8 @@ class ChunkStore:
                 chunks, self._held, self._held_bytes = self._held, [], 0
             self._write(chunks)
 
-    def take(self, part: int) -> list[Piece]:
-        """The pieces of a partition, by where they come from. No more chunks come, and no partition is asked for twice."""
+    def take(self, part: int) -> list[pa.RecordBatch]:
+        """The rows of a partition, by where they come from. No more chunks come, and no partition is asked for twice."""
         with self._spilling:
             self._full += self._open.values()
             self._open.clear()
@@ -91,32 +87,26 @@ class ChunkStore:
 
     def _write(self, chunks: list[Chunk]) -> None:
         """Bring chunks to the temporary files."""
-        # A file has one schema, and codes may have been given up since the first chunk came.
-        for number, codes in self._codes.items():
-            if len({chunk.columns[number].type for chunk in chunks}) > 1:
-                for chunk in chunks:
-                    chunk.columns[number] = codes.decode(chunk.columns[number])
-        columns = range(len(chunks[0].columns))
-        kinds = [*(column.type for column in chunks[0].columns), pa.uint64()]
-        schema = pa.schema([(f"{number}", kind) for number, kind in enumerate(kinds)])
-        parts = len(chunks[0].ends)
+        # A file has one schema, and codes may have been given up since a chunk was made.
+        for number in [number for number, codes in self._codes.items() if codes.entries is None]:
+            for chunk in chunks:
+                column = chunk.rows.column(number)
+                if column.type == CODES:
+                    column = self._codes[number].decode(column)
+                    chunk.rows = chunk.rows.set_column(number, f"{number}", column)
+        schema, parts = chunks[0].rows.schema, len(chunks[0].ends)
         for part in range(parts):
             pieces = _pieces(chunks, part)
             if not pieces:
                 continue
-            arrays = [concat([piece.columns[number] for piece in pieces]) for number in columns]
-            arrays.append(as_array(joined([piece.positions for piece in pieces])))
             group = part * _SPILL_FILES // parts
             if group in self._open and self._open[group].schema != schema:
                 self._full.append(self._open.pop(group))
             if group not in self._open:
                 self._open[group] = _SpillFile(self._spill(0), schema)
-            self._open[group].write(part, pa.RecordBatch.from_arrays(arrays, schema=schema))
-
-    @property
-    def spilled(self) -> bool:
-        """Whether there are temporary files."""
-        return bool(self._open or self._full)
+            # One batch, or several where 32-bit offsets do not reach all of the text.
+            for batch in pa.Table.from_batches(pieces).combine_chunks().to_batches():
+                self._open[group].write(part, batch)
 
     def close(self) -> None:
         """Remove the temporary files."""
@@ -147,16 +137,15 @@ class _SpillFile:
         self._numbers.setdefault(part, []).append(self._count)
         self._count += 1
 
-    def take(self, part: int) -> list[Piece]:
-        """The pieces of a partition; with the last partition the file goes, once they are let go of."""
+    def take(self, part: int) -> list[pa.RecordBatch]:
+        """The rows of a partition; with the last partition the file goes, once they are let go of."""
         if self._writer is not None:
             self._end()
             self._reader = pa.ipc.open_file(pa.memory_map(str(self._file.path)))
         pieces = []
         for number in self._numbers.pop(part, ()):
             assert self._reader is not None
-            *columns, positions = self._reader.get_batch(number).columns
-            pieces.append(Piece(columns, np.frombuffer(positions.buffers()[1], np.uint64, len(positions))))
+            pieces.append(self._reader.get_batch(number))
         if not self._numbers:
             self.close()
         return pieces
@@ -210,13 +199,13 @@ class Codes:
         return pc.take(self._known, column) if column.type == CODES else column
 
 
-def _pieces(chunks: Sequence[Chunk], part: int) -> list[Piece]:
+def _pieces(chunks: Sequence[Chunk], part: int) -> list[pa.RecordBatch]:
     """The rows of a partition, by where they come from as far as whole pieces tell."""
-    return _in_order([piece for piece in (chunk.piece(part) for chunk in chunks) if piece is not None])
+    return _in_order([piece for piece in (chunk.piece(part) for chunk in chunks) if piece.num_rows])
 
 
-def _in_order(pieces: list[Piece]) -> list[Piece]:
-    return sorted(pieces, key=lambda piece: int(piece.positions[0]))
+def _in_order(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return sorted(pieces, key=lambda piece: int(positions_of(piece)[0]))
 
 
 def joined(arrays: Sequence[Numbers]) -> Numbers:
