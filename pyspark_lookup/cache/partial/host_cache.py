@@ -38,7 +38,7 @@ _FOUND, _LOADED = "lookup:found", "lookup:loaded_s"  # beside the table's column
 _SEGMENTS_AT_MOST = 8
 _EVICT_TO = 0.875
 REFUSE_ABOVE = 1.125
-_MEMORY_BYTES = 256 * 1024 * 1024
+_MEMORY_BYTES = 1024**3  # of which a builder holds a quarter before it goes to disk
 _STRAGGLERS_AT_MOST = 32  # segments: with more, one that is not of the latest version merges, too
 
 
