@@ -20,11 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.full import snapshot as snapshots
 from pyspark_lookup.cache.full.snapshot import Layer, Ranges, Snapshot, deleted_rows
 from pyspark_lookup.cache.segments import builder as builders
 from pyspark_lookup.cache.segments import chunks
-from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder, run_in_order
+from pyspark_lookup.cache.segments.builder import ROW_BITS, SegmentBuilder
 from pyspark_lookup.cache.segments.chunks import CODES
 from pyspark_lookup.cache.segments.segment import Segment, SegmentFile
 from pyspark_lookup.columnar import buffers as columns

@@ -7,7 +7,6 @@ the layers already wherever their files are still the same.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -22,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_lookup.base.errors import CacheFullError
+from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, deleted_rows
 from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, rows_of
-from pyspark_lookup.cache.segments.builder import SegmentBuilder, run_in_order
+from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.cache.segments.chunks import HELD_AT_MOST
 from pyspark_lookup.cache.segments.segment import Segment, open_rows
 from pyspark_lookup.columnar.hash_index import SkewedError
@@ -265,7 +265,8 @@ class SnapshotLoader:
 
                 cuts = range(0, layer.segment.rows, _COPIED_ROWS)
                 parts = (range(start, min(start + _COPIED_ROWS, layer.segment.rows)) for start in cuts)
-                collections.deque(run_in_order(copy, parts, threads), 0)
+                for _ in run_in_order(copy, parts, threads):
+                    pass
                 progress.read(size)
             at_once = min(_FETCHED_AT_ONCE, memory_bytes // 8)
             fetched = prepare_units(self.scan, self.table, load.fetched, load.layout.projection, at_once)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pyspark_lookup.cache.segments.builder import ROW_BITS, run_in_order
+from pyspark_lookup.base.parallel import run_in_order
+from pyspark_lookup.cache.segments.builder import ROW_BITS
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.scan.contract import PreparedScan, PreparedUnit, TableScan

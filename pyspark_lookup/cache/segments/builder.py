@@ -9,21 +9,18 @@ gathering codes costs a tenth of gathering text.
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
-import contextlib
 import dataclasses
 import mmap
 import os
-import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.cache.segments.chunks import CODES, Chunk, ChunkStore, Codes, concat, joined, positions_of
 from pyspark_lookup.columnar.buffers import ColumnSizes, ColumnWriter, without_hidden_values
 from pyspark_lookup.columnar.hash_index import IndexBuilder, Order, order_rows
@@ -40,15 +37,14 @@ _MAPPED_ABOVE_BYTES = 32 * 1024 * 1024  # an array of the index, which is then m
 _SHARES = 16  # of the memory: a thread works on one or two of them
 
 _Columns = tuple[list[pa.Array], Numbers]  # and the positions of their rows
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class SegmentBuilder:
     """Takes the rows of a segment and writes it.
 
     `keys` (names of columns of `schema`) may be empty: then rows stay as they come, without an index.
-    `spill` makes temporary files of a size. `memory_bytes`: about what it may hold. Call `close` whatever happens.
+    `spill` makes temporary files of a size. `memory_bytes`: about what it may hold. `threads`: how many
+    write the segment, and add rows; 0: the caller alone. Call `close` whatever happens.
     """
 
     def __init__(
@@ -315,45 +311,3 @@ def _is_whole(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_boolean(kind)
     )
-
-
-def run_in_order(do: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """What `do` makes of each item, in order; done by so many threads, little more than that ahead of the caller. 0: by the caller."""
-    given: queue.SimpleQueue[tuple[concurrent.futures.Future[R], T] | None] = queue.SimpleQueue()
-    ahead: collections.deque[concurrent.futures.Future[R]] = collections.deque()
-
-    def work() -> None:
-        while (one := given.get()) is not None:
-            future, item = one
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(do(item))
-                except BaseException as problem:
-                    future.set_exception(problem)
-            del one, future, item
-
-    workers: list[threading.Thread] = []
-    try:
-        with contextlib.suppress(RuntimeError):  # there are too many, or there is no address space for one more
-            for number in range(threads):
-                # A process that ends waits for the threads of an executor, and so for all that a provider scans; not for daemons.
-                worker = threading.Thread(target=work, name=f"lookupcache-build-{number}", daemon=True)
-                worker.start()
-                workers.append(worker)
-        if not workers:
-            yield from map(do, items)
-            return
-        for item in items:
-            ahead.append(concurrent.futures.Future())
-            given.put((ahead[-1], item))
-            if len(ahead) > len(workers):
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        for future in ahead:
-            future.cancel()
-        for _ in workers:
-            given.put(None)
-        for worker in workers:
-            worker.join()

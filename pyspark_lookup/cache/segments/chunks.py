@@ -16,7 +16,7 @@ from pyspark_lookup.io.disk import ReservedFile
 
 CODES = pa.uint16()
 _CODES_AT_MOST = 2**16
-HELD_AT_MOST = 2**30
+HELD_AT_MOST = 2**30  # bytes of chunks, whatever memory there is: more would be written in one go
 _SPILL_FILES = 16
 _FRAME_BYTES = 1024  # of a batch and of each column, at most, beside the values
 _INT32_AT_MOST = 2**31 - 1
