@@ -149,7 +149,7 @@ print(json.dumps(most[0] - before))
 
 
 def test_a_build_within_its_memory(tmp_path: Path) -> None:
-    """A build takes no more memory than it is given, but for what a process needs anyway; with more it takes more."""
+    """A build takes no more memory than it is given, but for the decoding of row groups, which takes 100 MiB; with more it takes more."""
     rows = 400_000
     (tmp_path / "table").mkdir()
     for file in range(4):
@@ -163,8 +163,8 @@ def test_a_build_within_its_memory(tmp_path: Path) -> None:
         options["lookup.full-cache.build-memory"] = f"{memory}m"
         command = [sys.executable, "-c", GROWN, str(tmp_path / "table"), json.dumps(options)]
         grown[memory] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    assert grown[16] < (16 + 100) * MIB
-    assert grown[16] * 1.5 < grown[1024] < 1024 * MIB
+    assert grown[16] < (16 + 150) * MIB
+    assert grown[16] * 2 < grown[1024] < 1024 * MIB
 
 
 LEAVING = """
