@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyspark_lookup.base.errors import NotSupportedError, SchemaError, VersionGoneError
 from pyspark_lookup.columnar.sql_predicate import parse_where
 from pyspark_lookup.engine.runtime import Engine
+from pyspark_lookup.engine.transaction import WritingMode
 from pyspark_lookup.managed.change_feed import (
     CHANGE_TYPE,
     LOG_POSITION,
@@ -126,6 +127,21 @@ def test_changes_played_back_are_the_versions(
         assert old == new
     assert played(before, feed.between(begin, feed.state.position), at_once=True) == now
     model.close()
+
+
+@pytest.mark.parametrize("mode", ["upsert", "overwrite"])
+def test_a_change_at_the_end_of_a_page(site: Site, mode: WritingMode) -> None:
+    """It is told by what the table had before, whether the log's state begins there or not."""
+    site.resize(log_page=7)
+    table = site.created(OFF)
+    table.write(rows(1))
+    position = table.write(rows(1, name="b"), mode)
+    assert position == 7
+    for _ in range(5):
+        table.write(rows(2))
+        feed = feed_of(site)
+        assert told(feed.between(position - 1, position)) == ("1a< 1b>" if mode == "upsert" else "1a- 1b+")
+    assert feed.state.since > position
 
 
 def test_the_rows_there_are_have_the_positions_of_their_commits(site: Site) -> None:

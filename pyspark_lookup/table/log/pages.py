@@ -79,9 +79,12 @@ class LogPages:
         return before.advance(events) if before.table_id == state.table_id else None
 
     def changes(self, state: TableState, after: int, until: int) -> Iterator[tuple[TableState, Change]]:
-        """The changes between two positions, in their order, each with a state that holds its write. Raises as `state_at`."""
+        """The changes between two positions, in their order, each with a state that answers for it and for the position before.
+
+        Raises as `state_at`.
+        """
         while after < until:
-            part = self.state_at(state, after if after >= state.since else after + 1)
+            part = state if after >= state.since else self._at_end(state, (after // state.page + 1) * state.page)
             for change in part.changes:
                 if after < change.position <= until:
                     yield part, change
