@@ -153,7 +153,8 @@ def test_two_that_found_a_damaged_record_agree(cache_dir: Path, monkeypatch: pyt
     monkeypatch.setattr(Disk, "get_record", looked)
     answers.append(disk.create_record("execution", "k", "late"))
     early.join(BOUND_S)
-    assert answers == ["late"] * 2 == [disk.get_record("execution", "k")] * 2
+    assert len(answers) == 2
+    assert {*answers} == {disk.get_record("execution", "k")}
 
 
 # --- killed ------------------------------------------------------------------------------------------
