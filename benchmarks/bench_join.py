@@ -53,10 +53,15 @@ def make_events(directory: Path, files: int, rows: int) -> Path:
 
 
 def batches_of(
-    spark: SparkSession, events: Path, enrich: Callable[[DataFrame], DataFrame], home: Path, stop: int
+    spark: SparkSession,
+    events: Path,
+    enrich: Callable[[DataFrame], DataFrame],
+    home: Path,
+    stop: int,
+    schema: str = "k long, amount double",
 ) -> list[dict[str, float]]:
     """Seconds of `addBatch` and of the whole trigger of each micro-batch, but for the first two."""
-    stream = spark.readStream.schema("k long, amount double").option("maxFilesPerTrigger", "1").parquet(str(events))
+    stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(events))
     checkpoint = tempfile.mkdtemp(dir=home)
     query = enrich(stream).writeStream.format("noop").option("checkpointLocation", checkpoint).start()
     try:

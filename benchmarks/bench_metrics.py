@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.common import report
 from pyspark_lookup import LookupTable
-from pyspark_lookup.engine.lookup_join import LookupSpec, issue_token, lookup_of, parse_options
+from pyspark_lookup.engine.lookup_join import LookupSpec, issue_token, parse_options
+from pyspark_lookup.engine.lookup_pass import PassSpec, Stage, pass_of
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.table.executions import Execution
 
@@ -50,15 +51,16 @@ def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     options = table.given
     execution = Execution("bench", "1")
     columns = pa.schema([("name", pa.string()), ("x", pa.float64())])
-    spec = LookupSpec(options, ("id",), columns, ("name", "x"), many=False, marked=True)
+    lookup = LookupSpec(options, pa.schema([("id", keys.type)]), columns, ("name", "x"))
+    spec = PassSpec((Stage(lookup, (0,), 0, "left"),), many=False)
     version = issue_token(runtime().effective(parse_options(json.dumps(options))), execution)
     told = pa.array([version] * len(keys), pa.binary())
-    lookup = lookup_of(spec.to_text(), {})
-    assert lookup.answers([keys], told, execution).null_count == 0
+    lookups = pass_of(spec.to_text(), {})
+    assert not any(part.null_count for part in lookups.answers([keys], [told], [execution]))
 
     def call() -> None:
-        lookup.answers([keys], told, execution)
-        lookup.publish()
+        list(lookups.answers([keys], [told], [execution]))
+        lookups.publish()
 
     return call
 

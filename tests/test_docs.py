@@ -129,7 +129,7 @@ def pasted(text: str, tmp_path: Path, shell: bool = True) -> str:
 # What is found in the output of those that explain what they print.
 SHOWN: dict[str, dict[str, list[str]]] = {
     "joins.md": {
-        r"strategy: (\w+ \(a batch), and 2 rows": ["broadcast (a batch"],
+        r"strategy: (\w+ \(a batch) of about": ["cache (a batch"] * 2,
         r"Kennedy": ["Kennedy"] * 3,
     },
     "managed.md": {

@@ -25,15 +25,9 @@ from hypothesis import strategies as st
 import pyspark_lookup.engine.runtime
 from pyspark_lookup.base import errors
 from pyspark_lookup.engine import lookup_join as joining
-from pyspark_lookup.engine.lookup_join import (
-    ERROR_COLUMN,
-    FOUND_COLUMN,
-    Lookup,
-    LookupSpec,
-    issue_token,
-    lookup_of,
-    parse_options,
-)
+from pyspark_lookup.engine import lookup_pass
+from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec, issue_token, parse_options
+from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, LookupPass, PassSpec, Stage, pass_of
 from pyspark_lookup.engine.runtime import Runtime, runtime
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.engine.version_token import VersionToken
@@ -105,6 +99,7 @@ class Host:
     def restart(self) -> None:
         """Go on as another process of this host."""
         joining._lookup.cache_clear()
+        lookup_pass._pass.cache_clear()
         self.processes.append(Runtime(self.clock.host(), random.Random(1)))
         self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "_current", self.processes[-1])
         self._monkeypatch.setattr(pyspark_lookup.engine.runtime, "open_store", self._store)
@@ -119,22 +114,31 @@ class Host:
         if kind in self.down:
             raise errors.UfsUnavailableError("the store is down")
 
-    def spec(self, table: Path | str, more: Mapping[str, str] = NOTHING, **changes: Any) -> LookupSpec:
-        """A lookup of names and sizes by id, in lists without marks; `changes` to that."""
+    def spec(
+        self,
+        table: Path | str,
+        more: Mapping[str, str] = NOTHING,
+        columns: pa.Schema = COLUMNS,
+        names: Sequence[str] | None = None,
+        many: bool = True,
+        how: str = "left",
+    ) -> PassSpec:
+        """One lookup, of names and sizes by id."""
         options = {"path" if isinstance(table, Path) else "lookup.provider": str(table), "lookup.keys": "id", **more}
-        fields = {"keys": ("id",), "columns": COLUMNS, "many": True, "marked": False, **changes}
-        return LookupSpec(options, **{"names": tuple(fields["columns"].names), **fields})
+        lookup = LookupSpec(options, pa.schema([KEY]), columns, tuple(columns.names if names is None else names))
+        return PassSpec((Stage(lookup, (0,), (0, 0), how),), many)
 
-    def announce(self, spec: LookupSpec, execution: Execution | None = ONE) -> bytes:
+    def announce(self, spec: PassSpec, execution: Execution | None = ONE) -> bytes:
         return issue_token(self.options(spec), execution)
 
-    def options(self, spec: LookupSpec) -> LookupOptions:
-        return runtime().effective(parse_options(json.dumps(dict(spec.options))).on_host(self.session))
+    def options(self, spec: PassSpec) -> LookupOptions:
+        given = json.dumps(dict(spec.stages[0].lookup.options))
+        return runtime().effective(parse_options(given).on_host(self.session))
 
-    def reader(self, spec: LookupSpec) -> TableReader:
+    def reader(self, spec: PassSpec) -> TableReader:
         return runtime().engine(self.options(spec)).reader
 
-    def told(self, spec: LookupSpec, seen: bool = True) -> bytes:
+    def told(self, spec: PassSpec, seen: bool = True) -> bytes:
         """The current version, of whose bytes this host has none, or what tells its columns (`seen`)."""
         reader = self.reader(spec)
         table, version = reader.resolver.discover(self.options(spec))
@@ -142,16 +146,15 @@ class Host:
             reader.versions.schema(table, version)
         return VersionToken.of(table, version).to_bytes()
 
-    def get(
-        self, spec: LookupSpec, keys: list[Any], told: bytes | None = None, execution: Execution = ONE
-    ) -> list[Any]:
+    def get(self, spec: PassSpec, keys: list[Any], told: bytes | None = None, execution: Execution = ONE) -> list[Any]:
         """The answers to a batch, all from one version (None: the one issue_token now)."""
         version = self.announce(spec, execution) if told is None else told
-        lookup = lookup_of(spec.to_text(), self.session)
-        answers = lookup.answers(keys, pa.array([version] * len(keys[0]), pa.binary()), execution)
-        answers.validate(full=True)
-        assert answers.type == lookup.type
-        return list(answers.to_pylist())
+        lookups = pass_of(spec.to_text(), self.session)
+        parts = list(lookups.answers(keys, [pa.array([version] * len(keys[0]), pa.binary())], [execution]))
+        for part in parts:
+            part.validate(full=True)
+            assert part.type == lookups.type
+        return [answer for part in parts for answer in part.to_pylist()]
 
     def provider(self) -> str:
         """The name of a provider that answers from ROWS."""
@@ -196,29 +199,34 @@ def source(request: pytest.FixtureRequest, host: Host, dim: Path) -> Source:
     return host.provider() if "provider" in request.param else dim, MODES[request.param.split()[-1]]
 
 
-@given(st.dictionaries(texts, texts), st.lists(texts), st.dictionaries(texts, kinds), st.booleans(), st.booleans())
+@given(st.dictionaries(texts, texts), st.dictionaries(texts, kinds), st.dictionaries(texts, kinds), st.booleans())
 def test_a_spec_comes_back_as_it_went(
-    options: dict[str, str], keys: list[str], columns: dict[str, pa.DataType], many: bool, marked: bool
+    options: dict[str, str], keys: dict[str, pa.DataType], columns: dict[str, pa.DataType], many: bool
 ) -> None:
     """Whatever names there are; and specs that are equal have one text, in whatever order their options were given."""
-    fields = (tuple(keys), pa.schema(columns.items()), tuple(f"new {name}" for name in columns), many, marked)
-    spec, other = LookupSpec(options, *fields), LookupSpec(dict(reversed(options.items())), *fields)
-    assert LookupSpec.of_text(spec.to_text()) == spec
-    assert LookupSpec.of_text(spec.to_text()).to_text() == other.to_text() == spec.to_text()
+
+    def spec(options: dict[str, str]) -> PassSpec:
+        names = tuple(f"new {name}" for name in columns)
+        lookup = LookupSpec(options, pa.schema(keys.items()), pa.schema(columns.items()), names, ("from", None))
+        return PassSpec((Stage(lookup, (0, 1), (0, 0), "left"), Stage(lookup, ((0, 1), 0), (0, 1), "inner")), many)
+
+    one, other = spec(options), spec(dict(reversed(options.items())))
+    assert PassSpec.of_text(one.to_text()) == one
+    assert PassSpec.of_text(one.to_text()).to_text() == other.to_text() == one.to_text()
 
 
 def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
     """Each key's rows, in the order of the files, or its row; none where it is null or nobody's; keys may repeat."""
     for many in (True, False):  # nobody is asked for nothing
         assert host.get(host.spec(*source, many=many), ids(), b"") == host.calls == []
-    for marked in (False, True, False, True):  # from where it is, then from what is kept of it
-        marks = {FOUND_COLUMN: True} if marked else {}
+    for how in ("left", "inner", "left", "inner"):  # from where it is, then from what is kept of it
+        marks = {FOUND_COLUMN: True} if how == "inner" else {}
         one, four = {"name": "b", "size": 2, **marks}, {"name": "d", "size": 5, **marks}
         twos = [{**row, **marks} for row in TWOS]
-        spec = host.spec(*source, marked=marked)
+        spec = host.spec(*source, how=how)
         assert host.get(spec, ids(2, None, 9, 4, 2)) == [twos, [], [], [four], twos]
         assert host.get(spec, ids(None, None)) == [[], []]
-        spec = host.spec(*source, marked=marked, many=False)
+        spec = host.spec(*source, how=how, many=False)
         assert host.get(spec, ids(None, 4, 9, 1, 4, None)) == [None, four, None, one, four, None]
         assert host.get(spec, ids(9, None)) == [None, None]
         assert host.get(spec, ids(1)) == [one]
@@ -227,15 +235,15 @@ def test_answers_in_the_order_of_the_keys(host: Host, source: Source) -> None:
 def test_what_a_lookup_asks_for(host: Host, source: Source) -> None:
     """Columns come under the names, in the order and in the types that the query planned; without any there are marks. A second row where
     there may be one is an error that names the key and what to do. lookup.on-error is not about this."""
-    found = {ERROR_COLUMN: None, FOUND_COLUMN: True}
     wide = pa.int64() if isinstance(source[0], Path) else pa.int32()
     columns = pa.schema([("size", wide), KEY, COLUMNS.field(0)])
     spec = host.spec(*source, columns=columns, names=("name", "k.1", "é"))
     assert host.get(spec, ids(4, 9)) == [[{"name": 5, "k.1": 4, "é": "d"}], []]
     null = {**source[1], **NULL}
-    many, one = (host.spec(source[0], null, columns=pa.schema([]), marked=True, many=n) for n in (True, False))
-    assert host.get(many, ids(9, 2, None, 1)) == [[], [found] * 3, [], [found]]
-    assert host.get(one, ids(9, None, 1)) == [None, None, found]
+    for options, found in ((source[1], {FOUND_COLUMN: True}), (null, {ERROR_COLUMN: None})):
+        many, one = (host.spec(source[0], options, columns=pa.schema([]), many=n) for n in (True, False))
+        assert host.get(many, ids(9, 2, None, 1)) == [[], [found] * 3, [], [found]]
+        assert host.get(one, ids(9, None, 1)) == [None, None, found]
     for options in (source[1], null):
         with pytest.raises(errors.NonUniqueKeyError, match=r"\(up to 3\).* here id = 2: .*multi=True"):
             host.get(host.spec(source[0], options, many=False), ids(1, None, 2, 4))
@@ -251,8 +259,8 @@ def test_each_row_is_answered_from_its_version(mode: str, host: Host, table: Pat
             named(table, f"v{number}")
             told.append(host.announce(spec, Execution("app", f"{many} {number}")))
         versions = pa.array([*(told[number] for number in (1, 0, 0, 2, 1, 0, 2)), b"!no luck"], pa.binary())
-        lookup = lookup_of(spec.to_text(), host.session)
-        found = lookup.answers(ids(0, 1, None, 2, 999, 2, 0, 1), versions, ONE).to_pylist()
+        parts = pass_of(spec.to_text(), host.session).answers(ids(0, 1, None, 2, 999, 2, 0, 1), [versions], [ONE])
+        found = [answer for part in parts for answer in part.to_pylist()]
         row = [{"name": f"v{number}", ERROR_COLUMN: None} for number in range(3)]
         expected = [row[1], row[0], None, row[2], None, row[0], row[2], {"name": None, ERROR_COLUMN: "no luck"}]
         assert found == ([[answer] if answer else [] for answer in expected] if many else expected)
@@ -347,10 +355,10 @@ def test_a_store_that_fails(kept: str, host: Host, table: Path, cache_dir: Path)
     options = NOTHING if kept == "nothing" else PARTIAL
     if kept == "without a directory":
         host.session["lookup.cache.dir"] = str(table / "0.parquet")
-    spec = host.spec(table, {**NULL, **options}, marked=True)
+    spec = host.spec(table, {**NULL, **options}, how="inner")
     named(table, "v1", 1)
     told = host.told(spec)
-    found, failed = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}], [{**LOST, FOUND_COLUMN: None}]
+    found, failed = [{**V1, ERROR_COLUMN: None, FOUND_COLUMN: True}], [{**LOST, FOUND_COLUMN: True}]
     if options:
         assert host.get(spec, ids(1, 999), told) == [found, []]
     if kept == "by the host":
@@ -412,10 +420,10 @@ def test_a_column_that_is_gone_is_no_failure_to_bear(mode: str, host: Host, dim:
 def look_up_and_fork(text: str, session: dict[str, str], told: bytes) -> None:
     """Look up, fork, look up in both."""
 
-    def look_up() -> Lookup:
-        lookup = lookup_of(text, session)
-        assert lookup.answers(ids(1), pa.array([told]), ONE).to_pylist() == [V1]
-        return lookup
+    def look_up() -> LookupPass:
+        lookups = pass_of(text, session)
+        assert [part.to_pylist() for part in lookups.answers(ids(1), [pa.array([told])], [ONE])] == [[V1]]
+        return lookups
 
     before, here = look_up(), runtime()
     child = os.fork()

@@ -1,7 +1,6 @@
-"""Batches of keys in, lists of rows out: what the tasks of a lookup join and of a SQL function do.
+"""Batches of keys in, rows out: one lookup of a lookup join or of a SQL function, as tasks carry it out.
 
-A task gets its `LookupSpec` as text and the version as a column beside its keys; what it opens for them
-stays open in this module for the next batch and the next task of the process.
+What a process opens for a lookup stays open in this module for the next batch and the next task.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_lookup.base.errors import (
     DamagedFileError,
     LookupFunctionError,
-    NonUniqueKeyError,
     NotATableError,
     ReloadFailedError,
     UfsError,
@@ -49,11 +47,10 @@ from pyspark_lookup.table.executions import Execution, Resolution
 
 ERROR_COLUMN = "lookup_error"
 """What failed, where `lookup.on-error=NULL` let a row pass without its columns; null elsewhere."""
-FOUND_COLUMN = "_lookup_found"
-"""Whether a list's row is one of the table's."""
 
 _log = logging.getLogger("pyspark_lookup.join")
 _FAILED = b"!"  # in place of a version that could not be resolved, with what there is to say about it
+_SEVERAL = b"+"  # before tokens, each with its length
 _MESSAGE_BYTES = 1000
 _VERSIONS_AT_MOST = 2  # kept open, the current one and the one before
 _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, DamagedFileError, ReloadFailedError)
@@ -61,34 +58,37 @@ _CAUGHT = (UfsError, LookupFunctionError, VersionGoneError, NotATableError, Dama
 
 @dataclasses.dataclass(frozen=True)
 class LookupSpec:
-    """One lookup of a query: the table's options, its key columns in the order of the arguments, and the answer.
+    """One lookup of a query: the table's options, and the columns of its answer.
 
-    `columns`: those of the table, as planned; in the answer the first of them are called `names`. `many`: a list of rows
-    for each key, else one row or null. `marked`: with `FOUND_COLUMN`. `as_of`: the last argument is a time, at which the
-    row is valid by these columns (the second may be None).
+    `keys`: the table's key columns, in the order of the arguments and in the types in which these come. `columns`: those of
+    the table, as planned; the first of them are the answer, under `names`. `as_of`: after the keys comes a time, at which the row
+    is valid by these columns (the second may be None).
     """
 
     options: Mapping[str, str]
-    keys: tuple[str, ...]
+    keys: pa.Schema
     columns: pa.Schema
     names: tuple[str, ...]
-    many: bool
-    marked: bool
     as_of: tuple[str, str | None] | None = None
 
-    def to_text(self) -> str:
+    def to_json(self) -> list[Any]:
         """The spec as it travels; the same for equal specs."""
-        schema = base64.b64encode(self.columns.remove_metadata().serialize().to_pybytes()).decode()
-        fields = [dict(self.options), self.keys, schema, self.names, self.many, self.marked, self.as_of]
-        return json.dumps(fields, sort_keys=True)
+        return [dict(self.options), _schema_text(self.keys), _schema_text(self.columns), self.names, self.as_of]
 
     @classmethod
-    def of_text(cls, text: str) -> LookupSpec:
-        """The spec that `to_text` wrote."""
-        options, keys, schema, names, many, marked, as_of = json.loads(text)
-        columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
+    def of_json(cls, fields: Sequence[Any]) -> LookupSpec:
+        """The spec that `to_json` made."""
+        options, keys, columns, names, as_of = fields
         validity = None if as_of is None else (as_of[0], as_of[1])
-        return cls(options, tuple(keys), columns, tuple(names), many, marked, validity)
+        return cls(options, _schema_of(keys), _schema_of(columns), tuple(names), validity)
+
+
+def _schema_text(schema: pa.Schema) -> str:
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def _schema_of(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
 def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
@@ -111,6 +111,24 @@ def issue_token(options: LookupOptions, execution: Execution | None) -> bytes:
         engine.publish_metrics()
 
 
+def join_tokens(tokens: Sequence[bytes]) -> bytes:
+    """Tokens of `issue_token` as one value, which travels with each row: a column for each would cost as much as a looked-up one."""
+    if len(tokens) == 1:
+        return tokens[0]
+    return _SEVERAL + b"".join(len(token).to_bytes(2, "big") + token for token in tokens)
+
+
+def split_tokens(joined: bytes) -> list[bytes]:
+    """The tokens that `join_tokens` joined."""
+    if not joined.startswith(_SEVERAL):
+        return [joined]
+    found, at = [], len(_SEVERAL)
+    while at < len(joined):
+        start, at = at + 2, at + 2 + int.from_bytes(joined[at : at + 2], "big")
+        found.append(joined[start:at])
+    return found
+
+
 @dataclasses.dataclass
 class _At:
     """A version as tasks of this process answer from it."""
@@ -123,56 +141,43 @@ class _At:
     agreed: bool = True  # False: another version in place of the token's, for this execution only
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What a lookup found: the place of the key that each row answers, ascending, and the rows' columns."""
+
+    keys: Numbers
+    columns: list[pa.Array]
+
+
 class Lookup:
     """Answers batches of one spec in this process."""
 
     def __init__(self, spec: LookupSpec, session: Mapping[str, str]) -> None:
-        self._spec = spec
+        self.spec = spec
         given = LookupOptions.parse(spec.options, conf=conf_file_options()).on_host(session)
         self._options = runtime().effective(given)
         self._engine: Engine = runtime().engine(self._options)
         self._versions: collections.OrderedDict[bytes, _At] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._validity = None if spec.as_of is None else Validity(*spec.as_of, self._options.overlap)
-        fields = [pa.field(name, field.type) for name, field in zip(spec.names, spec.columns, strict=False)]
-        if self._options.on_error is OnError.NULL:
-            fields.append(pa.field(ERROR_COLUMN, pa.string()))
-        if spec.marked:
-            fields.append(pa.field(FOUND_COLUMN, pa.bool_()))
-        self._fields = fields
-
-    def answers(self, keys: Sequence[pa.Array], tokens: pa.Array, execution: Execution | None) -> pa.Array:
-        """For each key a list of its rows (or its row, or null), as structs; a key with a null has none.
-
-        `tokens`: the version each row is to be answered from, as `issue_token` gave it. Raises NonUniqueKeyError for
-        a second row where there may be one, and what looking up raises, but with `lookup.on-error=NULL`.
-        """
-        different = tokens.dictionary_encode()
-        if len(different.dictionary) == 1:
-            return self._answers(keys, different.dictionary[0].as_py(), execution)
-        parts, places = [], []
-        for number, value in enumerate(different.dictionary.to_pylist()):
-            chosen = np.flatnonzero(np.asarray(different.indices) == number)
-            indices = as_indices(chosen)
-            parts.append(self._answers([array.take(indices) for array in keys], value, execution))
-            places.append(chosen)
-        if not parts:
-            return pa.nulls(0, self.type)
-        return pa.concat_arrays(parts).take(as_indices(np.argsort(np.concatenate(places), kind="stable")))
 
     @property
-    def type(self) -> pa.DataType:
-        """The type of the answers."""
-        row = pa.struct(self._fields)
-        return pa.list_(pa.field("element", row)) if self._spec.many else row
+    def fields(self) -> list[pa.Field]:
+        """The columns of the answer."""
+        spec = self.spec
+        fields = [pa.field(name, field.type) for name, field in zip(spec.names, spec.columns, strict=False)]
+        return [*fields, pa.field(ERROR_COLUMN, pa.string())] if self._options.on_error is OnError.NULL else fields
 
-    def publish(self) -> None:
-        """Put this process's counters where others of the host find them."""
-        self._engine.publish_metrics()
+    def find(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> Rows:
+        """The rows of the keys (and times), of the version of a token of `issue_token`; a key with a null has none.
 
-    def _answers(self, keys: Sequence[pa.Array], token: bytes, execution: Execution | None) -> pa.Array:
-        times = keys[-1] if self._validity is not None else None
-        table = pa.Table.from_arrays(list(keys[: len(self._spec.keys)]), names=list(self._spec.keys))
+        Raises what looking up raises; with `lookup.on-error=NULL` the keys that failed have a row instead, that says why.
+        """
+        count = len(self.spec.keys)
+        times = keys[count] if self._validity is not None else None
+        table = pa.Table.from_arrays(list(keys[:count]), names=self.spec.keys.names)
+        if not table.num_rows:  # nobody is asked for nothing
+            return self._rows(table, times, self._nothing(), None)
         if token.startswith(_FAILED):
             known = np.zeros(table.num_rows, np.bool_)
             return self._fail(table, times, self._nothing(), known, token[len(_FAILED) :].decode(errors="replace"))
@@ -190,10 +195,14 @@ class Lookup:
             where = redact("path", self._options.path)
             log_event(_log, logging.WARNING, "lookup-failed", table=where, keys=table.num_rows, error=_message(problem))
             return self._fail(table, times, *self._get_held(at, table), _message(problem))
-        return self._shape(table, times, found, None)
+        return self._rows(table, times, found, None)
+
+    def publish(self) -> None:
+        """Put this process's counters where others of the host find them."""
+        self._engine.publish_metrics()
 
     def _nothing(self) -> pa.Table:
-        return self._spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
+        return self.spec.columns.append(pa.field(KEY_INDEX, pa.int64())).empty_table()
 
     def _get_held(self, at: _At | None, table: pa.Table) -> tuple[pa.Table, Numbers]:
         """What can be answered without the store."""
@@ -226,7 +235,7 @@ class Lookup:
         found = table_of_token(reader, self._options, version_token, execution)
         everything = all_columns((found.data, found.partitions))
         names = resolve_names(self._options.keys or (), everything, "lookup.keys")
-        plan = planner.plan_read(found, self._options, self._spec.columns, runtime().clock)
+        plan = planner.plan_read(found, self._options, self.spec.columns, runtime().clock)
         resolution = Resolution(found.version, decided_here=False)
         agreed = found.version.digest == version_token.digest
         return _At(plan, names, resolution, self._snapshot(plan, resolution), execution, agreed)
@@ -242,69 +251,33 @@ class Lookup:
             plan, reader.snapshots.of(plan.table, self._options, resolution.version, wait_s)
         )
 
-    # --- the answer's form ------------------------------------------------------------------------
-
-    def _fail(self, keys: pa.Table, times: pa.Array | None, found: pa.Table, known: Numbers, message: str) -> pa.Array:
+    def _fail(self, keys: pa.Table, times: pa.Array | None, found: pa.Table, known: Numbers, message: str) -> Rows:
         """The answer where only the `known` keys have one: the others get a row that says why, unless they have a null."""
         valid = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             if column.null_count:
                 valid &= bits_of(one_array(column.is_valid()))
         unknown = np.flatnonzero(valid & ~known)
-        return self._shape(keys, times, found, (unknown, message))
+        return self._rows(keys, times, found, (unknown, message))
 
-    def _shape(
+    def _rows(
         self, keys: pa.Table, times: pa.Array | None, found: pa.Table, failed: tuple[Numbers, str] | None
-    ) -> pa.Array:
+    ) -> Rows:
         if self._validity is not None and times is not None:
             found = valid_rows(found, keys, times, self._validity)
-        count = keys.num_rows
         numbers = np.asarray(one_array(found.column(KEY_INDEX)))
-        columns = [one_array(found.column(name)) for name in self._spec.columns.names[: len(self._spec.names)]]
-        rows = found.num_rows
+        columns = [one_array(found.column(name)) for name in self.spec.columns.names[: len(self.spec.names)]]
         if self._options.on_error is OnError.NULL:
-            columns.append(pa.nulls(rows, pa.string()))
-        if self._spec.marked:
-            columns.append(_repeat(True, rows))
+            columns.append(pa.nulls(found.num_rows, pa.string()))
         if failed is not None and len(failed[0]):
             extra, message = failed
-            columns = [pa.concat_arrays([column, pa.nulls(len(extra), column.type)]) for column in columns]
-            place = len(self._spec.names)
-            said = pa.concat_arrays([pa.nulls(rows, pa.string()), pa.array([message] * len(extra), pa.string())])
-            columns[place] = said
+            said = [*(pa.nulls(len(extra), column.type) for column in columns[:-1]), pa.array([message] * len(extra))]
             numbers = np.concatenate([numbers, extra])
             order = np.argsort(numbers, kind="stable")
-            columns = [column.take(as_indices(order)) for column in columns]
+            pairs = zip(columns, said, strict=True)
+            columns = [pa.concat_arrays(pair).take(as_indices(order)) for pair in pairs]
             numbers = numbers[order]
-        structs = _structs(columns, self._fields, len(numbers))
-        counts = np.bincount(numbers, minlength=count)
-        if self._spec.many:
-            offsets = np.zeros(count + 1, np.int32)
-            np.cumsum(counts, out=offsets[1:])
-            return pa.ListArray.from_arrays(pa.array(offsets), structs, type=self.type)
-        if len(counts) and counts.max() > 1:
-            raise self._not_unique(keys, int(np.argmax(counts > 1)), int(counts.max()))
-        if len(numbers) == count:
-            return structs
-        places = np.cumsum(counts) - 1
-        return structs.take(pa.array(places, mask=counts == 0))
-
-    def _not_unique(self, keys: pa.Table, row: int, most: int) -> NonUniqueKeyError:
-        key = ", ".join(f"{name} = {keys.column(name)[row].as_py()!r}" for name in keys.column_names)
-        return NonUniqueKeyError(
-            f"the table has several rows (up to {most}) for one key, here {key}: register the function with multi=True, "
-            "which returns an array, or use lookup_join"
-        )
-
-
-def _structs(columns: Sequence[pa.Array], fields: Sequence[pa.Field], rows: int) -> pa.StructArray:
-    if not columns:  # Arrow would not know how many
-        return pa.array([{}] * rows, pa.struct([]))
-    return pa.StructArray.from_arrays(list(columns), fields=list(fields))
-
-
-def _repeat(value: bool, rows: int) -> pa.Array:
-    return pc.fill_null(pa.nulls(rows, pa.bool_()), value)
+        return Rows(numbers, columns)
 
 
 def _message(problem: BaseException) -> str:
@@ -313,12 +286,12 @@ def _message(problem: BaseException) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _lookup(text: str, session: tuple[tuple[str, str], ...], pid: int) -> Lookup:
-    return Lookup(LookupSpec.of_text(text), dict(session))
+    return Lookup(LookupSpec.of_json(json.loads(text)), dict(session))
 
 
-def lookup_of(text: str, session: Mapping[str, str]) -> Lookup:
+def lookup_of(spec: LookupSpec, session: Mapping[str, str]) -> Lookup:
     """This process's lookup of a spec, under what the session sets of a host's options."""
-    return _lookup(text, tuple(sorted(session.items())), os.getpid())
+    return _lookup(json.dumps(spec.to_json(), sort_keys=True), tuple(sorted(session.items())), os.getpid())
 
 
 @functools.lru_cache(maxsize=64)

@@ -71,6 +71,7 @@ _SCHEMAS = {
             ("bytes", pa.int64()),
             ("rows", pa.int64()),  # null where only reading them would tell
             ("unique_keys", pa.bool_()),  # null where no snapshot tells
+            ("keys_of_table", pa.list_(pa.string())),  # that a managed table's log names; null if there are none
             ("not_kept", pa.string()),  # why this host has no room for a snapshot; null if it has, or none is wanted
         ]
     ),
@@ -107,9 +108,11 @@ def view_batches(
     execution: Execution | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a view, as one batch. `token` resolves the version of this execution."""
-    views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics, View.SUMMARY: _summary}
+    views = {View.FILES: _files, View.VERSIONS: _versions, View.METRICS: _metrics}
     if task.view is View.TOKEN:
         rows: list[dict[str, object]] = [{"version": token()}]
+    elif task.view is View.SUMMARY:
+        rows = [describe_version(engine, options)]
     elif task.view is View.METRICS and not _is_asked(engine, task, execution):
         rows = []
     else:
@@ -196,7 +199,8 @@ def _metrics(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     return [{**where, **row} for row in rows]
 
 
-def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
+def describe_version(engine: Engine, options: LookupOptions) -> dict[str, Any]:
+    """The row of the view `summary`."""
     reader = engine.reader
     table, version = reader.resolver.discover(options)
     full = reader.fulls.of(table, options)
@@ -208,4 +212,5 @@ def _summary(engine: Engine, options: LookupOptions) -> list[dict[str, object]]:
     count, size = len(version.files), version.bytes
     refusal = full.refusal(version) if full is not None and snapshot is None else None
     facts = {"digest": version.digest, "files": count, "bytes": size, "rows": rows}
-    return [{**facts, "unique_keys": unique, "not_kept": refusal}]
+    keys = list(version.metadata.keys) if version.metadata is not None and version.metadata.keys else None
+    return {**facts, "unique_keys": unique, "keys_of_table": keys, "not_kept": refusal}

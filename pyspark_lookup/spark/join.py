@@ -1,82 +1,97 @@
 """`lookup_join`: a DataFrame or a stream, enriched with rows of a lookup table by key.
 
-The version comes from a relation of one row, which is broadcast: Spark resolves it once per execution and
-micro-batch, and once for all lookups of a table in a plan. An Arrow UDF gets it beside the keys and returns
-lists of rows, which `inline_outer` makes rows again (plain `inline` would evaluate the UDF twice).
+A chain of lookups is one step of the plan: what `lookup_join` returned is built anew, with one lookup more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import io
-import itertools
-import json
 import logging
-import operator
 import re
 import threading
-import time
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as sf
-from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import (
-    ArrayType,
-    BooleanType,
-    DataType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    VariantType,
-)
-from pyspark.util import PythonEvalType
+from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, VariantType
+from pyspark.storagelevel import StorageLevel
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.keys import comparable
 from pyspark_lookup.columnar.types import resolve_names, widens
-from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, FOUND_COLUMN, LookupSpec
+from pyspark_lookup.engine.lookup_join import ERROR_COLUMN
+from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode, OnError, View
-from pyspark_lookup.spark.reading import Probe, Resolve
+from pyspark_lookup.spark.lookup_pass import (
+    VERSION_COLUMN,
+    Chain,
+    ChainedLookup,
+    Key,
+    broadcast_join,
+    built_at_s,
+    estimated_rows,
+    plan_text,
+)
 from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
     cache_given,
     defaults_to_full,
     look_up,
-    quote,
     with_cache,
     with_default_cache,
 )
 from pyspark_lookup.spark.types import arrow_type
 
 _log = logging.getLogger("pyspark_lookup.join")
-How = Literal["left", "leftouter", "left_outer", "inner"]
+How = Literal[
+    "left", "leftouter", "left_outer", "inner", "semi", "leftsemi", "left_semi", "anti", "leftanti", "left_anti"
+]
 Strategy = Literal["auto", "cache", "broadcast"]
 _NO_KEYS = (ArrayType, MapType, StructType, VariantType)
-_HOW = {"left": "left", "leftouter": "left", "left_outer": "left", "inner": "inner"}
-_VERSION_COLUMN = "_lookup_version"
+_HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_semi", "leftsemi": "left_semi"} | {
+    "anti": "left_anti",
+    "leftanti": "left_anti",
+}
+_CHAIN = "_lookup_chain"  # the attribute of a DataFrame that says what it is made of
+_BROADCASTS = "_lookup_broadcasts"  # and that of one that Spark's joins made
 # Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py), and up
 # to more where keys are known to repeat: lookups hand their rows over in lists.
 _BROADCAST_ROWS = 2_000_000
 _BROADCAST_REPEATED_ROWS = 3_000_000
-_explained: dict[str, tuple[str, LookedUp]] = {}
+# A pass over fewer rows than these, and half as many as the tables have, is done before the broadcasts are built
+# (benchmarks/bench_star.py).
+_PASS_ROWS = 500_000
+
+
+@dataclasses.dataclass(frozen=True)
+class _Explained:
+    """What is said of lookups that are one step of a plan: of each (text, its table), and why others are not in it."""
+
+    lookups: tuple[tuple[str, LookedUp], ...]
+    apart: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Broadcasts:
+    """Lookups in a row for which `auto` chose broadcasts: of what DataFrame, of how many rows in all, and the arguments of each."""
+
+    base: DataFrame
+    rows: int = 0
+    calls: tuple[Mapping[str, Any], ...] = ()
+
+
+_explained: dict[str, _Explained] = {}  # by the name of a pass, or of a broadcast
 _explained_lock = threading.Lock()
-_versions_lock = threading.Lock()
 
 
 def lookup_join(
     df: DataFrame,
     table: TableArgument,
-    on: str | Sequence[str] | Mapping[str, str],
+    on: str | Sequence[str] | Mapping[str, str] | None = None,
     how: How = "left",
     columns: Sequence[str] | None = None,
     prefix: str | None = None,
@@ -84,15 +99,19 @@ def lookup_join(
     as_of: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> DataFrame:
-    """`df` with the columns of the table's rows that have the same key: a left or inner join, always current.
+    """`df` with the columns of the table's rows that have the same key, always current.
 
     Works on batch DataFrames and streams, in Spark Classic and Connect. Each execution and each micro-batch answers
     from one version of the table, the newest at its start (design: Alluxio's get_meta once per query).
 
     `table`: a path (has a `/`), a catalog table's name, or a `LookupTable`; None with `lookup.provider`. `on`: a column, a list
-    of columns equal on both sides, or a dict `{column of df: column of table}`. `how`: `left` or `inner`. `columns`: of the
-    table, in that order (default: all but its keys). `prefix`: put before their names. A key with several rows gives as
-    many; one with a null gives none.
+    of columns equal on both sides, or a dict `{column of df: column of table}`; without it the table's own keys
+    (`lookup.keys`, of its options or its log), which `df` then has columns of. `how`: `left`, `inner`, or `left_semi` and `left_anti` for the rows that
+    have, or do not have, a match. `columns`: of the table, in that order (default: all but its keys). `prefix`: put before their names. A key with
+    several rows gives as many; one with a null has no match.
+
+    Lookups of what `lookup_join` returned are one pass: together they cost little more than one of them. A key may be a column that an
+    earlier one has found. An operation in between begins another pass.
 
     `strategy`: `cache` looks keys up in this package's caches; `broadcast` reads the table through them and has Spark
     broadcast it; `auto` chooses, and `explain_lookup` says why. `as_of`: a column of `df` with the time at which the row is to
@@ -102,30 +121,98 @@ def lookup_join(
     Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
     execution what a lookup raises (see `lookup.on-error`).
     """
-    pairs = _pairs(on)
-    kind = _HOW.get(str(how).lower().strip())
+    call = {
+        "table": table,
+        "on": on,
+        "how": how,
+        "columns": columns,
+        "prefix": prefix,
+        "as_of": as_of,
+        "options": options,
+    }
+    return _joined(df, call, strategy, None)
+
+
+def _joined(df: DataFrame, call: Mapping[str, Any], strategy: str, why: str | None) -> DataFrame:
+    """`lookup_join`, with its arguments as a mapping. `why`: a reason for the strategy other than that it was asked for."""
+    how, columns, prefix, as_of = (call[name] for name in ("how", "columns", "prefix", "as_of"))
+    pairs = None if call["on"] is None else _pairs(call["on"])
+    kind = _HOW.get(str(how).lower().strip().replace("_", ""))
     if kind is None:
-        raise OptionError(f"argument how = {how!r}: a lookup join is 'left' or 'inner'")
+        raise OptionError(f"argument how = {how!r}: a lookup join is 'left', 'inner', 'left_semi' or 'left_anti'")
+    if kind in ("left_semi", "left_anti"):
+        if columns:
+            raise OptionError(
+                f"argument columns = {columns!r}: a {kind} join gives no columns of the table; leave them out"
+            )
+        columns = ()
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
-    found = look_up(df.sparkSession, table, [right for _, right in pairs], columns, options or {}, as_of is not None)
+    wanted = None if pairs is None else [right for _, right in pairs]
+    found = look_up(df.sparkSession, call["table"], wanted, columns, call["options"] or {}, as_of is not None)
+    pairs = [(name, name) for name in found.keys] if pairs is None else pairs
     keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
     validity = None if as_of is None else _validity(found)
     if as_of is not None and validity is not None:
         keys.append(_time(df, as_of, found, validity))
     names = [(prefix or "") + field.name for field in found.chosen]
     _check_names(df, names, found)
-    chosen, found, why = _strategy(df, found, strategy, as_of is not None)
-    join = _Join(found, keys, names, kind, validity)
+    chosen, found, reason, rows = _strategy(df, found, strategy, as_of is not None)
+    others = _broadcasts_of(df)
+    if rows is not None and (few := _few(others.base, others.rows + rows)) is not None:
+        # The earlier ones join the pass: it costs little more for them.
+        return functools.reduce(lambda made, one: _joined(made, one, "cache", few), (*others.calls, call), others.base)
+    why = why or reason
     name = f"lookup_{found.label}_{key_of(*names, kind, chosen, as_of, *(left for left, _ in pairs))[:6]}"
+    lookup = ChainedLookup(name, found, tuple(keys), tuple(names), kind, validity, built_at_s(df.sparkSession))
     explained = f"{name}\n  table: {found.url}\n  on: {', '.join(f'{a} = {b}' for a, b in pairs)} ({kind})\n"
     explained += "" if validity is None else f"  as of: {as_of}, by {' and '.join(filter(None, validity))}\n"
     explained += f"  strategy: {chosen} ({why})\n  cache: lookup.cache = {found.parsed.cache.value}{'' if cache_given(found.options) else ', by default'}; "
     explained += f"lookup.metadata.source = {found.parsed.metadata_source.value}"
-    with _explained_lock:
-        _explained[name] = explained, found
     _log.info("lookup join %s: %s (%s)", name, chosen, why)
-    return join.broadcast(df, name) if chosen == "broadcast" else join.join_cached(df, name)
+    if chosen == "broadcast":
+        _explain(name, _Explained(((explained, found),), "Spark joins it"))
+        made = broadcast_join(df, lookup)
+        if rows is not None:
+            vars(made)[_BROADCASTS] = _Broadcasts(others.base, others.rows + rows, (*others.calls, call))
+        return made
+    chain, apart = _chain_of(df)
+    longer = dataclasses.replace(chain, lookups=(*chain.lookups, lookup))
+    with _explained_lock:
+        before = _explained[chain.name] if chain.lookups else _Explained((), apart)
+    _explain(longer.name, _Explained((*before.lookups, (explained, found)), before.apart))
+    joined = longer.joined()
+    vars(joined)[_CHAIN] = longer
+    return joined
+
+
+def _explain(name: str, told: _Explained) -> None:
+    with _explained_lock:
+        _explained[name] = told
+
+
+def _chain_of(df: DataFrame) -> tuple[Chain, str]:
+    """(the lookups to which one more of `df` is added, why there are none)."""
+    chain: Chain | None = vars(df).get(_CHAIN)
+    if chain is None:
+        return Chain(df), "its DataFrame is not what lookup_join returned"
+    if df.storageLevel != StorageLevel.NONE:
+        return Chain(df), "its DataFrame is persisted"
+    return chain, ""
+
+
+def _broadcasts_of(df: DataFrame) -> _Broadcasts:
+    """The broadcasts that `auto` has chosen for `df`, of which the lookup of one more may make a pass."""
+    known: _Broadcasts | None = vars(df).get(_BROADCASTS)
+    return _Broadcasts(df) if known is None or df.storageLevel != StorageLevel.NONE else known
+
+
+def _few(df: DataFrame, rows: int) -> str | None:
+    """Why tables of so many rows together are looked up faster than broadcast, if Spark expects that few of the DataFrame."""
+    expected, enough = estimated_rows(df), _PASS_ROWS + rows // 2
+    return (
+        None if expected is None or expected >= enough else f"a batch of about {expected:,} rows, fewer than {enough:,}"
+    )
 
 
 def explain_lookup(df: DataFrame) -> str:
@@ -134,12 +221,17 @@ def explain_lookup(df: DataFrame) -> str:
     Where a full cache is wanted one host is asked, by a job, whether it has room for a snapshot. Of lookups that this process
     has joined; there is none in what was built elsewhere.
     """
-    with contextlib.redirect_stdout(io.StringIO()) as plan:
-        df.explain(extended=True)
-    named = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan.getvalue()))
+    named = dict.fromkeys(re.findall(r"\blookup_\w+_[0-9a-f]{6}_[0-9a-f]{6}\b", plan_text(df)))
     with _explained_lock:
         known = [_explained[name] for name in named if name in _explained]
-    told = [explained + _not_kept(table) for explained, table in known]
+    told = []
+    for step in known:
+        texts = [explained + _not_kept(table) for explained, table in step.lookups]
+        if len(texts) > 1:
+            texts = [f"{len(texts)} lookups in one pass", *("  " + text.replace("\n", "\n  ") for text in texts)]
+        if len(known) > 1:
+            texts.append(f"  pass: its own ({step.apart})")
+        told += texts
     text = "\n".join(told) if told else "no lookup join in this DataFrame"
     print(text)  # noqa: T201 - as DataFrame.explain does
     return text
@@ -186,14 +278,14 @@ def _field(df: DataFrame, name: str, argument: str) -> StructField:
     return fields[0]
 
 
-def _widen(field: StructField, theirs: DataType) -> Column:
+def _widen(field: StructField, theirs: DataType) -> Key:
     """A column of the DataFrame in a type of the table that has all its values, if it is one."""
-    column = sf.col(quote(field.name))
     mine, other = arrow_type(field.dataType), arrow_type(theirs)
-    return column.cast(theirs) if mine != other and widens(mine, other) else column
+    wider = mine != other and widens(mine, other)
+    return Key(field.name, theirs if wider else field.dataType, wider)
 
 
-def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Column:
+def _key(df: DataFrame, left: str, table: LookedUp, right: str) -> Key:
     """The key column of the DataFrame, in a type that the table's keys can be compared with."""
     field, theirs = _field(df, left, "on"), table.type_of(right)
     _check_key(left, field.dataType, right, theirs)
@@ -218,7 +310,7 @@ def _validity(table: LookedUp) -> tuple[str, str | None]:
     return own, other
 
 
-def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Column:
+def _time(df: DataFrame, as_of: str, table: LookedUp, validity: tuple[str, str | None]) -> Key:
     """The column of the DataFrame with the time, in the type of the table's."""
     field, theirs = _field(df, as_of, "as_of"), table.type_of(validity[0])
     mine, other = arrow_type(field.dataType), arrow_type(theirs)
@@ -269,150 +361,45 @@ def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
                 else f"column {name!r}, which lookup.on-error = 'NULL' adds, is also one of the DataFrame: rename it"
             )
         taken.add(name.casefold())
-    for name in (FOUND_COLUMN, _VERSION_COLUMN):
-        if name in taken:
+    for name in taken:
+        if name == FOUND_COLUMN or name.startswith(VERSION_COLUMN):
             raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
 
 
-def _strategy(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> tuple[str, LookedUp, str]:
-    """(strategy, the table with the cache it needs, why)."""
+def _strategy(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> tuple[str, LookedUp, str, int | None]:
+    """(strategy, the table with the cache it needs, why, the table's rows if it is a broadcast that nobody asked for)."""
     by_null = table.parsed.on_error is OnError.NULL
     if wanted == "broadcast":
         if as_of:
             raise OptionError("argument as_of needs strategy='cache': a broadcast would give every row that is valid")
         if by_null:
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
-        return "broadcast", table, "asked for"
+        return "broadcast", table, "asked for", None
     facts = None
     given = cache_given(table.options)
     cached = table
     if table.parsed.provider is None and not (given and (wanted == "cache" or df.isStreaming)):
         # A snapshot that is there knows more.
         viewed = with_cache(table, CacheMode.FULL) if defaults_to_full(table) else table
-        facts = viewed.view(View.SUMMARY).collect()[0]
+        facts = viewed.facts()
         cached = with_default_cache(table, facts.bytes)
     if wanted == "cache":
-        return "cache", cached, "asked for"
+        return "cache", cached, "asked for", None
     if as_of:
-        return "cache", cached, "one row of several by their time"
+        return "cache", cached, "one row of several by their time", None
     if df.isStreaming:
-        return "cache", cached, "a stream: its cost is to follow the micro-batch"
+        return "cache", cached, "a stream: its cost is to follow the micro-batch", None
     if facts is None:
-        return "cache", cached, "a provider's table"
+        return "cache", cached, "a provider's table", None
     if by_null:
-        return "cache", cached, "lookup.on-error = NULL"
+        return "cache", cached, "lookup.on-error = NULL", None
     if table.parsed.cache is CacheMode.PARTIAL:
-        return "cache", cached, "lookup.cache = PARTIAL: a table not to be read whole"
+        return "cache", cached, "lookup.cache = PARTIAL: a table not to be read whole", None
     if facts.bytes > table.parsed.split_size:
-        return "cache", cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size"
+        return "cache", cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size", None
     if facts.rows is None:
-        return "cache", cached, "how many rows it has is not known before they are read"
+        return "cache", cached, "how many rows it has is not known before they are read", None
     bound, keys = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
     if facts.rows > bound:
-        return "cache", cached, f"{facts.rows:,} rows are more than {bound:,}"
-    return "broadcast", table, f"a batch, and {facts.rows:,} {keys}rows are no more than {bound:,}"
-
-
-def row_type(fields: Iterable[StructField], names: Sequence[str], by_null: bool, marked: bool = False) -> StructType:
-    """The struct that a lookup's UDF returns for a row."""
-    row = [StructField(name, field.dataType) for name, field in zip(names, fields, strict=True)]
-    if by_null:
-        row.append(StructField(ERROR_COLUMN, StringType()))
-    if marked:
-        row.append(StructField(FOUND_COLUMN, BooleanType()))
-    return StructType(row)
-
-
-def lookup_udf(
-    name: str,
-    table: LookedUp,
-    names: Sequence[str],
-    many: bool,
-    marked: bool = False,
-    validity: tuple[str, str | None] | None = None,
-) -> Any:
-    """The UDF (keys…, version) -> the key's rows, as a list of structs, or its row; with `validity` (keys…, time, version)."""
-    shown = [field.name for field in table.chosen]
-    needed = [column for column in validity or () if column is not None and column not in shown]
-    columns = table.arrow([*shown, *needed])
-    spec = LookupSpec(table.options, table.keys, columns, tuple(names), many, marked, validity)
-    row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL, marked)
-    kind: Any = ArrayType(row) if many else row
-    with warnings.catch_warnings():  # type hints cannot say how many arguments there are
-        warnings.filterwarnings("ignore", "It is preferred to specify type hints", UserWarning)
-        return arrow_udf(
-            Probe(name, spec.to_text(), _built_at_s(table.spark)), kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF
-        )
-
-
-def _version_of(table: LookedUp, observed: bool) -> DataFrame:
-    """One row: the version of a table that the execution reads; its digest in the query's progress if `observed`.
-
-    The same DataFrame for the same options: Spark refuses two observations of one name unless they are one. They are kept with
-    the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
-    """
-    options, built_at_s = json.dumps(dict(table.options), sort_keys=True), _built_at_s(table.spark)
-    place = options, observed, built_at_s
-    with _versions_lock:
-        known: dict[tuple[str, bool, float | None], DataFrame] = vars(table.spark).setdefault("_lookup_versions", {})
-        if place not in known:
-            # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
-            resolve = Resolve(f"version_of_{table.label}", options, built_at_s)
-            version = table.spark.range(0, 1, 1, 1).mapInArrow(resolve, f"{_VERSION_COLUMN} binary")
-            if observed:
-                digest = sf.lower(sf.hex(sf.substring(_VERSION_COLUMN, 2, 16)))
-                url = sf.max(sf.lit(table.url)).alias("table")
-                version = version.observe(f"lookup_{table.label}", sf.max(digest).alias("version"), url)
-            known[place] = version
-        return known[place]
-
-
-def _built_at_s(spark: SparkSession) -> float | None:
-    """The time, in a `foreachBatch` function of Spark Classic: what is built there reads back what it has written before.
-
-    Over Connect the actions of such a function are executions of their own.
-    """
-    try:
-        inside = bool(spark.sparkContext.getLocalProperty("streaming.sql.batchId"))
-    except (AttributeError, NotImplementedError, PySparkException):
-        inside = False
-    return time.time() if inside else None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Join:
-    table: LookedUp
-    keys: Sequence[Column]
-    names: Sequence[str]
-    how: str
-    validity: tuple[str, str | None] | None = None
-
-    def join_cached(self, df: DataFrame, name: str) -> DataFrame:
-        marked = self.how == "inner" or not self.names
-        probe = lookup_udf(name, self.table, self.names, many=True, marked=marked, validity=self.validity)
-        # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
-        explained = df.crossJoin(sf.broadcast(_version_of(self.table, df.isStreaming)))
-        rows = explained.select("*", sf.inline_outer(probe(*self.keys, sf.col(_VERSION_COLUMN))))
-        if self.how == "inner":
-            kept = sf.col(FOUND_COLUMN)
-            if self.table.parsed.on_error is OnError.NULL:
-                kept = kept | sf.col(ERROR_COLUMN).isNotNull()
-            rows = rows.filter(kept)
-        return rows.drop(_VERSION_COLUMN, FOUND_COLUMN) if marked else rows.drop(_VERSION_COLUMN)
-
-    def broadcast(self, df: DataFrame, name: str) -> DataFrame:
-        """The join by Spark's broadcast of the table, read through the cache."""
-        table = self.table
-        if df.isStreaming and "lookup.version-at" not in table.options:
-            # A table of several tasks would stay as it was when the stream began.
-            table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
-        taken = {name.casefold() for name in (*df.columns, *self.names)}
-        free = (key for number in itertools.count() if (key := f"_lookup_key_{number}") not in taken)
-        own = list(itertools.islice(free, len(self.keys)))
-        wanted = [field.name for field in table.chosen]
-        read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
-        renamed = [*zip(table.keys, own, strict=True), *zip(wanted, self.names, strict=True)]
-        shown = [sf.col(quote(column)).alias(alias) for column, alias in renamed]
-        side = sf.broadcast(read.select(*shown).alias(name))
-        pairs = [key == sf.col(alias) for key, alias in zip(self.keys, own, strict=True)]
-        return df.join(side, functools.reduce(operator.and_, pairs), self.how).drop(*own)
+        return "cache", cached, f"{facts.rows:,} rows are more than {bound:,}", None
+    return "broadcast", table, f"a batch, and {facts.rows:,} {keys}rows are no more than {bound:,}", facts.rows

@@ -7,13 +7,15 @@ so that Spark sees when two relations are one and resolves it once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark import TaskContext
 
+from pyspark_lookup.base.parallel import run_in_order
 from pyspark_lookup.engine.lookup import read_rows
-from pyspark_lookup.engine.lookup_join import issue_token, lookup_of, parse_options
+from pyspark_lookup.engine.lookup_join import issue_token, join_tokens, parse_options
+from pyspark_lookup.engine.lookup_pass import pass_of
 from pyspark_lookup.engine.metadata_tables import ViewTask, view_batches
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.runtime import runtime
@@ -98,42 +100,50 @@ def current_execution(built_at_s: float | None) -> Execution | None:
     return None
 
 
-VERSION_SCHEMA = pa.schema([("_lookup_version", pa.binary())])
-
-
 class Resolve:
-    """For `mapInArrow`: one row with the version that this execution reads of a table. `built_at_s`: see `Execution`."""
+    """For `mapInArrow`: one row with the versions that this execution reads of tables, and a last column with all of them.
 
-    def __init__(self, name: str, options: str, built_at_s: float | None) -> None:
+    `tables`: by the column that its version goes into, the options of each, and when its lookup was built (see `Execution`).
+    `joined`: the last column.
+    """
+
+    def __init__(self, name: str, tables: Mapping[str, tuple[str, float | None]], joined: str) -> None:
         self.__name__ = name  # as plans show it
-        self._options = options
-        self._built_at_s = built_at_s
+        self._tables = dict(tables)
+        self._joined = joined
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
         count_for_application()
-        options = runtime().effective(parse_options(self._options).on_host(session_options()))
-        token = issue_token(options, current_execution(self._built_at_s))
-        yield pa.RecordBatch.from_arrays([pa.array([token], pa.binary())], schema=VERSION_SCHEMA)
+        session = session_options()
+        asked = [(text, current_execution(built_at_s)) for text, built_at_s in self._tables.values()]
+
+        def resolve(of: tuple[str, Execution | None]) -> bytes:
+            return issue_token(runtime().effective(parse_options(of[0]).on_host(session)), of[1])
+
+        several = len(self._tables) if len(self._tables) > 1 else 0
+        tokens = list(run_in_order(resolve, asked, several))
+        columns = [pa.array([value], pa.binary()) for value in (*tokens, join_tokens(tokens))]
+        yield pa.RecordBatch.from_arrays(columns, names=[*self._tables, self._joined])
 
 
 class Probe:
-    """For an iterator Arrow UDF: the rows of the keys in all arguments but the last, the version. `built_at_s`: see `Execution`."""
+    """For an iterator Arrow UDF: what a pass answers to its arguments, of which the last ones are the versions."""
 
-    def __init__(self, name: str, spec: str, built_at_s: float | None) -> None:
+    def __init__(self, name: str, spec: str, versions: int) -> None:
         self.__name__ = name
         self._spec = spec
-        self._built_at_s = built_at_s
+        self._versions = versions
 
     def __call__(self, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        execution = current_execution(self._built_at_s)
         count_for_application()
-        lookup = lookup_of(self._spec, session_options())
+        lookups = pass_of(self._spec, session_options())
+        executions = [current_execution(stage.built_at_s) for stage in lookups.spec.stages]
         try:
-            for *keys, token in batches:
-                answers = lookup.answers(keys, token, execution)
-                lookup.publish()  # a worker that is killed has published all but the batch in its hands
-                yield answers
+            for given in batches:
+                for answers in lookups.answers(given[: -self._versions], given[-self._versions :], executions):
+                    lookups.publish()  # a worker that is killed has published all but the batch in its hands
+                    yield answers
         finally:
-            lookup.publish()
+            lookups.publish()

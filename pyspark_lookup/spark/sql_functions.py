@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from pyspark_lookup.base.errors import OptionError
-from pyspark_lookup.options.enums import OnError, View
-from pyspark_lookup.spark.join import lookup_udf, row_type
+from pyspark_lookup.engine.lookup_pass import PassSpec, Stage
+from pyspark_lookup.options.enums import View
+from pyspark_lookup.spark.lookup_pass import ChainedLookup, Key, built_at_s, lookup_udf
 from pyspark_lookup.spark.table_argument import (
     LookedUp,
     TableArgument,
@@ -56,7 +57,7 @@ def register_lookup(
     keys = [key] if isinstance(key, str) else list(key)
     found = look_up(spark, table, keys, columns, options or {})
     if defaults_to_full(found):
-        found = with_default_cache(found, found.view(View.SUMMARY).collect()[0].bytes)
+        found = with_default_cache(found, found.facts().bytes)
     if not found.chosen:
         raise OptionError("argument columns: give at least one column of the table")
     # The rows of a key show the key as well: as it is in the table, if it was chosen there.
@@ -107,13 +108,15 @@ def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
     """What follows a function's name where it is created: on top of a UDF, and of the view of the version."""
     names = [field.name for field in table.chosen]
     udf = _udfs(base)[as_rows]
-    table.spark.udf.register(udf, lookup_udf(udf, table, names, many))
+    keys = tuple(Key(key, table.type_of(key), False) for key in table.keys)
+    lookup = ChainedLookup(udf, table, keys, tuple(names), "left", None, built_at_s(table.spark))
+    spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.built_at_s),), many)
+    table.spark.udf.register(udf, lookup_udf(udf, spec, lookup.fields, 1))
     declared = ", ".join(f"{quote(key)} {_ddl(table.type_of(key))}" for key in table.keys)
     call = f"{udf}({', '.join(map(quote, table.keys))}, (SELECT version FROM {base}_version))"
     if not as_rows:
         return f"({declared}) RETURN {call}"
-    row = row_type(table.chosen, names, table.parsed.on_error is OnError.NULL)
-    returned = ", ".join(f"{quote(field.name)} {_ddl(field.dataType)}" for field in row)
+    returned = ", ".join(f"{quote(field.name)} {_ddl(field.dataType)}" for field in lookup.fields)
     return f"({declared}) RETURNS TABLE ({returned}) RETURN SELECT r.* FROM (SELECT inline({call})) r"
 
 

@@ -9,20 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.lookup_table import LookupTable
+from pyspark_lookup.engine.metadata_tables import describe_version
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.catalog import absolute_path, named_options
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
-from pyspark_lookup.options.lookup_options import LookupOptions, merge_options
+from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
 from pyspark_lookup.options.parsing import option_text, parse_names
 from pyspark_lookup.options.read_write_options import GIVEN, refuse_in_reads
+from pyspark_lookup.spark import planning
 from pyspark_lookup.spark.types import arrow_schema
 
 TableArgument = str | os.PathLike[str] | LookupTable | None
@@ -43,12 +45,17 @@ class LookedUp:
     chosen: tuple[StructField, ...]
 
     @property
-    def label(self) -> str:
-        """A name for plans, of the table and what it is looked up by."""
+    def place(self) -> str:
+        """The last part of where the table is, as names in plans may have it."""
         # What follows a URL's `?` may be a signature.
         place = (self.parsed.path or self.parsed.provider or "").partition("?")[0].rpartition("@")[2]
         last = re.sub(r"[^A-Za-z0-9]+", "_", place.rstrip("/").rsplit("/", 1)[-1])
-        return f"{last.strip('_')[:40] or 'table'}_{key_of(*sorted(self.options.items()))[:6]}"
+        return last.strip("_")[:40] or "table"
+
+    @property
+    def label(self) -> str:
+        """A name for plans, of the table and what it is looked up by."""
+        return f"{self.place}_{key_of(*sorted(self.options.items()))[:6]}"
 
     @property
     def url(self) -> str:
@@ -61,14 +68,48 @@ class LookedUp:
         return _load(self.spark, {**self.options, "lookup.columns": shown})
 
     def view(self, view: View) -> DataFrame:
-        options = {key: text for key, text in self.options.items() if key not in ("lookup.where", "lookup.columns")}
-        return _load(self.spark, {**options, "lookup.view": view.value})
+        return _view(self.spark, self.options, view)
 
     def arrow(self, names: Sequence[str]) -> pa.Schema:
         return arrow_schema(StructType([self.schema[name] for name in names]))
 
     def type_of(self, name: str) -> DataType:
         return self.schema[name].dataType
+
+    def facts(self) -> Row:
+        """The row of the view `summary`: as the driver's host knows it, or over Connect one of the server's."""
+        return _facts(self.spark, self.options)
+
+
+def _facts(spark: SparkSession, options: Mapping[str, str]) -> Row:
+    if not plans_here(spark):
+        return _view(spark, options, View.SUMMARY).collect()[0]
+    keys = {key: SPARK_CONF_PREFIX + key.removeprefix("lookup.") for key in HOST_KEYS}
+    session = {key: text for key, name in keys.items() if (text := spark.conf.get(name, None))}
+    parsed = runtime().effective(LookupOptions.parse(options, conf=conf_file_options()).on_host(session))
+    engine = runtime().engine(parsed)
+    with engine.publish():
+        return Row(**describe_version(engine, parsed))
+
+
+def plans_here(spark: SparkSession) -> bool:
+    """Whether tables are planned in this process, the driver's, and not by processes of a Connect server.
+
+    Spark would start a Python process for it each time.
+    """
+    return isinstance(spark, SparkSession)
+
+
+def _columns(spark: SparkSession, options: Mapping[str, str], given: Iterable[str]) -> StructType:
+    """A table's columns now. `given`: the options of the lookup itself."""
+    if plans_here(spark):
+        return planning.schema_of({**options, GIVEN: ",".join(given)})[0]
+    return _load(spark, options, given).schema
+
+
+def _view(spark: SparkSession, options: Mapping[str, str], view: View) -> DataFrame:
+    kept = {key: text for key, text in options.items() if key not in ("lookup.where", "lookup.columns")}
+    return _load(spark, {**kept, "lookup.view": view.value})
 
 
 def _load(spark: SparkSession, options: Mapping[str, str], given: Iterable[str] = ()) -> DataFrame:
@@ -78,14 +119,14 @@ def _load(spark: SparkSession, options: Mapping[str, str], given: Iterable[str] 
 def look_up(
     spark: SparkSession,
     table: TableArgument,
-    keys: Sequence[str],
+    keys: Sequence[str] | None,
     columns: Sequence[str] | None,
     options: Mapping[str, Any],
     as_of: bool = False,
 ) -> LookedUp:
-    """The table that a lookup names, with its columns as Spark sees them now. `as_of`: of what is valid at a time.
+    """The table that a lookup names, with its columns as Spark sees them now.
 
-    Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
+    `keys`: None for those that its options or its log name. `as_of`: of what is valid at a time. Raises OptionError for options or a name that mean no table, SchemaError for a column it does not have.
     """
     given = {key: option_text(value) for key, value in options.items()}
     asked = {key.lower() for key in given}
@@ -95,7 +136,9 @@ def look_up(
     stored, schema = _table(spark, table, given)
     merged = _absolute(merge_options(stored, given))
     own = {key.lower(): text for key, text in given.items()}.get("lookup.keys")
-    if own is not None and {key.casefold() for key in parse_names(own)} != {key.casefold() for key in keys}:
+    if keys is None:
+        keys = _stored_keys(spark, merged)
+    elif own is not None and {key.casefold() for key in parse_names(own)} != {key.casefold() for key in keys}:
         raise OptionError(
             f"option lookup.keys = {own!r} is not what the argument `on` (or `key`) says, {', '.join(keys)}: a lookup is by all of "
             "its keys; leave one of the two out"
@@ -105,7 +148,7 @@ def look_up(
     parsed = LookupOptions.parse(merged, conf=conf_file_options())
     of_files = asked & {"lookup.block.size"}
     if schema is None or of_files:
-        found = _load(spark, _without_cache(merged), of_files).schema
+        found = _columns(spark, _without_cache(merged), of_files)
         schema = schema or found
     spelled = tuple(_resolve(keys, schema, "on"))
     merged["lookup.keys"] = ",".join(map(quote, _order(spelled, {**stored, **given})))
@@ -119,6 +162,20 @@ def look_up(
     if floor is not None:
         merged.setdefault("lookup.floor", floor)
     return LookedUp(spark, merged, wanted, schema, spelled, chosen)
+
+
+def _stored_keys(spark: SparkSession, options: Mapping[str, str]) -> Sequence[str]:
+    """The key columns that a table's options name, or else its log."""
+    text = {key.lower(): value for key, value in options.items()}.get("lookup.keys")
+    if text is not None:
+        return parse_names(text)
+    keys = None if "lookup.provider" in options else _facts(spark, _without_cache(options)).keys_of_table
+    if not keys:
+        raise OptionError(
+            "argument on is missing, and the table does not say by which columns it is looked up (lookup.keys): give "
+            "on='id', a list of columns, or a dict {column of df: column of table}"
+        )
+    return list(keys)
 
 
 def _own_floor(options: LookupOptions) -> str | None:
@@ -135,7 +192,7 @@ def _without_cache(options: Mapping[str, str]) -> dict[str, str]:
     shown = {key: text for key, text in options.items() if key not in _OF_READS}
     if "lookup.provider" in shown:
         return shown
-    shown.pop("lookup.keys")
+    shown.pop("lookup.keys", None)
     without = merge_options(shown, {"lookup.cache": CacheMode.NONE.value})
     if without.get("lookup.metadata.source", "").strip().upper() == MetadataSource.CACHE.value:
         # With a full cache no interval says when the store is asked: what is known will do.

@@ -316,7 +316,7 @@ MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
     "one column twice": (SchemaError, {"columns": ["name", "NAME"]}, "given twice"),
     "a name taken": (OptionError, {"columns": ["code"]}, "'code'.*prefix="),
     "a name taken with a prefix": (OptionError, {"df": "id, n AS c_name", "prefix": "c_"}, "'c_name'"),
-    "full": (OptionError, {"how": "full"}, "argument how = 'full'.*'left' or 'inner'"),
+    "full": (OptionError, {"how": "full"}, "argument how = 'full'.*'left', 'inner'"),
     "unknown strategy": (OptionError, {"strategy": "hash"}, "argument strategy = 'hash'"),
     "unknown option": (OptionError, {"lookup.cach": "FULL"}, "lookup.cach"),
     "keys as an option": (OptionError, {"lookup.keys": "name"}, "lookup.keys = 'name' is not what the argument `on`"),

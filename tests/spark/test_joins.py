@@ -126,7 +126,7 @@ def test_options_that_a_table_has_for_other_uses(spark: SparkSession, tmp_path: 
 
 CACHE_MODE = {"lookup.metadata.source": "CACHE", "lookup.metadata.sync-interval": "1 h"}
 SAID: list[tuple[dict[str, Any], str, list[str]]] = [
-    ({}, "auto", ["broadcast (a batch, and 10 rows", "NONE, by default"]),
+    ({}, "auto", ["cache (a batch of about 3 rows, fewer than 500,005)", "lookup.cache = FULL"]),
     ({}, "cache", ["cache (asked for)", "lookup.cache = FULL"]),
     ({}, "broadcast", ["broadcast (asked for)"]),
     (MODES["none"], "cache", ["cache (asked for)", "lookup.cache = NONE;"]),
@@ -137,7 +137,7 @@ SAID: list[tuple[dict[str, Any], str, list[str]]] = [
 
 
 def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
-    """A batch over a small table is a broadcast unless something speaks against it; the explanation says what."""
+    """The explanation says how a lookup is carried out, and what speaks for it."""
     path = put(tmp_path / "dim.parquet", 1)
     for options, strategy, says in SAID:
         joined = lookup_join(spark.range(3), str(path), "id", strategy=strategy, options=options)
@@ -147,15 +147,32 @@ def test_a_batch(spark: SparkSession, tmp_path: Path) -> None:
     assert explain_lookup(spark.range(3)) == "no lookup join in this DataFrame"
 
 
+def test_what_auto_makes_of_a_chain(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broadcasts become a pass when their tables together are large beside the batch; the rows stay the same."""
+    monkeypatch.setattr(join, "_PASS_ROWS", 0)
+    path = str(put(tmp_path / "dim.parquet", 1))
+    one = lookup_join(spark.range(8), path, "id")
+    assert "broadcast (a batch, and 10 rows are no more than 2,000,000)" in explain_lookup(one)
+    both = lookup_join(one, path, "id", prefix="other_")
+    text = explain_lookup(both)
+    assert "2 lookups in one pass" in text
+    assert text.count("cache (a batch of about 8 rows, fewer than 10)") == 2
+    apart = lookup_join(one.select("*"), path, "id", prefix="other_")  # an operation between: of these rows, by itself
+    assert explain_lookup(apart).count("broadcast (") == 2
+    assert sorted(both.collect()) == sorted(apart.collect())
+    assert len(both.collect()) == 8
+
+
 def test_what_auto_goes_by(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rows, whether keys repeat (which a snapshot knows), bytes, and whether it is a stream; the log says why as well."""
     monkeypatch.setattr(join, "_BROADCAST_ROWS", 9)
     monkeypatch.setattr(join, "_BROADCAST_REPEATED_ROWS", 15)
+    monkeypatch.setattr(join, "_PASS_ROWS", 1000 - 6)
 
     def explained(path: Path, **options: str) -> str:
-        return explain_lookup(lookup_join(spark.range(3), str(path), "id", options=options))
+        return explain_lookup(lookup_join(spark.range(1000), str(path), "id", options=options))
 
     unique = put(tmp_path / "unique.parquet", 1)
     repeated = saved(tmp_path / "repeated.parquet", {"id": [1, 1, *range(10)], "v": range(12)})

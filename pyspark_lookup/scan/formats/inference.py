@@ -19,7 +19,7 @@ _INTEGER = r"^(0|-?[1-9]\d*)$"
 _FRACTION = r"^-?(0|[1-9]\d*)\.\d+$"
 _SHORTEST = r"\.(0|\d*[1-9])$"  # without a zero that says nothing
 _NEGATIVE_ZERO = r"^-0\.0+$"
-_SPECIAL = pa.array(["NaN", "Infinity", "-Infinity"])
+_SPECIAL = ("NaN", "Infinity", "-Infinity")
 _DATE = r"^\d{4}-\d\d-\d\d$"
 _TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,6})?)?"
 _OFFSET = r"(Z|[+-]\d\d(:?\d\d)?)$"
@@ -166,7 +166,7 @@ def infer_texts(texts: pa.Array, by_value: bool = False) -> Inferred:
         return _EMPTY if empty else NOTHING
     if (number := infer_numbers(texts)) is not None:
         return Inferred("number", number)
-    if _all(pc.is_in(texts, value_set=_SPECIAL)):
+    if _all(pc.is_in(texts, value_set=pa.array(_SPECIAL))):
         return _ONLY_SPECIAL
     for spelled, words in _BOOLEANS.items():
         if _all(pc.is_in(texts, value_set=words)):
@@ -188,7 +188,7 @@ def infer_numbers(texts: pa.Array) -> Number | None:
     """What is known of texts (none null) as numbers; None if one is none, or is not written as a number is."""
     integers = pc.match_substring_regex(texts, _INTEGER)
     fractions = pc.match_substring_regex(texts, _FRACTION)
-    special = pc.is_in(texts, value_set=_SPECIAL)
+    special = pc.is_in(texts, value_set=pa.array(_SPECIAL))
     if not _all(pc.or_(pc.or_(integers, fractions), special)) or _all(special):
         return None
     whole, found = texts.filter(integers), texts.filter(fractions)

@@ -1,0 +1,292 @@
+"""A chain of lookups in one pass: batches of columns in, for each row the list of its results out.
+
+A task gets its `PassSpec` as text, and the versions as columns beside the keys. Lookups are carried out in order; between
+them only row numbers change, and the columns that were found are taken once, at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.base.errors import NonUniqueKeyError
+from pyspark_lookup.columnar.keys import Numbers, as_indices, bits_of
+from pyspark_lookup.engine.lookup_join import Lookup, LookupSpec, Rows, lookup_of, split_tokens
+from pyspark_lookup.table.executions import Execution
+
+FOUND_COLUMN = "_lookup_found"
+"""True in each row of a list; null in the row that Spark makes of an empty list."""
+
+_RESULTS_AT_ONCE = 1_000_000  # results of a batch, which keys with several rows in several tables multiply
+Place = int | tuple[int, int]
+"""Where a key comes from: an argument, or a column of an earlier lookup, as (number of the lookup, number of the column)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A lookup of a pass. `places`: where its keys (and the time) come from. `version`: which it reads, as (column of versions, place in it).
+
+    `how`: `left`, `inner`, `left_semi` or `left_anti`. `built_at_s`: see `Execution`.
+    """
+
+    lookup: LookupSpec
+    places: tuple[Place, ...]
+    version: tuple[int, int]
+    how: str
+    built_at_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PassSpec:
+    """The lookups of a pass, and the form of its answer: with `many` a list of rows for each row, else one row or null."""
+
+    stages: tuple[Stage, ...]
+    many: bool
+
+    @property
+    def drops(self) -> bool:
+        """Whether a row may have no results, and be dropped."""
+        return any(stage.how != "left" for stage in self.stages)
+
+    def to_text(self) -> str:
+        """The spec as it travels; the same for equal specs."""
+        stages = [[s.lookup.to_json(), s.places, s.version, s.how, s.built_at_s] for s in self.stages]
+        return json.dumps([stages, self.many], sort_keys=True)
+
+    @classmethod
+    def of_text(cls, text: str) -> PassSpec:
+        """The spec that `to_text` wrote."""
+        stages, many = json.loads(text)
+        return cls(tuple(_stage_of(*fields) for fields in stages), many)
+
+
+def _stage_of(lookup: Sequence[Any], places: Sequence[Any], version: Sequence[int], *others: Any) -> Stage:
+    known = tuple(place if isinstance(place, int) else (place[0], place[1]) for place in places)
+    return Stage(LookupSpec.of_json(lookup), known, (version[0], version[1]), *others)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Results:
+    """Results so far of the rows from `first` to `last` of a batch, in their order.
+
+    `rows`: the row that each is of. `found`: for each lookup its columns, and the place in them of each result; -1: it has
+    no row there. None stands for one after the other.
+    """
+
+    first: int
+    last: int
+    rows: Numbers | None
+    found: tuple[tuple[list[pa.Array], Numbers | None], ...]
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first if self.rows is None else len(self.rows)
+
+    def argument(self, column: pa.Array) -> pa.Array:
+        """A column of the batch, for each result."""
+        return column.slice(self.first, self.count) if self.rows is None else column.take(as_indices(self.rows))
+
+    def column(self, lookup: int, number: int) -> pa.Array:
+        """A column of a lookup, for each result."""
+        columns, places = self.found[lookup]
+        return columns[number] if places is None else _take(columns[number], places)
+
+    def extended(self, kept: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
+        """The results `kept`, in this order, with what a lookup found for each."""
+        if kept is None:
+            return dataclasses.replace(self, found=(*self.found, (columns, places)))
+        rows = kept + self.first if self.rows is None else self.rows[kept]
+        found = [(before, kept if old is None else old[kept]) for before, old in self.found]
+        return _Results(self.first, self.last, rows, (*found, (columns, places)))
+
+    def parts(self, count: int) -> Iterator[_Results]:
+        """The same in parts of about so many results; those of a row stay together."""
+        if self.count <= count or self.last - self.first == 1:
+            yield self
+            return
+        rows = np.arange(self.first, self.last) if self.rows is None else self.rows
+        start, first = 0, self.first
+        while first < self.last:
+            last = int(rows[start + count]) if start + count < len(rows) else self.last
+            last = max(last, first + 1)
+            stop = int(np.searchsorted(rows, last))
+            own = slice(start, stop)
+            found = [(columns, np.arange(start, stop) if old is None else old[own]) for columns, old in self.found]
+            yield _Results(first, last, rows[own], tuple(found))
+            start, first = stop, last
+
+
+class LookupPass:
+    """Answers batches of one spec in this process."""
+
+    def __init__(self, spec: PassSpec, session: Mapping[str, str]) -> None:
+        self.spec = spec
+        self._lookups: list[Lookup] = [lookup_of(stage.lookup, session) for stage in spec.stages]
+        fields = [field for lookup in self._lookups for field in lookup.fields]
+        self._fields = [*fields, pa.field(FOUND_COLUMN, pa.bool_())] if spec.drops or not fields else fields
+
+    @property
+    def type(self) -> pa.DataType:
+        """The type of the answers."""
+        row = pa.struct(self._fields)
+        return pa.list_(pa.field("element", row)) if self.spec.many else row
+
+    def answers(
+        self, columns: Sequence[pa.Array], versions: Sequence[pa.Array], executions: Sequence[Execution | None]
+    ) -> Iterator[pa.Array]:
+        """For each row of a batch the list of its results (or its result, or null), as structs; in several arrays if they are many.
+
+        `versions`: what each row is to be answered from, columns of what `join_tokens` gave. `executions`: of each lookup.
+        Raises NonUniqueKeyError for a second row where there may be one, and what the lookups raise.
+        """
+        for start, stop in _runs(versions):
+            tokens = [split_tokens(column[start].as_py()) for column in versions]
+            for results in self._extend(columns, tokens, executions, _Results(start, stop, None, ())):
+                yield self._shape(columns, results)
+
+    def publish(self) -> None:
+        """Put this process's counters where others of the host find them."""
+        for lookup in self._lookups:
+            lookup.publish()
+
+    def _extend(
+        self,
+        columns: Sequence[pa.Array],
+        tokens: Sequence[Sequence[bytes]],
+        executions: Sequence[Execution | None],
+        results: _Results,
+    ) -> Iterator[_Results]:
+        """The results after the lookups that they lack, in parts."""
+        number = len(results.found)
+        if number == len(self._lookups):
+            yield results
+            return
+        stage = self.spec.stages[number]
+        keys = [
+            results.argument(columns[place]) if isinstance(place, int) else _cast(results.column(*place), kind)
+            for place, kind in itertools.zip_longest(stage.places, stage.lookup.keys.types)
+        ]
+        column, place = stage.version
+        found = self._lookups[number].find(keys, tokens[column][place], executions[number])
+        # Alone, a lookup without a match need give no row: Spark makes one.
+        how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
+        kept, places = _JOINS[how](results.count, found)
+        for part in results.extended(kept, found.columns, places).parts(_RESULTS_AT_ONCE):
+            yield from self._extend(columns, tokens, executions, part)
+
+    def _shape(self, arguments: Sequence[pa.Array], results: _Results) -> pa.Array:
+        fields, count, rows = self._fields, results.count, results.last - results.first
+        columns = [results.column(n, m) for n, (held, _) in enumerate(results.found) for m in range(len(held))]
+        if len(columns) < len(fields):
+            columns.append(pc.fill_null(pa.nulls(count, pa.bool_()), True))
+        structs = pa.StructArray.from_arrays(columns, fields=fields)
+        if results.rows is None:
+            counts = np.ones(rows, np.int64)
+        else:
+            counts = np.bincount(results.rows - results.first, minlength=rows)
+        if self.spec.many:
+            offsets = np.zeros(rows + 1, np.int32)
+            np.cumsum(counts, out=offsets[1:])
+            return pa.ListArray.from_arrays(pa.array(offsets), structs, type=self.type)
+        if rows and counts.max() > 1:
+            raise self._not_unique(arguments, int(np.argmax(counts > 1)) + results.first, int(counts.max()))
+        if count == rows:
+            return structs
+        return structs.take(pa.array(np.cumsum(counts) - 1, mask=counts == 0))
+
+    def _not_unique(self, arguments: Sequence[pa.Array], row: int, most: int) -> NonUniqueKeyError:
+        names = self.spec.stages[0].lookup.keys.names
+        key = ", ".join(f"{name} = {column[row].as_py()!r}" for name, column in zip(names, arguments, strict=False))
+        return NonUniqueKeyError(
+            f"the table has several rows (up to {most}) for one key, here {key}: register the function with multi=True, "
+            "which returns an array, or use lookup_join"
+        )
+
+
+def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:
+    """Parts of a batch whose rows have the same versions: (first row, the row after the last)."""
+    cuts = {0, len(versions[0])}
+    for column in versions:
+        changes = pc.not_equal(column.slice(1), column.slice(0, max(len(column) - 1, 0)))
+        cuts.update((np.flatnonzero(bits_of(changes)) + 1).tolist())
+    return itertools.pairwise(sorted(cuts))
+
+
+_Joined = tuple[Numbers | None, Numbers | None]
+"""The results that are kept (None: all, once each), and for each the place of what was found for it (None: in their order)."""
+
+
+def _counts(count: int, found: Rows) -> Numbers:
+    return np.bincount(found.keys, minlength=count)
+
+
+def _join_inner(count: int, found: Rows) -> _Joined:
+    if len(found.keys) == count and _counts(count, found).max(initial=1) == 1:
+        return None, None
+    return found.keys, None
+
+
+def _join_left(count: int, found: Rows) -> _Joined:
+    counts = _counts(count, found)
+    if counts.max(initial=0) <= 1:
+        if len(found.keys) == count:
+            return None, None
+        places = np.full(count, -1)
+        places[found.keys] = np.arange(len(found.keys))
+        return None, places
+    repeats = np.maximum(counts, 1)
+    places = np.full(int(repeats.sum()), -1)
+    places[np.repeat(counts > 0, repeats)] = np.arange(len(found.keys))
+    return np.repeat(np.arange(count), repeats), places
+
+
+def _join_semi(count: int, found: Rows) -> _Joined:
+    kept, first = np.unique(found.keys, return_index=True)
+    return kept, first
+
+
+def _join_anti(count: int, found: Rows) -> _Joined:
+    """Where nothing was found, and where that is not known."""
+    places = np.full(count, -1)
+    absent = _counts(count, found) == 0
+    if found.columns:  # the error's
+        failed = np.flatnonzero(bits_of(found.columns[-1].is_valid()))
+        places[found.keys[failed]] = failed
+    kept = np.flatnonzero(absent | (places >= 0))
+    return kept, places[kept]
+
+
+_JOINS: Mapping[str, Callable[[int, Rows], _Joined]] = {
+    "left": _join_left,
+    "inner": _join_inner,
+    "left_semi": _join_semi,
+    "left_anti": _join_anti,
+}
+
+
+def _take(column: pa.Array, places: Numbers) -> pa.Array:
+    absent = places < 0
+    return column.take(pa.array(places, mask=absent) if absent.any() else as_indices(places))
+
+
+def _cast(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    return column if kind is None or column.type == kind else column.cast(kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _pass(text: str, session: tuple[tuple[str, str], ...], pid: int) -> LookupPass:
+    return LookupPass(PassSpec.of_text(text), dict(session))
+
+
+def pass_of(text: str, session: Mapping[str, str]) -> LookupPass:
+    """This process's pass of a spec, under what the session sets of a host's options."""
+    return _pass(text, tuple(sorted(session.items())), os.getpid())

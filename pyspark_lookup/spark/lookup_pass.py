@@ -1,0 +1,264 @@
+"""A chain of lookups as one step of a plan.
+
+The versions come from a relation of one row, which is broadcast: Spark resolves it once per execution and micro-batch.
+An Arrow UDF gets them beside the keys of all lookups and returns lists of rows, which `inline_outer` makes rows again
+(plain `inline` would evaluate the UDF twice).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import itertools
+import json
+import operator
+import re
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
+from pyspark.util import PythonEvalType
+
+from pyspark_lookup.engine.lookup_join import ERROR_COLUMN, LookupSpec
+from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN, PassSpec, Place, Stage
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.options.enums import OnError
+from pyspark_lookup.spark.reading import Probe, Resolve
+from pyspark_lookup.spark.table_argument import LookedUp, quote
+from pyspark_lookup.spark.types import arrow_type
+
+VERSION_COLUMN = "_lookup_version"
+"""What the names of columns with versions begin with."""
+
+_versions_lock = threading.Lock()
+# The first line of the optimized plan, as `explain(mode="cost")` has it.
+_STATISTICS = re.compile(r"Statistics\(sizeInBytes=([0-9.E+]+) ([KMGTPE]?i?)B(?:, rowCount=([0-9.E+]+))?")
+_UNITS = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_HUGE_BYTES = 2**50
+_WIDTHS = {"string": 20, "binary": 100, "byte": 1, "boolean": 1, "short": 2, "integer": 4, "float": 4, "date": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A column of a DataFrame by which a lookup is done, and the type in which it is handed over."""
+
+    column: str
+    type: DataType
+    cast: bool
+
+    @property
+    def expression(self) -> Column:
+        column = sf.col(quote(self.column))
+        return column.cast(self.type) if self.cast else column
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainedLookup:
+    """A lookup of a chain: `keys` of the DataFrame for those of the table, with `validity` and a time after them.
+
+    `built_at_s`: when, in a `foreachBatch` function.
+    """
+
+    name: str
+    table: LookedUp
+    keys: tuple[Key, ...]
+    names: tuple[str, ...]
+    how: str
+    validity: tuple[str, str | None] | None
+    built_at_s: float | None
+
+    @property
+    def version(self) -> str:
+        """The column with the version that it reads, in any relation that has it."""
+        return f"{VERSION_COLUMN}_{key_of(self.options_text, self.built_at_s)[:16]}"
+
+    @property
+    def options_text(self) -> str:
+        return json.dumps(dict(self.table.options), sort_keys=True)
+
+    @property
+    def fields(self) -> list[StructField]:
+        """The columns that it adds."""
+        fields = [StructField(name, of.dataType) for name, of in zip(self.names, self.table.chosen, strict=True)]
+        by_null = self.table.parsed.on_error is OnError.NULL
+        return [*fields, StructField(ERROR_COLUMN, StringType())] if by_null else fields
+
+    @property
+    def spec(self) -> LookupSpec:
+        table = self.table
+        shown = [field.name for field in table.chosen]
+        needed = [column for column in self.validity or () if column is not None and column not in shown]
+        keys = pa.schema([(name, arrow_type(key.type)) for name, key in zip(table.keys, self.keys, strict=False)])
+        return LookupSpec(table.options, keys, table.arrow([*shown, *needed]), self.names, self.validity)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """Lookups one after the other, of a DataFrame that is `base`."""
+
+    base: DataFrame
+    lookups: tuple[ChainedLookup, ...] = ()
+
+    def joined(self) -> DataFrame:
+        """The base with the columns of all lookups, in one pass."""
+        relations = versions_of(self.base, {lookup.version: lookup for lookup in self.lookups})
+        versions = {version: (n, m) for n, (tables, _) in enumerate(relations) for m, version in enumerate(tables)}
+        arguments: dict[tuple[str, str], Column] = {}
+        stages = []
+        for number, lookup in enumerate(self.lookups):
+            own = tuple(self._place(key, number, arguments) for key in lookup.keys)
+            stages.append(Stage(lookup.spec, own, versions[lookup.version], lookup.how, lookup.built_at_s))
+        fields = [field for lookup in self.lookups for field in lookup.fields]
+        spec = PassSpec(tuple(stages), many=True)
+        if spec.drops or not fields:
+            fields.append(StructField(FOUND_COLUMN, BooleanType()))
+        probe = lookup_udf(self.name, spec, fields, len(relations))
+        rows = self.base
+        for _, relation in relations:
+            # Without the hint Spark, which takes the relation for huge, would broadcast the DataFrame.
+            rows = rows.crossJoin(sf.broadcast(relation))
+        joined = [column for _, relation in relations for column in relation.columns]
+        rows = rows.select("*", sf.inline_outer(probe(*arguments.values(), *map(sf.col, joined))))
+        if spec.drops:
+            rows = rows.filter(sf.col(FOUND_COLUMN))
+        return rows.drop(*joined, FOUND_COLUMN)
+
+    @property
+    def name(self) -> str:
+        """The name of the pass in plans."""
+        if len(self.lookups) == 1:
+            return self.lookups[0].name
+        names = [lookup.name for lookup in self.lookups]
+        return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{key_of(*names)[:6]}_{key_of(*reversed(names))[:6]}"
+
+    def _place(self, key: Key, number: int, arguments: dict[tuple[str, str], Column]) -> Place:
+        """Where the key of a lookup comes from: an earlier one, or the arguments, to which it is added."""
+        folded = key.column.casefold()
+        for earlier, lookup in enumerate(self.lookups[:number]):
+            for column, field in enumerate(lookup.fields):
+                if field.name.casefold() == folded:
+                    return earlier, column
+        known = folded, key.type.json()
+        arguments.setdefault(known, key.expression)
+        return list(arguments).index(known)
+
+
+def lookup_udf(name: str, spec: PassSpec, fields: Sequence[StructField], versions: int) -> Any:
+    """The UDF (arguments…, columns of versions…) -> a row's results, as a list of structs of these fields, or its result."""
+    row = StructType(list(fields))
+    kind: Any = ArrayType(row) if spec.many else row
+    with warnings.catch_warnings():  # type hints cannot say how many arguments there are
+        warnings.filterwarnings("ignore", "It is preferred to specify type hints", UserWarning)
+        probe = Probe(name, spec.to_text(), versions)
+        return arrow_udf(probe, kind, PythonEvalType.SQL_SCALAR_ARROW_ITER_UDF)
+
+
+def versions_of(df: DataFrame, tables: Mapping[str, ChainedLookup]) -> list[tuple[tuple[str, ...], DataFrame]]:
+    """(tables, a relation of one row and one column: the versions of them that the execution reads), with all these tables.
+
+    A table that lookups in `df` read comes from their relation, so that all of a query read one version of it. The same DataFrames
+    for the same tables: Spark uses the exchange of one again, and refuses two observations of one name unless they are one. They are kept
+    with the session, and go with it: PySpark makes one for each micro-batch of `foreachBatch`.
+    """
+    spark, observed = df.sparkSession, df.isStreaming
+    wanted = dict(tables)
+    with _versions_lock:
+        known: dict[tuple[tuple[str, ...], bool], tuple[str, DataFrame]]
+        known = vars(spark).setdefault("_lookup_versions", {})
+        others = {at: one for at, one in known.items() if at[1] == observed and {*at[0]} & {*wanted}}
+        others.pop((tuple(wanted), observed), None)
+        found = []
+        if others:
+            plan = plan_text(df)
+            for (own, _), (name, versions) in others.items():
+                if {*own} & {*wanted} and name in plan:
+                    found.append((own, versions))
+                    wanted = {version: table for version, table in wanted.items() if version not in own}
+        if wanted:
+            place = tuple(wanted), observed
+            if place not in known:
+                known[place] = _resolved(spark, wanted, observed)
+            found.append((place[0], known[place][1]))
+        return found
+
+
+def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed: bool) -> tuple[str, DataFrame]:
+    """(the name in plans, one value: the versions of tables; their digests in the query's progress if `observed`)."""
+    first = next(iter(tables.values())).table
+    mark = key_of(*tables)[:6]
+    name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
+    joined = f"{VERSION_COLUMN}s_{mark}"
+    resolve = Resolve(name, {column: (of.options_text, of.built_at_s) for column, of in tables.items()}, joined)
+    # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
+    versions = spark.range(0, 1, 1, 1).mapInArrow(
+        resolve, ", ".join(f"{column} binary" for column in (*tables, joined))
+    )
+    if observed:
+        for column, of in tables.items():
+            digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
+            # A table has several, of several names, if it is in passes with different others.
+            told = f"lookup_{of.table.label}" if len(tables) == 1 else f"lookup_{of.table.label}_{mark}"
+            url = sf.max(sf.lit(of.table.url)).alias("table")
+            versions = versions.observe(told, sf.max(digest).alias("version"), url)
+    return name, versions.select(joined)
+
+
+def plan_text(df: DataFrame, mode: str = "extended") -> str:
+    """A DataFrame's plans, as Spark shows them."""
+    with contextlib.redirect_stdout(io.StringIO()) as plan:
+        df.explain(mode=mode)
+    return plan.getvalue()
+
+
+def estimated_rows(df: DataFrame) -> int | None:
+    """About how many rows Spark expects of a DataFrame; None if it does not know."""
+    found = _STATISTICS.search(plan_text(df, "cost"))
+    if found is None:
+        return None
+    size, unit, rows = found.groups()
+    if rows is not None:
+        return int(float(rows))
+    expected = float(size) * 1024 ** _UNITS.index(unit)
+    width = 8 + sum(_WIDTHS.get(field.dataType.typeName(), 8) for field in df.schema)
+    # What Spark knows nothing of is huge to it.
+    return None if expected > _HUGE_BYTES else int(expected / width)
+
+
+def built_at_s(spark: SparkSession) -> float | None:
+    """The time, in a `foreachBatch` function of Spark Classic: what is built there reads back what it has written before.
+
+    Over Connect the actions of such a function are executions of their own.
+    """
+    try:
+        inside = bool(spark.sparkContext.getLocalProperty("streaming.sql.batchId"))
+    except (AttributeError, NotImplementedError, PySparkException):
+        inside = False
+    return time.time() if inside else None
+
+
+def broadcast_join(df: DataFrame, lookup: ChainedLookup) -> DataFrame:
+    """The join by Spark's broadcast of the table, read through the cache."""
+    table = lookup.table
+    if df.isStreaming and "lookup.version-at" not in table.options:
+        # A table of several tasks would stay as it was when the stream began.
+        table = dataclasses.replace(table, options={**table.options, "lookup.version-at": "READ"})
+    taken = {name.casefold() for name in (*df.columns, *lookup.names)}
+    free = (key for number in itertools.count() if (key := f"_lookup_key_{number}") not in taken)
+    own = list(itertools.islice(free, len(lookup.keys)))
+    wanted = [field.name for field in table.chosen]
+    read = table.read(list(dict.fromkeys([*table.keys, *wanted])))
+    renamed = [*zip(table.keys, own, strict=True), *zip(wanted, lookup.names, strict=True)]
+    shown = [sf.col(quote(column)).alias(alias) for column, alias in renamed]
+    side = sf.broadcast(read.select(*shown).alias(lookup.name))
+    pairs = [key.expression == sf.col(alias) for key, alias in zip(lookup.keys, own, strict=True)]
+    return df.join(side, functools.reduce(operator.and_, pairs), lookup.how).drop(*own)
