@@ -52,7 +52,7 @@ def join_of(table: LookupTable, keys: pa.Array) -> Callable[[], object]:
     execution = Execution("bench", "1")
     columns = pa.schema([("name", pa.string()), ("x", pa.float64())])
     lookup = LookupSpec(options, pa.schema([("id", keys.type)]), columns, ("name", "x"))
-    spec = PassSpec((Stage(lookup, (0,), 0, "left"),), many=False)
+    spec = PassSpec((Stage(lookup, (0,), (0, 0), "left"),), many=False)
     version = issue_token(runtime().effective(parse_options(json.dumps(options))), execution)
     told = pa.array([version] * len(keys), pa.binary())
     lookups = pass_of(spec.to_text(), {})

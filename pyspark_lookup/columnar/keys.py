@@ -303,7 +303,7 @@ def _family(kind: pa.DataType) -> str:
 
 
 def bits_of(array: pa.BooleanArray) -> Numbers:
-    """A boolean array without nulls as numpy's. (Through its own way Arrow would import pandas.)"""
+    """A boolean array without nulls as numpy's."""
     raw = np.frombuffer(array.buffers()[1], np.uint8)
     bits = np.unpackbits(raw, bitorder="little", count=array.offset + len(array))
     return bits[array.offset :].view(np.bool_)

@@ -197,7 +197,7 @@ def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed
     first = next(iter(tables.values())).table
     mark = key_of(*tables)[:6]
     name = f"version_of_{first.label}" if len(tables) == 1 else f"version_of_{len(tables)}_tables_{mark}"
-    joined = f"{VERSION_COLUMN}s_{mark}"
+    joined = f"{VERSION_COLUMN}s_{key_of(*tables)[:16]}"
     resolve = Resolve(name, {column: (of.options_text, of.built_at_s) for column, of in tables.items()}, joined)
     # The range makes it a relation of Spark's own, whose exchange Spark uses again in the same plan.
     versions = spark.range(0, 1, 1, 1).mapInArrow(

@@ -3,13 +3,16 @@ does. Two executors on a real master with two workers, as on one host and as on 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pyspark_lookup import LookupTable
 from tests.cluster import Cluster, environment
+from tests.fuzzing import seeds
 from tests.spark.common import put, said_by, saved
+from tests.spark.test_join_chains import made_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -129,6 +132,33 @@ print("THERE", " ".join(f"{row.id}{row.name}:{row._change_type}" for row in foun
     ]
 
 
+_CHAINS = """
+import json, random
+from pathlib import Path
+from tests.spark.test_join_chains import assert_same, by_joins, by_lookups, drawn
+files = json.loads(path)
+for seed in json.loads(replacement):
+    steps = drawn(random.Random(seed))
+    df = spark.read.parquet(files["facts"])
+    assert_same(by_lookups(df, files, steps), by_joins(df, files, steps), f"{seed}: {steps}")
+    query = by_lookups(spark.readStream.schema(df.schema).parquet(files["facts"]), files, steps).writeStream
+    query = query.format("memory").queryName("generated").start()
+    query.processAllAvailable()
+    assert_same(spark.table("generated"), by_joins(df, files, steps), f"a stream of {seed}: {steps}")
+    query.stop()
+    print("SAME")
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(560)
+def test_generated_chains_over_spark_connect(tmp_path: Path) -> None:
+    """Batches and streams: chains of lookups have the rows and the schema of Spark's own joins."""
+    files, drawn = made_files(tmp_path), seeds(4)
+    found = said_by(tmp_path, _CONNECT + _CHAINS, json.dumps(files), json.dumps(drawn), timeout_s=500)
+    assert found == ["SAME"] * len(drawn)
+
+
 _CLUSTER = """
 import os, sys
 from pyspark.sql import SparkSession, functions as sf
@@ -145,6 +175,8 @@ def place(key):
     "Which executor computes a row."
     return os.environ["LOOKUPCACHE_CONF"]
 
+"""
+_BUILT = """
 facts = spark.range(0, 4000, 1, 8).withColumn("id", sf.expr("id % 400"))
 joined = lookup_join(facts, home + "/dim.parquet", "id", strategy="cache", options={"lookup.cache": "FULL"})
 rows = joined.withColumn("place", place("id")).collect()
@@ -161,8 +193,63 @@ def test_two_executors(tmp_path: Path, names: list[str]) -> None:
     cluster = Cluster(tmp_path, [tmp_path / name for name in names])
     try:
         variables = environment(cluster.confs[0])
-        assert said_by(tmp_path, _CLUSTER, cluster.master, tmp_path, variables=variables) == ["BUILT 4000 {1} 2"]
+        assert said_by(tmp_path, _CLUSTER + _BUILT, cluster.master, tmp_path, variables=variables) == [
+            "BUILT 4000 {1} 2"
+        ]
     finally:
         cluster.close()
     tables = [LookupTable(str(path), {"lookup.cache.dir": str(directory)}) for directory in set(cluster.directories)]
     assert [table.metrics()["loadCount"] for table in tables] == [1] * len(tables)
+
+
+_CHANGING = """
+import threading
+from pathlib import Path
+from tests.spark.common import FULL, MODES, put
+tables = {name: f"{home}/{name}" for name in ("one", "two", "three")}
+
+def publish(version):
+    # Under a new name each time: a host that learns of a version late still finds its files.
+    for table in tables.values():
+        put(Path(f"{table}/part={version:03}/rows.parquet"), version, range(0, 400, 2))
+
+publish(1)
+facts = spark.range(0, 4000, 1, 8).selectExpr("id % 400 AS id")
+for number in range(12):
+    facts.write.parquet(f"{home}/events/{number:02}")
+stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", "8").option("recursiveFileLookup", "true").parquet(f"{home}/events")
+for number, (mode, table) in enumerate(zip(("full", "partial", "none", "full"), (*tables.values(), tables["one"]))):
+    options = {**MODES[mode], "lookup.partition": "max_pt()"}
+    stream = lookup_join(stream, table, "id", prefix=f"t{number}_", columns=["version"], options=options)
+seen, places = [], set()
+
+def act(batch, number):
+    rows = batch.withColumn("place", place("id")).filter("id % 2 = 0").collect()
+    places.update(row.place for row in rows)
+    seen.append(({tuple(row[1:-1]) for row in rows}, len(rows)))
+    # While the tasks of the next batches run.
+    threading.Thread(target=publish, args=(len(seen) + 1,)).start()
+
+query = stream.writeStream.foreachBatch(act).option("checkpointLocation", f"{home}/checkpoint").trigger(availableNow=True).start()
+assert query.awaitTermination(200)
+versions = [version for found, _ in seen for version in found]
+print("BATCHES", len(seen), {count for _, count in seen}, len(places))
+print("ONE", len(versions) == len(seen), all(None not in version for version in versions))
+print("SAME", all(version[0] == version[3] for version in versions))
+print("ASCENDING", all(a <= b for before, after in zip(versions, versions[1:]) for a, b in zip(before, after)))
+print("CHANGED", len(set(versions)) > 3)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(280)
+def test_a_stream_of_chains_on_two_hosts(tmp_path: Path) -> None:
+    """While its tables change, each micro-batch has one version of each table in every row of both hosts, none older than before."""
+    cluster = Cluster(tmp_path, [tmp_path / "cache0", tmp_path / "cache1"])
+    try:
+        found = said_by(
+            tmp_path, _CLUSTER + _CHANGING, cluster.master, tmp_path, variables=environment(cluster.confs[0])
+        )
+    finally:
+        cluster.close()
+    assert found == ["BATCHES 12 {2000} 2", "ONE True True", "SAME True", "ASCENDING True", "CHANGED True"]

@@ -42,8 +42,12 @@ class Step:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return made_files(tmp_path_factory.mktemp("chains"))
+
+
+def made_files(home: Path) -> dict[str, str]:
     """Paths of the facts and of tables in which keys repeat, are null, and are of several types."""
-    home, rng = tmp_path_factory.mktemp("chains"), random.Random(11)
+    rng = random.Random(11)
 
     def some(values: Any, count: int, kind: pa.DataType) -> pa.Array:
         return pa.array([None if rng.random() < 0.15 else rng.choice(values) for _ in range(count)], kind)
@@ -62,7 +66,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         )
 
     tables = {"facts": rows(40, 8), "few": rows(6, 6), "many": rows(20, 9), "none": rows(0, 1)}
-    return {name: str(saved(home / f"{name}.parquet", table, 16)) for name, table in tables.items()}
+    paths = {name: saved(home / name / "rows.parquet", table, 16) for name, table in tables.items()}
+    return {
+        name: str(path.parent if name == "facts" else path) for name, path in paths.items()
+    }  # (streams are of directories)
 
 
 def drawn(rng: random.Random) -> list[Step]:
@@ -125,6 +132,10 @@ def test_generated_chains(
         mine = by_lookups(df, files, steps)
         assert passes(mine, capsys) == 1
         assert_same(mine, by_joins(df, files, steps), f"{seed}: {steps}")
+    stream = by_lookups(spark.readStream.schema(df.schema).parquet(files["facts"]), files, steps)
+    with running(stream, "generated") as query:
+        query.processAllAvailable()
+        assert_same(spark.table("generated"), by_joins(df, files, steps), f"a stream of {seed}: {steps}")
 
 
 APART: dict[str, tuple[Callable[[Any], Any], list[str]]] = {

@@ -11,16 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from py4j import finalizer
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession as ClassicSession
 from pyspark.sql import functions as sf
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from pyspark_lookup import LookupTable, lookup_join, register_lookup
+from pyspark_lookup.spark.join import Strategy
 from tests.fuzzing import by_day
 from tests.spark.common import (
     WAYS,
@@ -38,7 +41,7 @@ from tests.test_toy_source import people
 from tests.toy_source import commit
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 pytestmark = pytest.mark.spark
@@ -142,6 +145,40 @@ def test_a_kind_of_table_that_only_tests_know(spark: SparkSession, tmp_path: Pat
     assert load(spark, table).where("id BETWEEN 104 AND 107").count() == 2
     commit(table, {}, {"a.parquet": [2]})
     assert load(spark, table, {"lookup.version": "1"}).where("region = 'eu'").count() == 101
+
+
+@pytest.mark.parametrize("strategy", ["broadcast", "cache"])
+def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy) -> None:
+    """A broadcast passes rows on, of the version at the start of a batch; a pass is refused by the name of its operator."""
+    jvm: Any = spark._jvm
+    seen = tmp_path / "seen"
+
+    def append(row: Row) -> None:
+        with seen.open("a") as rows:
+            rows.write(f"{row.id} {row.version}\n")
+
+    path = put(tmp_path / "dim.parquet", 7, range(5))
+    source = getattr(jvm, "org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream$")
+    memory = getattr(source, "MODULE$").singlePartition(
+        spark._jsparkSession, jvm.org.apache.spark.sql.Encoders.STRING()
+    )
+    memory.addData(jvm.scala.jdk.javaapi.CollectionConverters.asScala(jvm.java.util.List.of("4", "5")))
+    stream = ClassicFrame(memory.toDF(), spark).selectExpr("CAST(value AS long) AS id")
+    with conf(spark, "spark.sql.streaming.realTimeMode.minBatchDuration", "100"):
+        writer = lookup_join(stream, str(path), "id", strategy=strategy).writeStream.outputMode("update")
+        writer = writer.foreach(append)
+        query = writer.trigger(realTime="1 second").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            if strategy == "broadcast":
+                until(lambda: (seen.exists() and len(seen.read_text().splitlines()) == 2) or not query.isActive)
+                assert sorted(seen.read_text().splitlines()) == ["4 7", "5 None"]
+            else:
+                with pytest.raises(
+                    StreamingQueryException, match="ArrowEvalPythonExec are not in the operator allowlist"
+                ):
+                    query.awaitTermination(120)
+        finally:
+            query.stop()
 
 
 # --- jobs of Spark that write beside a stream ----------------------------------------------------
