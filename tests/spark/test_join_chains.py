@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_lookup import LookupTable, OptionError, SchemaError, explain_lookup, lookup_join
+from pyspark_lookup.spark.lookup_pass import plan_text
 from tests.fuzzing import seeds
 from tests.spark.common import FULL, MODES, Calls, catalog_options, events, put, running, saved, stream_of
 from tests.spark.test_join_same_rows import assert_same, by_spark
@@ -174,6 +175,7 @@ def test_calls_of_a_pass(spark: SparkSession, files: dict[str, str]) -> None:
     one = by_lookups(df, files, [few, dataclasses.replace(many, prefix="b_"), dataclasses.replace(few, prefix="c_")])
     two = by_lookups(one.filter("id > 2"), files, [dataclasses.replace(many, prefix="d_")])
     two.collect()
+    assert len({*re.findall(r"version_of_\w+", plan_text(two))}) == 1  # of which Spark uses the exchange again
     for query in (one, two):
         calls = [Calls(files[table]) for table in ("few", "many")]
         spark.sparkContext.setJobGroup("calls", "", False)

@@ -167,7 +167,11 @@ def test_real_time_mode(spark: SparkSession, tmp_path: Path, strategy: Strategy)
     with conf(spark, "spark.sql.streaming.realTimeMode.minBatchDuration", "100"):
         writer = lookup_join(stream, str(path), "id", strategy=strategy).writeStream.outputMode("update")
         writer = writer.foreach(append)
-        query = writer.trigger(realTime="1 second").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        java: Any = writer
+        java._jwrite.trigger(
+            jvm.org.apache.spark.sql.streaming.Trigger.RealTime("1 second")
+        )  # from Python: from Spark 4.2 on
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         try:
             if strategy == "broadcast":
                 until(lambda: (seen.exists() and len(seen.read_text().splitlines()) == 2) or not query.isActive)
