@@ -6,7 +6,6 @@ A chain of lookups is one step of the plan: what `lookup_join` returned is built
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import re
 import threading
@@ -23,7 +22,6 @@ from pyspark_lookup.columnar.keys import comparable
 from pyspark_lookup.columnar.types import resolve_names, widens
 from pyspark_lookup.engine.lookup_join import ERROR_COLUMN
 from pyspark_lookup.engine.lookup_pass import FOUND_COLUMN
-from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.options.enums import CacheMode, OnError, View
 from pyspark_lookup.spark.lookup_pass import (
     VERSION_COLUMN,
@@ -56,6 +54,7 @@ _HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_sem
     "anti": "left_anti",
     "leftanti": "left_anti",
 }
+_NOT_CHAINED = "its DataFrame is not what lookup_join returned"
 _CHAIN = "_lookup_chain"  # the attribute of a DataFrame that says what it is made of
 _BROADCASTS = "_lookup_broadcasts"  # and that of one that Spark's joins made
 # Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py), and up
@@ -77,11 +76,21 @@ class _Explained:
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcasts:
-    """Lookups in a row for which `auto` chose broadcasts: of what DataFrame, of how many rows in all, and the arguments of each."""
+    """Lookups in a row for which `auto` chose broadcasts: of what DataFrame, of how many rows in all, and each as it is in a pass."""
 
     base: DataFrame
     rows: int = 0
-    calls: tuple[Mapping[str, Any], ...] = ()
+    lookups: tuple[ChainedLookup, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """A strategy, and why. `cached`: the table with the cache that a pass needs. `rows`: the table's, if it is a broadcast that nobody asked for."""
+
+    broadcast: bool
+    cached: LookedUp
+    why: str
+    rows: int | None = None
 
 
 _explained: dict[str, _Explained] = {}  # by the name of a pass, or of a broadcast
@@ -121,22 +130,7 @@ def lookup_join(
     Raises OptionError for arguments, SchemaError for columns and types that do not fit (both when called), and at
     execution what a lookup raises (see `lookup.on-error`).
     """
-    call = {
-        "table": table,
-        "on": on,
-        "how": how,
-        "columns": columns,
-        "prefix": prefix,
-        "as_of": as_of,
-        "options": options,
-    }
-    return _joined(df, call, strategy, None)
-
-
-def _joined(df: DataFrame, call: Mapping[str, Any], strategy: str, why: str | None) -> DataFrame:
-    """`lookup_join`, with its arguments as a mapping. `why`: a reason for the strategy other than that it was asked for."""
-    how, columns, prefix, as_of = (call[name] for name in ("how", "columns", "prefix", "as_of"))
-    pairs = None if call["on"] is None else _pairs(call["on"])
+    pairs = None if on is None else _pairs(on)
     kind = _HOW.get(str(how).lower().strip().replace("_", ""))
     if kind is None:
         raise OptionError(f"argument how = {how!r}: a lookup join is 'left', 'inner', 'left_semi' or 'left_anti'")
@@ -149,41 +143,53 @@ def _joined(df: DataFrame, call: Mapping[str, Any], strategy: str, why: str | No
     if strategy not in ("auto", "cache", "broadcast"):
         raise OptionError(f"argument strategy = {strategy!r}: 'auto', 'cache' or 'broadcast'")
     wanted = None if pairs is None else [right for _, right in pairs]
-    found = look_up(df.sparkSession, call["table"], wanted, columns, call["options"] or {}, as_of is not None)
+    found = look_up(df.sparkSession, table, wanted, columns, options or {}, as_of is not None)
     pairs = [(name, name) for name in found.keys] if pairs is None else pairs
     keys = [_key(df, left, found, right) for (left, _), right in zip(pairs, found.keys, strict=True)]
     validity = None if as_of is None else _validity(found)
     if as_of is not None and validity is not None:
         keys.append(_time(df, as_of, found, validity))
-    names = [(prefix or "") + field.name for field in found.chosen]
+    names = tuple((prefix or "") + field.name for field in found.chosen)
     _check_names(df, names, found)
-    chosen, found, reason, rows = _strategy(df, found, strategy, as_of is not None)
+    choice = _choose(df, found, strategy, as_of is not None)
+    lookup = ChainedLookup(choice.cached, tuple(keys), names, kind, validity, built_at_s(df.sparkSession))
+    if not choice.broadcast:
+        return _pass(*_chain_of(df), (lookup,), choice.why)
     others = _broadcasts_of(df)
-    if rows is not None and (few := _few(others.base, others.rows + rows)) is not None:
+    if choice.rows is not None and (few := _few(others.base, others.rows + choice.rows)) is not None:
         # The earlier ones join the pass: it costs little more for them.
-        return functools.reduce(lambda made, one: _joined(made, one, "cache", few), (*others.calls, call), others.base)
-    why = why or reason
-    name = f"lookup_{found.label}_{key_of(*names, kind, chosen, as_of, *(left for left, _ in pairs))[:6]}"
-    lookup = ChainedLookup(name, found, tuple(keys), tuple(names), kind, validity, built_at_s(df.sparkSession))
-    explained = f"{name}\n  table: {found.url}\n  on: {', '.join(f'{a} = {b}' for a, b in pairs)} ({kind})\n"
-    explained += "" if validity is None else f"  as of: {as_of}, by {' and '.join(filter(None, validity))}\n"
-    explained += f"  strategy: {chosen} ({why})\n  cache: lookup.cache = {found.parsed.cache.value}{'' if cache_given(found.options) else ', by default'}; "
-    explained += f"lookup.metadata.source = {found.parsed.metadata_source.value}"
-    _log.info("lookup join %s: %s (%s)", name, chosen, why)
-    if chosen == "broadcast":
-        _explain(name, _Explained(((explained, found),), "Spark joins it"))
-        made = broadcast_join(df, lookup)
-        if rows is not None:
-            vars(made)[_BROADCASTS] = _Broadcasts(others.base, others.rows + rows, (*others.calls, call))
-        return made
-    chain, apart = _chain_of(df)
-    longer = dataclasses.replace(chain, lookups=(*chain.lookups, lookup))
+        return _pass(Chain(others.base), _NOT_CHAINED, (*others.lookups, lookup), few)
+    plain = dataclasses.replace(lookup, table=found, broadcast=True)
+    _explain(plain.name, _Explained(((_text_of(plain, choice.why), found),), "Spark joins it"))
+    made = broadcast_join(df, plain)
+    if choice.rows is not None:
+        vars(made)[_BROADCASTS] = _Broadcasts(others.base, others.rows + choice.rows, (*others.lookups, lookup))
+    return made
+
+
+def _pass(chain: Chain, apart: str, lookups: Sequence[ChainedLookup], why: str) -> DataFrame:
+    """A chain with more lookups, which are in its pass because of `why`. `apart`: why those are not in a pass before it."""
+    longer = dataclasses.replace(chain, lookups=(*chain.lookups, *lookups))
     with _explained_lock:
         before = _explained[chain.name] if chain.lookups else _Explained((), apart)
-    _explain(longer.name, _Explained((*before.lookups, (explained, found)), before.apart))
+    told = [(_text_of(lookup, why), lookup.table) for lookup in lookups]
+    _explain(longer.name, _Explained((*before.lookups, *told), before.apart))
     joined = longer.joined()
     vars(joined)[_CHAIN] = longer
     return joined
+
+
+def _text_of(lookup: ChainedLookup, why: str) -> str:
+    """What `explain_lookup` says of a lookup; also logged."""
+    table, chosen = lookup.table, "broadcast" if lookup.broadcast else "cache"
+    _log.info("lookup join %s: %s (%s)", lookup.name, chosen, why)
+    pairs = ", ".join(f"{key.column} = {name}" for key, name in zip(lookup.keys, table.keys, strict=False))
+    text = f"{lookup.name}\n  table: {table.url}\n  on: {pairs} ({lookup.how})\n"
+    if lookup.validity is not None:
+        text += f"  as of: {lookup.keys[-1].column}, by {' and '.join(filter(None, lookup.validity))}\n"
+    default = "" if cache_given(table.options) else ", by default"
+    text += f"  strategy: {chosen} ({why})\n  cache: lookup.cache = {table.parsed.cache.value}{default}; "
+    return text + f"lookup.metadata.source = {table.parsed.metadata_source.value}"
 
 
 def _explain(name: str, told: _Explained) -> None:
@@ -195,7 +201,7 @@ def _chain_of(df: DataFrame) -> tuple[Chain, str]:
     """(the lookups to which one more of `df` is added, why there are none)."""
     chain: Chain | None = vars(df).get(_CHAIN)
     if chain is None:
-        return Chain(df), "its DataFrame is not what lookup_join returned"
+        return Chain(df), _NOT_CHAINED
     if df.storageLevel != StorageLevel.NONE:
         return Chain(df), "its DataFrame is persisted"
     return chain, ""
@@ -366,15 +372,15 @@ def _check_names(df: DataFrame, names: Sequence[str], table: LookedUp) -> None:
             raise OptionError(f"column {name!r}: that name is used by lookup joins; rename it")
 
 
-def _strategy(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> tuple[str, LookedUp, str, int | None]:
-    """(strategy, the table with the cache it needs, why, the table's rows if it is a broadcast that nobody asked for)."""
+def _choose(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> _Choice:
+    """How a table is joined to a DataFrame."""
     by_null = table.parsed.on_error is OnError.NULL
     if wanted == "broadcast":
         if as_of:
             raise OptionError("argument as_of needs strategy='cache': a broadcast would give every row that is valid")
         if by_null:
             raise OptionError("option lookup.on-error = 'NULL' needs strategy='cache': a broadcast fails as a whole")
-        return "broadcast", table, "asked for", None
+        return _Choice(True, table, "asked for")
     facts = None
     given = cache_given(table.options)
     cached = table
@@ -384,22 +390,22 @@ def _strategy(df: DataFrame, table: LookedUp, wanted: str, as_of: bool) -> tuple
         facts = viewed.facts()
         cached = with_default_cache(table, facts.bytes)
     if wanted == "cache":
-        return "cache", cached, "asked for", None
+        return _Choice(False, cached, "asked for")
     if as_of:
-        return "cache", cached, "one row of several by their time", None
+        return _Choice(False, cached, "one row of several by their time")
     if df.isStreaming:
-        return "cache", cached, "a stream: its cost is to follow the micro-batch", None
+        return _Choice(False, cached, "a stream: its cost is to follow the micro-batch")
     if facts is None:
-        return "cache", cached, "a provider's table", None
+        return _Choice(False, cached, "a provider's table")
     if by_null:
-        return "cache", cached, "lookup.on-error = NULL", None
+        return _Choice(False, cached, "lookup.on-error = NULL")
     if table.parsed.cache is CacheMode.PARTIAL:
-        return "cache", cached, "lookup.cache = PARTIAL: a table not to be read whole", None
+        return _Choice(False, cached, "lookup.cache = PARTIAL: a table not to be read whole")
     if facts.bytes > table.parsed.split_size:
-        return "cache", cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size", None
+        return _Choice(False, cached, f"{facts.bytes:,} bytes of files are more than lookup.scan.split-size")
     if facts.rows is None:
-        return "cache", cached, "how many rows it has is not known before they are read", None
+        return _Choice(False, cached, "how many rows it has is not known before they are read")
     bound, keys = (_BROADCAST_REPEATED_ROWS, "repeated ") if facts.unique_keys is False else (_BROADCAST_ROWS, "")
     if facts.rows > bound:
-        return "cache", cached, f"{facts.rows:,} rows are more than {bound:,}", None
-    return "broadcast", table, f"a batch, and {facts.rows:,} {keys}rows are no more than {bound:,}", facts.rows
+        return _Choice(False, cached, f"{facts.rows:,} rows are more than {bound:,}")
+    return _Choice(True, cached, f"a batch, and {facts.rows:,} {keys}rows are no more than {bound:,}", facts.rows)

@@ -66,16 +66,23 @@ class Key:
 class ChainedLookup:
     """A lookup of a chain: `keys` of the DataFrame for those of the table, with `validity` and a time after them.
 
-    `built_at_s`: when, in a `foreachBatch` function.
+    `built_at_s`: when, in a `foreachBatch` function. `broadcast`: it is no part of a pass.
     """
 
-    name: str
     table: LookedUp
     keys: tuple[Key, ...]
     names: tuple[str, ...]
     how: str
     validity: tuple[str, str | None] | None
     built_at_s: float | None
+    broadcast: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the lookup in plans."""
+        pairs = zip([key.column for key in self.keys], self.table.keys, strict=False)
+        mark = key_of(*self.names, self.how, self.validity, self.broadcast, *pairs, self.keys[-1].column)
+        return f"lookup_{self.table.label}_{mark[:6]}"
 
     @property
     def version(self) -> str:

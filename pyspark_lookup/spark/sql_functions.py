@@ -109,7 +109,7 @@ def _body(table: LookedUp, base: str, many: bool, as_rows: bool = False) -> str:
     names = [field.name for field in table.chosen]
     udf = _udfs(base)[as_rows]
     keys = tuple(Key(key, table.type_of(key), False) for key in table.keys)
-    lookup = ChainedLookup(udf, table, keys, tuple(names), "left", None, built_at_s(table.spark))
+    lookup = ChainedLookup(table, keys, tuple(names), "left", None, built_at_s(table.spark))
     spec = PassSpec((Stage(lookup.spec, tuple(range(len(keys))), (0, 0), "left", lookup.built_at_s),), many)
     table.spark.udf.register(udf, lookup_udf(udf, spec, lookup.fields, 1))
     declared = ", ".join(f"{quote(key)} {_ddl(table.type_of(key))}" for key in table.keys)

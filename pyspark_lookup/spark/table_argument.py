@@ -204,7 +204,7 @@ def _resolve(columns: Sequence[str], schema: StructType, argument: str) -> list[
     if isinstance(columns, str):
         raise SchemaError(f"argument {argument} = {columns!r}: give a list of names, e.g. [{columns!r}]")
     try:
-        found = resolve_names(columns, schema, argument)
+        found = resolve_names(tuple(columns), schema, argument)
     except SchemaError as problem:
         raise SchemaError(str(problem).replace("option", "argument", 1)) from None
     twice = [name for name in found if found.count(name) > 1]

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark_lookup import LookupTable, OptionError, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.spark import join
 from tests.fuzzing import by_day
-from tests.spark.common import MODES, batches_of, events, load, put, running, saved, stream_of
+from tests.spark.common import MODES, batches_of, catalog_options, events, load, put, running, saved, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -161,6 +161,24 @@ def test_what_auto_makes_of_a_chain(spark: SparkSession, tmp_path: Path, monkeyp
     assert explain_lookup(apart).count("broadcast (") == 2
     assert sorted(both.collect()) == sorted(apart.collect())
     assert len(both.collect()) == 8
+
+
+def test_a_chain_is_of_what_was_asked_for(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A broadcast that becomes part of a pass is that of its call, whatever has become of the arguments, and of what the name means."""
+    monkeypatch.setattr(join, "_PASS_ROWS", 0)
+    path = str(saved(tmp_path / "dim.parquet", {"id": range(10), "key": range(9, -1, -1), "v": range(10)}))
+    on, columns, options = {"id": "id"}, ["v"], {"lookup.where": "id < 5"}
+    spark.sql(f"CREATE TABLE {name} {catalog_options(path)}")
+    one = lookup_join(spark.range(8), name, on, columns=columns, options=options)
+    on["id"], options["lookup.where"], columns[0] = "key", "id < 3", "key"
+    spark.sql(f"DROP TABLE {name}")
+    both = lookup_join(one, path, "id", columns=(column for column in ("key",)))  # type: ignore[arg-type]
+    assert "2 lookups in one pass" in explain_lookup(both)
+    assert sorted(both.collect()) == [(n, n if n < 5 else None, 9 - n) for n in range(8)]
+    swapped = [lookup_join(one.select("*"), path, {"id": left}, columns=[], strategy="cache") for left in ("id", "key")]
+    assert ["on: id = key" in explain_lookup(df) for df in swapped] == [False, True]
 
 
 def test_what_auto_goes_by(
