@@ -126,8 +126,8 @@ def chains(draw: st.DrawFn) -> tuple[list[Key], list[Table], list[Stage]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(chains(), st.integers(1, 6))
-def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], at_once: int) -> None:
+@given(chains(), st.integers(1, 6), st.integers(1, 200))
+def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], at_once: int, size: int) -> None:
     """Each row has the results of the joins in their order, however many are done at once; no row is looked up twice."""
     batch, tables, stages = chain
     lookups = [FakeLookup(t, s.lookup, b"version %d %d" % s.version) for t, s in zip(tables, stages, strict=True)]
@@ -135,6 +135,7 @@ def test_a_pass_is_its_joins(chain: tuple[list[Key], list[Table], list[Stage]], 
         given = iter(lookups)
         patch.setattr(lookup_pass, "lookup_of", lambda spec, session: next(given))
         patch.setattr(lookup_pass, "_RESULTS_AT_ONCE", at_once)
+        patch.setattr(lookup_pass, "_BYTES_AT_ONCE", size)
         whole = LookupPass(PassSpec(tuple(stages), many=True), {})
         tokens = [join_tokens([b"version %d %d" % (n, m) for m in range(2)]) for n in range(2)]
         versions = [pa.array([token] * len(batch), pa.binary()) for token in tokens]
@@ -174,6 +175,29 @@ def test_versions_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = list(whole.answers([pa.array([1, 2, 3, 4, 5])], versions, [None]))
     assert asked == [(b"x", [1, 2]), (b"x", [3]), (b"y", [4, 5])]
     assert [answer for part in parts for answer in part.to_pylist()] == [[{"c": n}] for n in range(1, 6)]
+
+
+def test_results_with_much_text_are_given_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that one lookup finds, and another repeats, is bounded by its bytes, not only by how often it is repeated."""
+
+    class Lookup(FakeLookup):
+        def find(self, keys: Sequence[pa.Array], token: bytes, execution: object) -> Rows:
+            places = np.repeat(np.arange(len(keys[0])), 1 if self.fields[0].name == "text" else 10)
+            texts = pa.array(["x" * (1000 if key == 7 else 10) for key in keys[0].to_pylist()])
+            return Rows(places, [texts if self.fields[0].name == "text" else pa.array(places)])
+
+    specs = [LookupSpec({}, pa.schema([("k", pa.int64())]), pa.schema([(c, pa.int64())]), (c,)) for c in ("text", "n")]
+    monkeypatch.setattr(lookup_pass, "lookup_of", lambda spec, session: Lookup(Table(1, {}, None), spec, b""))
+    monkeypatch.setattr(lookup_pass, "_BYTES_AT_ONCE", 3000)
+    monkeypatch.setattr(LookupPass, "_shape", lambda self, arguments, results: results)
+    whole = LookupPass(PassSpec(tuple(Stage(spec, (0,), (0, 0), "left") for spec in specs), many=True), {})
+    keys = [*range(40)]
+    parts: list[Any] = list(whole.answers([pa.array(keys)], [pa.array([b"a"] * 40)], [None, None]))
+    assert [row for part in parts for row in part.rows.tolist()] == [key for key in keys for _ in range(10)]
+    sizes = {tuple(range(part.first, part.last)): int(part.bytes.sum()) for part in parts}
+    assert sizes.pop((7,)) > 10_000  # a row stays together
+    assert max(sizes.values()) <= 3000
+    assert len(parts) <= 6
 
 
 @given(st.lists(st.binary(max_size=1000).map(lambda rest: b"V" + rest), min_size=1, max_size=5))

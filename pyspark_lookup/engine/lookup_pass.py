@@ -26,7 +26,9 @@ from pyspark_lookup.table.executions import Execution
 FOUND_COLUMN = "_lookup_found"
 """True in each row of a list; null in the row that Spark makes of an empty list."""
 
-_RESULTS_AT_ONCE = 1_000_000  # results of a batch, which keys with several rows in several tables multiply
+# Of the results of a batch, which keys with several rows in several tables multiply.
+_RESULTS_AT_ONCE = 1_000_000
+_BYTES_AT_ONCE = 128 * 2**20
 Place = int | tuple[int, int]
 """Where a key comes from: an argument, or a column of an earlier lookup, as (number of the lookup, number of the column)."""
 
@@ -79,13 +81,14 @@ class _Results:
     """Results so far of the rows from `first` to `last` of a batch, in their order.
 
     `rows`: the row that each is of. `found`: for each lookup its columns, and the place in them of each result; -1: it has
-    no row there. None stands for one after the other.
+    no row there. None stands for one after the other. `bytes`: of each result's columns, about.
     """
 
     first: int
     last: int
     rows: Numbers | None
     found: tuple[tuple[list[pa.Array], Numbers | None], ...]
+    bytes: Numbers
 
     @property
     def count(self) -> int:
@@ -102,26 +105,32 @@ class _Results:
 
     def extended(self, kept: Numbers | None, columns: list[pa.Array], places: Numbers | None) -> _Results:
         """The results `kept`, in this order, with what a lookup found for each."""
+        count = self.count if kept is None else len(kept)
+        sizes = np.zeros(count, np.int64)
+        if columns and len(columns[0]):
+            sizes = _bytes_of(columns) if places is None else np.where(places < 0, 0, _bytes_of(columns)[places])
         if kept is None:
-            return dataclasses.replace(self, found=(*self.found, (columns, places)))
+            return dataclasses.replace(self, found=(*self.found, (columns, places)), bytes=self.bytes + sizes)
         rows = kept + self.first if self.rows is None else self.rows[kept]
         found = [(before, kept if old is None else old[kept]) for before, old in self.found]
-        return _Results(self.first, self.last, rows, (*found, (columns, places)))
+        return _Results(self.first, self.last, rows, (*found, (columns, places)), self.bytes[kept] + sizes)
 
-    def parts(self, count: int) -> Iterator[_Results]:
-        """The same in parts of about so many results; those of a row stay together."""
-        if self.count <= count or self.last - self.first == 1:
+    def parts(self, count: int, size: int) -> Iterator[_Results]:
+        """The same in parts of about so many results and bytes; those of a row stay together."""
+        if (self.count <= count and self.bytes.sum() <= size) or self.last - self.first == 1:
             yield self
             return
         rows = np.arange(self.first, self.last) if self.rows is None else self.rows
+        # What a result takes of a part, of which `count` is all.
+        ends = np.cumsum(np.maximum(self.bytes * count // size, 1))
         start, first = 0, self.first
         while first < self.last:
-            last = int(rows[start + count]) if start + count < len(rows) else self.last
-            last = max(last, first + 1)
+            stop = int(np.searchsorted(ends, (ends[start - 1] if start else 0) + count, "right"))
+            last = max(int(rows[stop]) if stop < len(rows) else self.last, first + 1)
             stop = int(np.searchsorted(rows, last))
             own = slice(start, stop)
             found = [(columns, np.arange(start, stop) if old is None else old[own]) for columns, old in self.found]
-            yield _Results(first, last, rows[own], tuple(found))
+            yield _Results(first, last, rows[own], tuple(found), self.bytes[own])
             start, first = stop, last
 
 
@@ -150,7 +159,9 @@ class LookupPass:
         """
         for start, stop in _runs(versions):
             tokens = [split_tokens(column[start].as_py()) for column in versions]
-            for results in self._extend(columns, tokens, executions, _Results(start, stop, None, ())):
+            for results in self._extend(
+                columns, tokens, executions, _Results(start, stop, None, (), np.zeros(stop - start, np.int64))
+            ):
                 yield self._shape(columns, results)
 
     def publish(self) -> None:
@@ -180,7 +191,7 @@ class LookupPass:
         # Alone, a lookup without a match need give no row: Spark makes one.
         how = "inner" if len(self._lookups) == 1 and stage.how == "left" else stage.how
         kept, places = _JOINS[how](results.count, found)
-        for part in results.extended(kept, found.columns, places).parts(_RESULTS_AT_ONCE):
+        for part in results.extended(kept, found.columns, places).parts(_RESULTS_AT_ONCE, _BYTES_AT_ONCE):
             yield from self._extend(columns, tokens, executions, part)
 
     def _shape(self, arguments: Sequence[pa.Array], results: _Results) -> pa.Array:
@@ -210,6 +221,17 @@ class LookupPass:
             f"the table has several rows (up to {most}) for one key, here {key}: register the function with multi=True, "
             "which returns an array, or use lookup_join"
         )
+
+
+def _bytes_of(columns: Sequence[pa.Array]) -> Numbers:
+    """About how many bytes each row of some columns takes: exactly of text and binary, on average of others."""
+    sizes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            sizes += np.diff(np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1])
+        else:
+            sizes += column.nbytes // len(column)
+    return sizes
 
 
 def _runs(versions: Sequence[pa.Array]) -> Iterator[tuple[int, int]]:

@@ -54,7 +54,6 @@ _HOW = {"left": "left", "leftouter": "left", "inner": "inner", "semi": "left_sem
     "anti": "left_anti",
     "leftanti": "left_anti",
 }
-_NOT_CHAINED = "its DataFrame is not what lookup_join returned"
 _CHAIN = "_lookup_chain"  # the attribute of a DataFrame that says what it is made of
 _BROADCASTS = "_lookup_broadcasts"  # and that of one that Spark's joins made
 # Up to so many rows Spark's own broadcast join is the faster one of a batch query (benchmarks/bench_join.py), and up
@@ -64,14 +63,6 @@ _BROADCAST_REPEATED_ROWS = 3_000_000
 # A pass over fewer rows than these, and half as many as the tables have, is done before the broadcasts are built
 # (benchmarks/bench_star.py).
 _PASS_ROWS = 500_000
-
-
-@dataclasses.dataclass(frozen=True)
-class _Explained:
-    """What is said of lookups that are one step of a plan: of each (text, its table), and why others are not in it."""
-
-    lookups: tuple[tuple[str, LookedUp], ...]
-    apart: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +84,7 @@ class _Choice:
     rows: int | None = None
 
 
-_explained: dict[str, _Explained] = {}  # by the name of a pass, or of a broadcast
+_explained: dict[str, tuple[tuple[ChainedLookup, ...], str]] = {}  # by the name of a pass, or of a broadcast
 _explained_lock = threading.Lock()
 
 
@@ -152,59 +143,62 @@ def lookup_join(
     names = tuple((prefix or "") + field.name for field in found.chosen)
     _check_names(df, names, found)
     choice = _choose(df, found, strategy, as_of is not None)
-    lookup = ChainedLookup(choice.cached, tuple(keys), names, kind, validity, built_at_s(df.sparkSession))
+    lookup = ChainedLookup(
+        choice.cached, tuple(keys), names, kind, validity, built_at_s(df.sparkSession), why=choice.why
+    )
     if not choice.broadcast:
-        return _pass(*_chain_of(df), (lookup,), choice.why)
+        return _pass(_chain_of(df), lookup)
     others = _broadcasts_of(df)
     if choice.rows is not None and (few := _few(others.base, others.rows + choice.rows)) is not None:
         # The earlier ones join the pass: it costs little more for them.
-        return _pass(Chain(others.base), _NOT_CHAINED, (*others.lookups, lookup), few)
+        joining = (dataclasses.replace(one, why=few) for one in (*others.lookups, lookup))
+        return _pass(_chain_of(others.base), *joining)
     plain = dataclasses.replace(lookup, table=found, broadcast=True)
-    _explain(plain.name, _Explained(((_text_of(plain, choice.why), found),), "Spark joins it"))
+    _explain(plain.name, (plain,), "Spark joins it")
     made = broadcast_join(df, plain)
     if choice.rows is not None:
         vars(made)[_BROADCASTS] = _Broadcasts(others.base, others.rows + choice.rows, (*others.lookups, lookup))
     return made
 
 
-def _pass(chain: Chain, apart: str, lookups: Sequence[ChainedLookup], why: str) -> DataFrame:
-    """A chain with more lookups, which are in its pass because of `why`. `apart`: why those are not in a pass before it."""
+def _pass(chain: Chain, *lookups: ChainedLookup) -> DataFrame:
+    """A chain with more lookups."""
     longer = dataclasses.replace(chain, lookups=(*chain.lookups, *lookups))
-    with _explained_lock:
-        before = _explained[chain.name] if chain.lookups else _Explained((), apart)
-    told = [(_text_of(lookup, why), lookup.table) for lookup in lookups]
-    _explain(longer.name, _Explained((*before.lookups, *told), before.apart))
+    _explain(longer.name, longer.lookups, longer.apart, len(lookups))
     joined = longer.joined()
     vars(joined)[_CHAIN] = longer
     return joined
 
 
-def _text_of(lookup: ChainedLookup, why: str) -> str:
-    """What `explain_lookup` says of a lookup; also logged."""
-    table, chosen = lookup.table, "broadcast" if lookup.broadcast else "cache"
-    _log.info("lookup join %s: %s (%s)", lookup.name, chosen, why)
+def _explain(name: str, lookups: tuple[ChainedLookup, ...], apart: str, new: int = 1) -> None:
+    """Remember what `explain_lookup` says of a step of plans, and log the `new` ones of its lookups."""
+    for lookup in lookups[-new:]:
+        _log.info("lookup join %s: %s (%s)", lookup.name, _strategy_of(lookup), lookup.why)
+    with _explained_lock:
+        _explained[name] = lookups, apart
+
+
+def _strategy_of(lookup: ChainedLookup) -> str:
+    return "broadcast" if lookup.broadcast else "cache"
+
+
+def _text_of(lookup: ChainedLookup) -> str:
+    table = lookup.table
     pairs = ", ".join(f"{key.column} = {name}" for key, name in zip(lookup.keys, table.keys, strict=False))
     text = f"{lookup.name}\n  table: {table.url}\n  on: {pairs} ({lookup.how})\n"
     if lookup.validity is not None:
         text += f"  as of: {lookup.keys[-1].column}, by {' and '.join(filter(None, lookup.validity))}\n"
     default = "" if cache_given(table.options) else ", by default"
-    text += f"  strategy: {chosen} ({why})\n  cache: lookup.cache = {table.parsed.cache.value}{default}; "
-    return text + f"lookup.metadata.source = {table.parsed.metadata_source.value}"
+    text += f"  strategy: {_strategy_of(lookup)} ({lookup.why})\n  cache: lookup.cache = {table.parsed.cache.value}{default}; "
+    return text + f"lookup.metadata.source = {table.parsed.metadata_source.value}{_not_kept(table)}"
 
 
-def _explain(name: str, told: _Explained) -> None:
-    with _explained_lock:
-        _explained[name] = told
-
-
-def _chain_of(df: DataFrame) -> tuple[Chain, str]:
-    """(the lookups to which one more of `df` is added, why there are none)."""
+def _chain_of(df: DataFrame) -> Chain:
+    """The lookups to which one more of `df` is added."""
     chain: Chain | None = vars(df).get(_CHAIN)
     if chain is None:
-        return Chain(df), _NOT_CHAINED
-    if df.storageLevel != StorageLevel.NONE:
-        return Chain(df), "its DataFrame is persisted"
-    return chain, ""
+        return Chain(df, "its DataFrame is not what lookup_join returned")
+    return Chain(df, "its DataFrame is persisted") if df.storageLevel != StorageLevel.NONE else chain
 
 
 def _broadcasts_of(df: DataFrame) -> _Broadcasts:
@@ -215,7 +209,8 @@ def _broadcasts_of(df: DataFrame) -> _Broadcasts:
 
 def _few(df: DataFrame, rows: int) -> str | None:
     """Why tables of so many rows together are looked up faster than broadcast, if Spark expects that few of the DataFrame."""
-    expected, enough = estimated_rows(df), _PASS_ROWS + rows // 2
+    # Of looked-up columns Spark knows no size, from which it would tell the rows.
+    expected, enough = estimated_rows(_chain_of(df).base), _PASS_ROWS + rows // 2
     return (
         None if expected is None or expected >= enough else f"a batch of about {expected:,} rows, fewer than {enough:,}"
     )
@@ -231,12 +226,12 @@ def explain_lookup(df: DataFrame) -> str:
     with _explained_lock:
         known = [_explained[name] for name in named if name in _explained]
     told = []
-    for step in known:
-        texts = [explained + _not_kept(table) for explained, table in step.lookups]
+    for lookups, apart in known:
+        texts = [_text_of(lookup) for lookup in lookups]
         if len(texts) > 1:
             texts = [f"{len(texts)} lookups in one pass", *("  " + text.replace("\n", "\n  ") for text in texts)]
         if len(known) > 1:
-            texts.append(f"  pass: its own ({step.apart})")
+            texts.append(f"  pass: its own ({apart})")
         told += texts
     text = "\n".join(told) if told else "no lookup join in this DataFrame"
     print(text)  # noqa: T201 - as DataFrame.explain does

@@ -7,10 +7,8 @@ An Arrow UDF gets them beside the keys of all lookups and returns lists of rows,
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import io
 import itertools
 import json
 import operator
@@ -25,6 +23,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
 from pyspark.util import PythonEvalType
@@ -66,7 +65,7 @@ class Key:
 class ChainedLookup:
     """A lookup of a chain: `keys` of the DataFrame for those of the table, with `validity` and a time after them.
 
-    `built_at_s`: when, in a `foreachBatch` function. `broadcast`: it is no part of a pass.
+    `built_at_s`: when, in a `foreachBatch` function. `broadcast`: it is no part of a pass. `why`: it is, or is not.
     """
 
     table: LookedUp
@@ -76,12 +75,14 @@ class ChainedLookup:
     validity: tuple[str, str | None] | None
     built_at_s: float | None
     broadcast: bool = False
+    why: str = ""
 
     @property
     def name(self) -> str:
-        """The name of the lookup in plans."""
-        pairs = zip([key.column for key in self.keys], self.table.keys, strict=False)
-        mark = key_of(*self.names, self.how, self.validity, self.broadcast, *pairs, self.keys[-1].column)
+        """The name of the lookup in plans: another one for each that `explain_lookup` tells apart."""
+        pairs = [(key.column, name) for key, name in itertools.zip_longest(self.keys, self.table.keys)]
+        shown = [field.name for field in self.table.chosen]
+        mark = key_of(pairs, shown, self.names, self.how, self.validity, self.broadcast, self.why)
         return f"lookup_{self.table.label}_{mark[:6]}"
 
     @property
@@ -111,9 +112,10 @@ class ChainedLookup:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """Lookups one after the other, of a DataFrame that is `base`."""
+    """Lookups one after the other, of a DataFrame that is `base`. `apart`: why those of the base, if any, are not among them."""
 
     base: DataFrame
+    apart: str
     lookups: tuple[ChainedLookup, ...] = ()
 
     def joined(self) -> DataFrame:
@@ -143,10 +145,11 @@ class Chain:
     @property
     def name(self) -> str:
         """The name of the pass in plans."""
-        if len(self.lookups) == 1:
-            return self.lookups[0].name
         names = [lookup.name for lookup in self.lookups]
-        return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{key_of(*names)[:6]}_{key_of(*reversed(names))[:6]}"
+        marks = f"{key_of(*names)[:6]}_{key_of(self.apart, *reversed(names))[:6]}"
+        if len(names) == 1:
+            return f"lookup_{self.lookups[0].table.place}_{marks}"
+        return f"lookup_{len(names)}_{'_'.join(lookup.table.place for lookup in self.lookups)[:60]}_{marks}"
 
     def _place(self, key: Key, number: int, arguments: dict[tuple[str, str], Column]) -> Place:
         """Where the key of a lookup comes from: an earlier one, or the arguments, to which it is added."""
@@ -221,10 +224,11 @@ def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed
 
 
 def plan_text(df: DataFrame, mode: str = "extended") -> str:
-    """A DataFrame's plans, as Spark shows them."""
-    with contextlib.redirect_stdout(io.StringIO()) as plan:
-        df.explain(mode=mode)
-    return plan.getvalue()
+    """A DataFrame's plans, as Spark shows them. (`explain` prints them, where other threads print as well.)"""
+    of: Any = df
+    if isinstance(df, ClassicFrame):
+        return str(of.sparkSession._jvm.PythonSQLUtils.explainString(of._jdf.queryExecution(), mode))
+    return str(of._explain_string(extended=mode))
 
 
 def estimated_rows(df: DataFrame) -> int | None:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 
 from pyspark_lookup.base.errors import OptionError, SchemaError
+from pyspark_lookup.columnar.key_rows import KEY_INDEX
 from pyspark_lookup.columnar.types import resolve_names
 from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.metadata_tables import describe_version
@@ -156,6 +157,10 @@ def look_up(
         shown_names = schema.names if kept is None else resolve_names(parsed.columns or (), schema, "lookup.columns")
         columns = [name for name in shown_names if name not in spelled]
     names = _resolve(columns, schema, "columns")
+    if KEY_INDEX in names:
+        raise SchemaError(
+            f"column {KEY_INDEX!r} of the table has the name by which answers say whose a row is: leave it out by columns=[…], or rename it"
+        )
     chosen = tuple(StructField(name, schema[name].dataType) for name in names)
     wanted = LookupOptions.parse(merged, conf=conf_file_options())
     floor = _own_floor(wanted)

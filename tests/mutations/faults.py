@@ -1261,8 +1261,8 @@ FAULTS = [
         "a-persisted-frame-is-extended",
         "A lookup of a persisted DataFrame is computed again with those before it.",
         "spark/join.py",
-        "    if df.storageLevel != StorageLevel.NONE:\n        return Chain(df)",
-        "    if False:\n        return Chain(df)",
+        "if df.storageLevel != StorageLevel.NONE else chain",
+        "if False else chain",
         ("tests/spark/test_join_chains.py::test_lookups_apart",),
     ),
     Fault(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import json
 import logging
 import random
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_lookup import LookupTable, OptionError, explain_lookup, lookup_join, register_lookup
 from pyspark_lookup.spark import join
+from pyspark_lookup.spark.lookup_pass import estimated_rows
 from tests.fuzzing import by_day
 from tests.spark.common import MODES, batches_of, catalog_options, events, load, put, running, saved, stream_of
 
@@ -179,6 +182,19 @@ def test_a_chain_is_of_what_was_asked_for(
     assert sorted(both.collect()) == [(n, n if n < 5 else None, 9 - n) for n in range(8)]
     swapped = [lookup_join(one.select("*"), path, {"id": left}, columns=[], strategy="cache") for left in ("id", "key")]
     assert ["on: id = key" in explain_lookup(df) for df in swapped] == [False, True]
+
+
+def test_rows_that_spark_expects(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a range exactly, of files by their bytes, of local data not at all; and the same in threads that print meanwhile."""
+    path = saved(tmp_path / "facts.parquet", {"id": range(1000), "v": range(1000)})
+    expected = path.stat().st_size // 24
+    assert estimated_rows(spark.read.parquet(str(path))) == pytest.approx(expected, abs=expected // 50)
+    assert estimated_rows(spark.createDataFrame([(1,)], "id int")) is None
+    before = sys.stdout
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda rows: estimated_rows(spark.range(rows)), range(40)))
+    assert found == list(range(40))
+    assert sys.stdout is before
 
 
 def test_what_auto_goes_by(
