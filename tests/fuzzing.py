@@ -7,6 +7,8 @@ import copy
 import os
 import resource
 import struct
+import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,9 @@ def seeds(count: int) -> list[int]:
     """So many seeds, the same in each run by day; `MORE` times as many others by night; or the one of `LOOKUPCACHE_SEED`."""
     if given := os.environ.get("LOOKUPCACHE_SEED"):
         return [int(given)]
-    first = int.from_bytes(os.urandom(4), "big") if "LOOKUPCACHE_FUZZ" in os.environ else 0
+    # The processes of a run have to agree on its tests.
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(time.time_ns())
+    first = zlib.crc32(run.encode()) if "LOOKUPCACHE_FUZZ" in os.environ else 0
     return list(range(first, first + count * MORE))
 
 

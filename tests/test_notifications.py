@@ -184,7 +184,7 @@ def models(draw: st.DrawFn) -> list[Truth]:
             high += 1
             opened[high] = draw(modes), []
             event = Allocate(*at(position), high, opened[high][0])
-        elif chosen == "write":
+        elif chosen == "write" and opened[id_][0] is not WriteMode.ALTER:  # which has no files
             files = tuple(DataFile(f"{id_}/{position}-{n}", 1, 1) for n in range(draw(st.integers(0, 2))))
             opened[id_][1].extend(file.path for file in files)
             event = log.Write(*at(position), id_, files)

@@ -837,7 +837,7 @@ def test_who_waits_behind_a_version_that_hangs_goes_on(desk: Desk, prompt: None,
         hanging.set()
         return str(gate.wait(BOUND_S))
 
-    options = {"lookup.async.timeout": "1 s"}
+    options = {"lookup.async.timeout": "3 s"}
     table = desk.serve(users(), options, version=in_turn(hang, lambda: "1"))
     first = beside(lambda: table.get(1))
     assert hanging.wait(BOUND_S)
