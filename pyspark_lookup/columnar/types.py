@@ -315,12 +315,8 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
         ]
         mask = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
-    if pa.types.is_map(column.type):  # no kernel takes a map; the same bytes are a list of entries
-        entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
-        column = pa.ListArray.from_buffers(
-            pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]
-        )
-    offsets, inner = _offsets(column), column.flatten()
+    column = list_of_entries(column) if pa.types.is_map(column.type) else column
+    offsets, inner = offsets_of(column), column.flatten()
     if pa.types.is_map(kind):
         keys = cast_column(inner.field(0), kind.key_type, f"{name}.key", origin)
         items = cast_column(inner.field(1), kind.item_type, f"{name}.value", origin)
@@ -329,7 +325,15 @@ def _cast_nested(column: pa.Array, kind: pa.DataType, name: str, origin: str) ->
     return pa.ListArray.from_arrays(offsets, values, type=kind)
 
 
-def _offsets(column: pa.Array) -> pa.Array:
+def list_of_entries(column: pa.MapArray) -> pa.ListArray:
+    """A map as a list of its entries, of the same bytes: no kernel takes a map."""
+    entries, buffers = column.values, column.buffers()[:2]  # view() miscounts items that are all null
+    return pa.ListArray.from_buffers(
+        pa.list_(entries.type), len(column), buffers, column.null_count, column.offset, children=[entries]
+    )
+
+
+def offsets_of(column: pa.Array) -> pa.Array:
     """Offsets of a list's rows into its flatten(), with null at the rows that are null.
 
     Its own offsets will not do: those of a null row may span values, and a view's are in any order.

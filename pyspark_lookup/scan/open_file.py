@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import DamagedFileError, UfsError
 from pyspark_lookup.columnar.keys import Keys, Numbers, Seed
 from pyspark_lookup.columnar.predicate import Among, And, Predicate, columns_of
-from pyspark_lookup.columnar.types import cast_column
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
+from pyspark_lookup.scan.stored_columns import column_as_planned
 
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
@@ -222,7 +222,6 @@ def _hashes_of(asked: Among) -> Numbers | None:
 
 def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Projection) -> Iterator[pa.RecordBatch]:
     """The named columns of a unit, cast as planned; partition values and missing columns filled in."""
-    url = file.piece.file.url
     stored = [file.names[name] for name in columns if name in file.names and name not in file.partition]
     for batch in _batches(file, unit, stored):
         rows = batch.num_rows
@@ -233,7 +232,7 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
             if name in file.partition:
                 arrays.append(pa.repeat(pa.scalar(file.partition[name], field.type), rows))
             elif name in file.names:
-                arrays.append(cast_column(batch.column(file.names[name]), field.type, name, url))
+                arrays.append(column_as_planned(file.piece.file, batch.column(file.names[name]), name, field.type))
             else:
                 arrays.append(pa.nulls(rows, field.type))
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
@@ -256,12 +255,6 @@ def _batches(file: OpenFile, unit: Unit, stored: Sequence[str]) -> Iterator[pa.R
         if given < batch.num_rows:
             yield batch.slice(given)
         given = max(given - batch.num_rows, 0)
-
-
-def spellings(planned: pa.Schema, found: pa.Schema) -> dict[str, str]:
-    """Planned column -> how a file spells it, for those it has."""
-    folded = {name.casefold(): name for name in found.names}
-    return {name: folded[name.casefold()] for name in planned.names if name.casefold() in folded}
 
 
 def to_read(part: Range, file: OpenFile) -> Range:

@@ -28,9 +28,9 @@ from pyspark_lookup.scan.open_file import (
     Slice,
     decode,
     is_missing,
-    spellings,
     to_read,
 )
+from pyspark_lookup.scan.stored_columns import find_names, type_as_planned
 from pyspark_lookup.table.model import Table
 from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values_of
 
@@ -79,7 +79,8 @@ class Scan(TableScan):
         found = []
         for file in self._open(table, slices_of(files), None):
             values = _partition_of(table, file.piece.file, partitions)
-            spelled = spellings(pa.schema([pa.field(name, pa.null()) for name in names]), file.index.schema)
+            wanted = pa.schema([pa.field(name, pa.null()) for name in names])
+            spelled = find_names(file.piece.file, file.index, wanted)
             row: list[ColumnStats | None] = []
             for name in names:
                 if name in values:
@@ -120,10 +121,10 @@ class Scan(TableScan):
         """See `TableScan`. Reads footers, through the cache, of formats that have some."""
         if not self.splittable(table):
             return None
-        wanted = {name.casefold() for name in names}
+        wanted = pa.schema([pa.field(name, pa.null()) for name in names])
         sizes: list[int | None] = []
         for file in self._open(table, slices_of(files), None):
-            columns = [name for name in file.index.schema.names if name.casefold() in wanted]
+            columns = list(find_names(file.piece.file, file.index, wanted).values())
             sizes += [file.index.decoded_bytes(unit, columns) for unit in file.index.units]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
@@ -184,7 +185,7 @@ class Scan(TableScan):
 
         def file_of(piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]) -> OpenFile:
             values = _partition_of(table, piece.file, partitions)
-            names = spellings(planned, index.schema)
+            names = find_names(piece.file, index, planned)
             return OpenFile(piece, self._blocks, index, head, {}, names, values, reopen, read_from=read_from)
 
         found: list[OpenFile | None] = []
@@ -238,9 +239,10 @@ class Scan(TableScan):
         needed = _needed(projection)
         for file in opened:
             for name in needed & file.names.keys():
-                found = file.index.schema.field(file.names[name]).type
+                field = projection.data.field(name)
+                found = type_as_planned(file.piece.file, file.index, name, file.names[name], field.type)
                 misfit = file.index.misfits.get(file.names[name])
-                check_readable(projection.data.field(name), found, file.piece.file.url, projection.declared, misfit)
+                check_readable(field, found, file.piece.file.url, projection.declared, misfit)
         lost = sorted(name for name in needed if not any(name in file.names for file in opened))
         if projection.declared or not lost or not opened or columns_of_version is None:
             return  # as in Spark, a declared column that no file has is null
@@ -261,7 +263,8 @@ class Scan(TableScan):
                 return ColumnStats.of(file.partition[name])
             if name not in file.names:
                 return ColumnStats.of(None)  # the file lacks the column: null in every row
-            if not widens(file.index.schema.field(file.names[name]).type, projection.data.field(name).type):
+            planned = projection.data.field(name).type
+            if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
                 return None  # of another type than is asked for
             return file.index.stats(unit, file.names[name])
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark_lookup.base.decoding import count_of, name_of, text_of, texts_of
 from pyspark_lookup.columnar.types import schema_of_text
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import Deletes, FileVersion, PartitionValues
+from pyspark_lookup.io.stores import Deletes, FileVersion, PartitionValues, StoredColumn
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGone
 from pyspark_lookup.options.lookup_options import LookupOptions
@@ -199,16 +199,23 @@ class TableVersion:
     def to_json(self) -> dict[str, Any]:
         """The version as JSON can hold it, but for the statistics of its files."""
         rows = []
+        several = list({id(file.columns): file.columns for file in self.files if file.columns is not None}.values())
+        numbers = {id(columns): number for number, columns in enumerate(several)}
         for file in self.files:
-            more = {"partition": file.partition, "deletes": [one.name for one in file.deletes]}
-            rows.append([*file.to_json(), more] if any(more.values()) else file.to_json())
+            more: dict[str, Any] = {"partition": file.partition, "deletes": [one.name for one in file.deletes]}
+            if file.columns is not None:
+                more["columns"] = numbers[id(file.columns)]
+            rows.append([*file.to_json(), more] if file.columns is not None or any(more.values()) else file.to_json())
         deletes = [one.to_json() for one in self.deletes]
-        return {"files": rows, "deletes": deletes, "metadata": self.metadata.to_json() if self.metadata else None}
+        columns = [[column.to_json() for column in one] for one in several]
+        known = {"files": rows, "deletes": deletes, "metadata": self.metadata.to_json() if self.metadata else None}
+        return {**known, "columns": columns} if columns else known
 
     @classmethod
     def from_json(cls, table_id: str, found: Any) -> TableVersion:
         """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
         deletes = {one.name: one for one in (DELETES[kind](rest) for kind, *rest in found["deletes"])}
+        several = [tuple(map(StoredColumn.from_json, one)) for one in found.get("columns", ())]
         shared: dict[tuple[str, ...], tuple[Deletes, ...]] = {}
         files = []
         for row in found["files"]:
@@ -217,7 +224,9 @@ class TableVersion:
                 names = texts_of(row[5]["deletes"])
                 if names not in shared:
                     shared[names] = tuple(deletes[name] for name in names)
-                file = dataclasses.replace(file, partition=_partition_of(row[5]["partition"]), deletes=shared[names])
+                columns = several[count_of(row[5]["columns"])] if "columns" in row[5] else None
+                partition = _partition_of(row[5]["partition"])
+                file = dataclasses.replace(file, partition=partition, deletes=shared[names], columns=columns)
             files.append(file)
         metadata = None if found["metadata"] is None else VersionMetadata.from_json(found["metadata"])
         return cls(table_id, tuple(files), metadata)

@@ -6,11 +6,13 @@ This is the only package of ours that imports fsspec. Instances belong to one pr
 from pyspark_lookup.io.stores.file_version import (
     DELETE_FILE,
     IMMUTABLE,
+    PART_OF_FILE,
     Deletes,
     FileStatistics,
     FileVersion,
     PartitionValues,
     Range,
+    StoredColumn,
 )
 from pyspark_lookup.io.stores.opening import open_store
 from pyspark_lookup.io.stores.store import (
@@ -27,6 +29,7 @@ __all__ = [
     "IMMUTABLE",
     "LOCAL_GRANULE_S",
     "LOG_DIRECTORY",
+    "PART_OF_FILE",
     "SETTLED_AFTER_S",
     "Count",
     "Deletes",
@@ -36,5 +39,6 @@ __all__ = [
     "PartitionValues",
     "Range",
     "Store",
+    "StoredColumn",
     "open_store",
 ]

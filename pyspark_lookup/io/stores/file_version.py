@@ -20,6 +20,8 @@ IMMUTABLE = "immutable:"
 """The identity of a file that nobody ever changes begins so: it is told by its name, also where it was copied to."""
 DELETE_FILE = IMMUTABLE + "deletes"
 """The identity of such a file that names deleted rows of others."""
+PART_OF_FILE = IMMUTABLE + "part"
+"""The identity of such a file of which some bytes are wanted, and nobody knows how many it has: its size is said to be 0."""
 
 
 class Deletes(Protocol):
@@ -58,6 +60,27 @@ class FileStatistics:
     bounds: Mapping[str, ColumnStats] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """How files have a column that the table calls `name`: as `stored`, or under a Parquet field id. `parts`: of a nested one."""
+
+    name: str
+    stored: str
+    field_id: int | None
+    parts: tuple[StoredColumn, ...] = ()
+
+    def to_json(self) -> list[Any]:
+        """The column as JSON can hold it."""
+        return [self.name, self.stored, self.field_id, [part.to_json() for part in self.parts]]
+
+    @classmethod
+    def from_json(cls, found: Any) -> StoredColumn:
+        """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
+        name, stored, field_id, parts = found
+        number = None if field_id is None else count_of(field_id)
+        return cls(text_of(name), text_of(stored), number, tuple(map(cls.from_json, parts)))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class FileVersion:
     """One state of one file: its URL, size in bytes and identity, compared by equality only.
@@ -65,7 +88,8 @@ class FileVersion:
     `identity` is the store's strongest token; "" means it has none and the bytes are not kept.
     `modified_at_s` (Unix time of the store's clock, None if unknown) and `settled` (False: so new
     that the identity may yet stand for other bytes) describe the observation, not the state. What the table's metadata says of
-    the file in the version it is of: `partition` (None: its directories say), `deletes`, `statistics` (None: its footer says).
+    the file in the version it is of: `partition` (None: its directories say), `deletes`, `statistics` (None: its footer says),
+    `columns` (None: they are called as in the file).
     """
 
     url: str
@@ -76,6 +100,7 @@ class FileVersion:
     partition: PartitionValues | None = dataclasses.field(default=None, compare=False)
     deletes: tuple[Deletes, ...] = dataclasses.field(default=(), compare=False)
     statistics: FileStatistics | None = dataclasses.field(default=None, compare=False)
+    columns: tuple[StoredColumn, ...] | None = dataclasses.field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"FileVersion({without_credentials(self.url)!r}, {self.size}, {self.identity!r})"

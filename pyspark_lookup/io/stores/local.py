@@ -15,7 +15,7 @@ from fsspec.implementations.local import make_path_posix
 from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, UfsUnavailableError
 from pyspark_lookup.io.disk.directory import sync_directory
 from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translate_errors
-from pyspark_lookup.io.stores.file_version import FileVersion
+from pyspark_lookup.io.stores.file_version import PART_OF_FILE, FileVersion
 from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, Listing, is_entered
 
 _WALKS = 5  # of a directory whose name stands for another one after each
@@ -208,7 +208,10 @@ class LocalStore:
 
     def _check(self, descriptor: int, file: FileVersion) -> None:
         status = os.fstat(descriptor)
-        same = status.st_size == file.size if file.immutable else self._version(self._path(file.url), status) == file
+        if file.immutable:
+            same = status.st_size == file.size or file.identity == PART_OF_FILE
+        else:
+            same = self._version(self._path(file.url), status) == file
         if not same:
             raise SourceChangedError(f"{file.url} changed since its version was resolved")
 

@@ -104,6 +104,11 @@ class FileIndex(abc.ABC):
     memory_bytes: int = 4096
     """About what it takes in memory, for those that are kept."""
 
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The schema as the file has it, with its field ids."""
+        return self.schema
+
     def stats(self, unit: Unit, column: str) -> ColumnStats | None:
         """Bounds of a column's values; None: not known."""
         return None

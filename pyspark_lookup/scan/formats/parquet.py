@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,10 @@ class ParquetIndex(FileIndex):
         }
         self._stats: dict[tuple[int, str], ColumnStats | None] = {}
         self.units = [Unit(number, self._middle(number)) for number in range(metadata.num_row_groups)]
+
+    @functools.cached_property
+    def stored_schema(self) -> pa.Schema:
+        return self._metadata.schema.to_arrow_schema()
 
     def _middle(self, number: int) -> int:
         group = self._metadata.row_group(number)

@@ -1,0 +1,253 @@
+"""The actions of a Delta log, and the state of a table that they make."""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from pyspark_lookup.base.decoding import count_of, show, text_of
+from pyspark_lookup.base.errors import NotSupportedError
+
+READER_FEATURES = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+"""What a table may ask of its readers. (`catalogManaged` may have commits that its log does not show yet.)"""
+_LEGACY_VERSION, _FEATURES_VERSION = 2, 3
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Vector:
+    """A deletion vector as the log describes it."""
+
+    storage: str
+    data: str
+    offset: int
+    size: int
+    cardinality: int
+
+    @classmethod
+    def of(cls, found: Any) -> Vector | None:
+        if found is None:
+            return None
+        offset, size = found.get("offset"), count_of(found["sizeInBytes"])
+        place = 0 if offset is None else count_of(offset)
+        storage, data = text_of(found["storageType"]), text_of(found["pathOrInlineDv"])
+        return cls(storage, data, place, size, count_of(found["cardinality"]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Add:
+    """A data file: `path` as the log spells it, which may be encoded. `statistics`: as JSON; None: there are none."""
+
+    path: str
+    partition: tuple[tuple[str, str | None], ...]
+    size: int
+    modified_ms: int
+    statistics: str | None
+    vector: Vector | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a remove names: the protocol's (path, unique id of the deletion vector)."""
+        return key_of_file(self.path, self.vector)
+
+    @functools.cached_property
+    def parsed(self) -> Statistics | None:
+        """What the log says of the file's columns."""
+        return Statistics.of(self.statistics)
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Add:
+        """An action of a commit or checkpoint. Raises one of `decoding.UNREADABLE` for what is none."""
+        values = found["partitionValues"]
+        pairs = values.items() if isinstance(values, Mapping) else values or ()
+        partition = tuple(sorted((text_of(name), text_of(value) if value else None) for name, value in pairs))
+        statistics = found.get("stats")
+        return cls(
+            text_of(found["path"]),
+            partition,
+            count_of(found["size"]),
+            int(found.get("modificationTime") or 0),
+            text_of(statistics) if statistics else None,
+            Vector.of(found.get("deletionVector")),
+        )
+
+    def to_json(self) -> list[Any]:
+        """The action as JSON can hold it."""
+        vector = None if self.vector is None else dataclasses.astuple(self.vector)
+        return [self.path, self.partition, self.size, self.modified_ms, self.statistics, vector]
+
+    @classmethod
+    def from_json(cls, found: Any) -> Add:
+        """What `to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
+        path, partition, size, modified_ms, statistics, vector = found
+        pairs = tuple((text_of(name), None if value is None else text_of(value)) for name, value in partition)
+        storage, data, *counts = vector or ("", "", 0, 0, 0)
+        known = Vector(text_of(storage), text_of(data), *map(count_of, counts)) if vector else None
+        return cls(text_of(path), pairs, count_of(size), int(modified_ms), statistics, known)
+
+
+def key_of_file(path: str, vector: Vector | None) -> tuple[str, str]:
+    return path, "" if vector is None else f"{vector.storage}{vector.data}@{vector.offset}"
+
+
+def is_absolute(path: str) -> bool:
+    """Whether a data file's path does not begin at the table."""
+    return _ABSOLUTE.match(path) is not None
+
+
+def decode_path(path: str) -> str:
+    return unquote(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What the log says of a data file's columns: of each by the name in the file, nested ones as mappings."""
+
+    rows: int | None
+    low: Mapping[str, Any]
+    high: Mapping[str, Any]
+    nulls: Mapping[str, Any]
+    tight: bool
+
+    @classmethod
+    def of(cls, text: str | None) -> Statistics | None:
+        """The statistics of an `Add`; None if they are not to be used: they are no part of the table's content."""
+        if text is None:
+            return None
+        try:
+            found = json.loads(text, parse_float=decimal.Decimal)
+            rows = found.get("numRecords")
+            parts = (found.get(name) or {} for name in ("minValues", "maxValues", "nullCount"))
+            low, high, nulls = (part if isinstance(part, dict) else {} for part in parts)
+            tight = found.get("tightBounds") is not False
+            return cls(None if rows is None else count_of(rows), low, high, nulls, tight)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return None
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaState:
+    """A table at a version: its `metadata` and `protocol` actions, and its files by their key."""
+
+    version: int
+    metadata: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    files: Mapping[tuple[str, str], Add]
+    rewrites: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def table_id(self) -> str:
+        return text_of(self.metadata["id"])
+
+    @functools.cached_property
+    def schema(self) -> Any:
+        return json.loads(text_of(self.metadata["schemaString"]))
+
+    @property
+    def partition_columns(self) -> tuple[str, ...]:
+        return tuple(map(text_of, self.metadata.get("partitionColumns") or ()))
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        found = self.metadata.get("configuration") or {}
+        return {
+            text_of(name): text_of(value) for name, value in (found.items() if isinstance(found, Mapping) else found)
+        }
+
+    @property
+    def mapping(self) -> str:
+        """The mode of the column mapping: `none`, `name` or `id`."""
+        mode = self.configuration.get("delta.columnMapping.mode", "none")
+        if mode not in ("none", "name", "id"):
+            raise NotSupportedError(f"delta.columnMapping.mode = {mode!r}")
+        return mode if self._reads("columnMapping") else "none"
+
+    def _reads(self, feature: str) -> bool:
+        least = self.protocol["minReaderVersion"]
+        return bool(least == _LEGACY_VERSION or feature in (self.protocol.get("readerFeatures") or ()))
+
+    def check_protocol(self) -> None:
+        """Raise NotSupportedError for a table that asks for what is not known here."""
+        least = count_of(self.protocol["minReaderVersion"])
+        if least > _FEATURES_VERSION:
+            raise NotSupportedError(f"it asks for readers of protocol version {least}; {_FEATURES_VERSION} is known")
+        asked = set(map(text_of, self.protocol.get("readerFeatures") or ())) if least == _FEATURES_VERSION else set()
+        unknown = sorted(asked - READER_FEATURES)
+        if unknown:
+            raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
+
+
+@dataclasses.dataclass
+class Replay:
+    """A state that is being made of actions, in the order of their versions."""
+
+    version: int = -1
+    metadata: Mapping[str, Any] | None = None
+    protocol: Mapping[str, Any] | None = None
+    files: dict[tuple[str, str], Add] = dataclasses.field(default_factory=dict)
+    rewrites: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, state: DeltaState) -> Replay:
+        return cls(state.version, state.metadata, state.protocol, dict(state.files), state.rewrites)
+
+    def apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Actions of a checkpoint, or of one commit. Raises one of `decoding.UNREADABLE` for what is none."""
+        added: list[Add] = []
+        removed: list[tuple[str, str]] = []
+        changes = False
+        for action in actions:
+            add, remove = action.get("add"), action.get("remove")
+            if add is not None:
+                added.append(Add.of(add))
+                changes |= add.get("dataChange") is not False
+            if remove is not None:
+                removed.append(key_of_file(text_of(remove["path"]), Vector.of(remove.get("deletionVector"))))
+                changes |= remove.get("dataChange") is not False
+            self.metadata = action.get("metaData") or self.metadata
+            self.protocol = action.get("protocol") or self.protocol
+        for key in removed:  # first: a file's vector may be replaced by another
+            self.files.pop(key, None)
+        self.files.update((add.key, add) for add in added)
+        if added and removed and not changes:
+            new, old = tuple(add.path for add in added), tuple(path for path, _ in removed)
+            self.rewrites = (*self.rewrites[-7:], (new, old))
+
+    def state(self) -> DeltaState:
+        """What was made. Raises ValueError where the table itself is missing."""
+        if self.metadata is None or self.protocol is None:
+            raise ValueError(f"version {self.version} lacks the table's {'protocol' if self.metadata else 'metadata'}")
+        state = DeltaState(self.version, self.metadata, self.protocol, self.files, self.rewrites)
+        state.check_protocol()
+        return state
+
+
+def actions_of(text: bytes, origin: str) -> list[dict[str, Any]]:
+    """The actions of a JSON commit or checkpoint. Raises ValueError for what is none."""
+    found = []
+    for number, line in enumerate(text.split(b"\n"), 1):  # not splitlines: texts may hold other ends of lines
+        if line.strip():
+            action = json.loads(line)
+            if not isinstance(action, dict):
+                raise ValueError(f"line {number} is {show(action)}")
+            found.append(action)
+    if not found:
+        raise ValueError(f"{origin} is empty")
+    return found

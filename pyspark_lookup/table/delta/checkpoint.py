@@ -1,0 +1,116 @@
+"""Checkpoints of a Delta log: which of those in a listing can be used, and the actions in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
+from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.io.stores import IMMUTABLE, FileVersion
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.delta.actions import actions_of
+
+_NAME = re.compile(
+    r"(?P<version>\d{20})\.checkpoint"
+    r"(?:\.(?P<part>\d{10})\.(?P<parts>\d{10})|\.(?P<uuid>[0-9a-fA-F-]{36}))?\.(?P<format>parquet|json)"
+)
+_COLUMNS = {
+    "add": (
+        "path",
+        "partitionValues",
+        "size",
+        "modificationTime",
+        "dataChange",
+        "stats",
+        "stats_parsed",
+        "deletionVector",
+    ),
+    "metaData": None,
+    "protocol": None,
+    "sidecar": ("path", "sizeInBytes"),
+}
+"""What is read of a checkpoint: of a column these fields, or all."""
+
+Read = Callable[[Sequence[FileVersion]], list[bytes]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint: its version, and the files that it is made of."""
+
+    version: int
+    files: tuple[FileVersion, ...]
+
+
+def checkpoints_in(files: Sequence[FileVersion]) -> list[Checkpoint]:
+    """The complete checkpoints in a listing, the newest first."""
+    found: list[Checkpoint] = []
+    parts: dict[tuple[int, int], dict[int, FileVersion]] = {}
+    for file in files:
+        match = _NAME.fullmatch(file.url.rsplit("/", 1)[-1])
+        if match is None:
+            continue
+        version = int(match["version"])
+        if match["part"] is None:
+            if match["uuid"] is not None or match["format"] == "parquet":
+                found.append(Checkpoint(version, (file,)))
+        else:
+            parts.setdefault((version, int(match["parts"])), {})[int(match["part"])] = file
+    for (version, count), of in parts.items():
+        if sorted(of) == list(range(1, count + 1)):
+            found.append(Checkpoint(version, tuple(of[number] for number in sorted(of))))
+    # Of one version the one of a file first: a multi-part one may be of two writers.
+    return sorted(found, key=lambda one: (-one.version, len(one.files), one.files[0].url))
+
+
+def read_checkpoint(checkpoint: Checkpoint, read: Read) -> Iterator[dict[str, Any]]:
+    """The actions of a checkpoint, with those of its sidecars. Raises DamagedFileError."""
+    directory = checkpoint.files[0].url.rsplit("/", 1)[0]
+    sidecars: list[FileVersion] = []
+    for file, data in zip(checkpoint.files, read(checkpoint.files), strict=True):
+        for action in _actions(file, data):
+            sidecar = action.get("sidecar")
+            if sidecar is None:
+                yield action
+            else:
+                path = unquote(text_of(sidecar["path"]))
+                url = path if ":" in path or path.startswith("/") else f"{directory}/_sidecars/{path}"
+                sidecars.append(FileVersion(url, count_of(sidecar["sizeInBytes"]), IMMUTABLE))
+    for file, data in zip(sidecars, read(sidecars), strict=True):
+        yield from _actions(file, data)
+
+
+def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
+    shown = redact("path", file.url)
+    try:
+        if file.url.endswith(".json"):
+            yield from actions_of(data, shown)
+            return
+        source = pq.ParquetFile(pa.BufferReader(data))
+        there = {field.name: field for field in source.schema_arrow}
+        wanted: list[str] = []
+        for name, fields in _COLUMNS.items():
+            if name in there:
+                held = [field.name for field in there[name].type]
+                wanted += [name] if fields is None else [f"{name}.{field}" for field in fields if field in held]
+        for batch in source.iter_batches(columns=wanted):
+            for action in batch.to_pylist():
+                add = action.get("add")
+                if add is not None and not add.get("stats") and add.get("stats_parsed"):
+                    add["stats"] = json.dumps(add["stats_parsed"], default=_text_of_value)
+                yield action
+    except (*UNREADABLE, pa.ArrowException, OSError) as problem:
+        raise DamagedFileError(f"{shown} is no Delta checkpoint: {problem}") from problem
+
+
+def _text_of_value(value: Any) -> str:
+    """A value of `stats_parsed` as statistics in JSON have it."""
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,219 @@
+"""`DeltaSource`: the versions of Delta tables, as their log lists them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.decoding import UNREADABLE
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, VersionGoneError
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.io.disk import key_of
+from pyspark_lookup.io.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.deletes import DELETES
+from pyspark_lookup.table.delta.actions import Add, DeltaState, decode_path, is_absolute
+from pyspark_lookup.table.delta.log import DIRECTORY, DeltaLog
+from pyspark_lookup.table.delta.schema import arrow_schema, stored_columns
+from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
+from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
+from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
+
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+class DeltaSource(VersionSource):
+    """A Delta table. Its files are never written anew, so they need neither pins nor time to settle."""
+
+    kinds = ("DELTA",)
+
+    def __init__(self, parts: SourceParts) -> None:
+        super().__init__(parts)
+        self._logs: dict[str, DeltaLog] = {}
+
+    @classmethod
+    def kind_of(cls, status: FileVersion | Listing) -> str | None:
+        return cls.kinds[0] if isinstance(status, Listing) and DIRECTORY in status.directories else None
+
+    def log(self, url: str) -> DeltaLog:
+        """The log of the Delta table at a canonical URL."""
+        if url not in self._logs:
+            self._logs[url] = DeltaLog(self._parts.ufs, self._parts.blocks, self._parts.context, url)
+        return self._logs[url]
+
+    def current(self, question: Question) -> Answer:
+        table, log = question.table, self.log(question.table.url)
+        if isinstance(table.pinned, str):
+            raise NotSupportedError(
+                f"option lookup.valid-write-ids: {redact('path', table.url)} is a Delta table, which has none"
+            )
+        state = log.latest() if table.pinned is None else log.at(table.pinned)
+        return Answer(self._version(table, state), question.started_s)
+
+    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+        states = [ask()]
+        with contextlib.suppress(VersionGoneError, ValueError, OverflowError):
+            states.append(self._version(table, self.log(table.url).at(int(newest))))
+        return states
+
+    def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
+        if metadata.position is None:
+            return None
+        state = self.log(table.url).known_at(metadata.table_id, metadata.position)
+        return None if state is None else self._version(table, state)
+
+    def _version(self, table: Table, state: DeltaState) -> TableVersion:
+        known = state.memo.get((table, self._parts.ufs.scope))
+        if known is None:
+            try:
+                known = version_of(table, state, self._parts.ufs.url_of)
+            except UNREADABLE as problem:
+                shown = redact("path", table.url)
+                raise DamagedFileError(f"{shown}, version {state.version} of a Delta table: {problem}") from problem
+            state.memo[table, self._parts.ufs.scope] = known
+        assert isinstance(known, TableVersion)
+        return known
+
+    # --- what views show --------------------------------------------------------------------------
+
+    def history(self, table: Table) -> list[dict[str, Any]] | None:
+        log = self.log(table.url)
+        rows = []
+        for version, file in log.commits():
+            actions = log.read_commit(file)
+            info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if action.get("commitInfo")), {})
+            added = [Add.of(action["add"]) for action in actions if action.get("add")]
+            counts = [None if one.parsed is None else one.parsed.rows for one in added]
+            known = [count for count in counts if count is not None]
+            at_ms = info.get("inCommitTimestamp") or info.get("timestamp")
+            rows.append(
+                {
+                    "version": version,
+                    "committed_at": file.modified_at_s if at_ms is None else at_ms / 1000,
+                    "operation": str(info.get("operation", "unknown")).lower(),
+                    "write_id": None,
+                    "files_added": len(added),
+                    "rows_added": sum(known) if len(known) == len(counts) else None,
+                }
+            )
+        return rows
+
+    def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
+        state = self.log(table.url).known()
+        metadata = version.metadata
+        if metadata is None or state is None:
+            return {}
+        protocol = {name: state.protocol.get(name) for name in ("minReaderVersion", "readerFeatures")}
+        return {
+            "table_id": metadata.table_id,
+            "position": metadata.position,
+            "properties": state.configuration,
+            **protocol,
+        }
+
+
+def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) -> TableVersion:
+    """A state as a version. Raises one of `decoding.UNREADABLE`, NotSupportedError for types that are not known."""
+    schema = arrow_schema(state.schema)
+    columns = stored_columns(state.schema, state.mapping)
+    stored = {column.name: column.stored for column in columns}
+    partitions = {stored[name]: name for name in state.partition_columns}
+    data = [schema.field(name) for name in schema.names if name not in partitions.values()]
+    files = []
+    for add in state.files.values():
+        path = decode_path(add.path)
+        url = url_of(path) if is_absolute(add.path) else f"{table.url}/{path}"
+        values = dict(add.partition)
+        files.append(
+            FileVersion(
+                url,
+                add.size,
+                IMMUTABLE,
+                modified_at_s=add.modified_ms / 1000,
+                partition=tuple((name, values[own]) for own, name in partitions.items()),
+                deletes=_deletes_of(table, add, url, url_of),
+                statistics=_statistics_of(add, data, stored),
+                columns=columns,
+            )
+        )
+    # A reader sees it by version, and two versions with the same rows as one.
+    digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
+    metadata = VersionMetadata(
+        state.table_id,
+        state.version,
+        "",
+        digest,
+        (),
+        text_of_schema(schema),
+        state.partition_columns,
+        state.rewrites,
+    )
+    return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), metadata)
+
+
+def _deletes_of(table: Table, add: Add, url: str, url_of: Callable[[str], str]) -> tuple[DeletionVector, ...]:
+    vector = add.vector
+    if vector is None:
+        return ()
+    place = vector_url(table.url, vector.storage, vector.data)
+    place = url_of(place) if vector.storage == "p" and place is not None else place
+    path = url.removeprefix(table.url + "/")
+    return (DeletionVector(path, vector.storage, vector.data, vector.offset, vector.size, vector.cardinality, place),)
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def _statistics_of(add: Add, data: Sequence[pa.Field], stored: Mapping[str, str]) -> FileStatistics | None:
+    found = add.parsed
+    if found is None:
+        return None
+    bounds = {}
+    if found.rows is not None:
+        for field in data:
+            own = stored[field.name]
+            nulls = found.nulls.get(own)
+            if not isinstance(nulls, int) or (not found.tight and 0 < nulls < found.rows):
+                nulls = None
+            low = _bound(found.low.get(own), field.type, False)
+            high = _bound(found.high.get(own), field.type, True)
+            if low is None or high is None:
+                low = high = None
+            if nulls is not None or low is not None:
+                bounds[field.name] = ColumnStats(low, high, nulls, found.rows)
+    return FileStatistics(found.rows, bounds)
+
+
+def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
+    """A bound in statistics as a value of its column's type; None: it says nothing."""
+    if value is None or isinstance(value, (dict, list)):
+        return None
+    with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
+        if pa.types.is_string(kind):
+            return value if isinstance(value, str) else None
+        if pa.types.is_integer(kind):
+            return int(value)
+        if pa.types.is_decimal(kind):
+            return decimal.Decimal(str(value))
+        if pa.types.is_floating(kind):
+            number = float(value)
+            return None if math.isnan(number) else number
+        if pa.types.is_date(kind):
+            return datetime.date.fromisoformat(value[:10])
+        if pa.types.is_timestamp(kind):
+            text = value[:-1] + "+00:00" if value.endswith("Z") else value
+            at = datetime.datetime.fromisoformat(text)
+            at = at.astimezone(datetime.timezone.utc) if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)
+            at = at if kind.tz is not None else at.replace(tzinfo=None)
+            return at + _MILLISECOND if high else at  # written in milliseconds, rounded down
+    return None
+
+
+DELETES["vector"] = DeletionVector.from_json
