@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, list_of_entries, offsets_of, spark_type
 from pyspark_lookup.io.stores import FileVersion, StoredColumn
-from pyspark_lookup.scan.formats import FileIndex
+from pyspark_lookup.scan.formats import FileIndex, Unit
 
 _FIELD_ID = b"PARQUET:field_id"
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
@@ -33,6 +35,20 @@ def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str,
     if file.columns is None:
         return index.schema.field(stored).type
     return _type(index.stored_schema.field(stored).type, planned, _parts_of(file.columns, name))
+
+
+def stats_as_planned(
+    file: FileVersion, index: FileIndex, unit: Unit, stored: str, planned: pa.DataType | None
+) -> ColumnStats | None:
+    """The bounds of a file's column in the planned type (None: whatever it is), if they are bounds there."""
+    held = index.schema.field(stored).type
+    found = index.stats(unit, stored)
+    if found is None or file.columns is None or held == planned or not pa.types.is_temporal(held):
+        return found
+    if (held, planned) != (_LOCAL, _INSTANT):
+        return None
+    low, high = (None if end is None else end.replace(tzinfo=datetime.timezone.utc) for end in (found.low, found.high))
+    return ColumnStats(low, high, found.null_count, found.rows)
 
 
 def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: pa.DataType) -> pa.Array:

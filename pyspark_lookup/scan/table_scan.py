@@ -30,7 +30,7 @@ from pyspark_lookup.scan.open_file import (
     is_missing,
     to_read,
 )
-from pyspark_lookup.scan.stored_columns import find_names, type_as_planned
+from pyspark_lookup.scan.stored_columns import find_names, stats_as_planned, type_as_planned
 from pyspark_lookup.table.model import Table
 from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values_of
 
@@ -76,22 +76,29 @@ class Scan(TableScan):
         self, table: Table, files: Sequence[FileVersion], partitions: pa.Schema, names: Sequence[str]
     ) -> list[list[ColumnStats | None]]:
         """See `TableScan`. Reads what tells each file's statistics, through the cache."""
-        found = []
-        for file in self._open(table, slices_of(files), None):
-            values = _partition_of(table, file.piece.file, partitions)
-            wanted = pa.schema([pa.field(name, pa.null()) for name in names])
-            spelled = find_names(file.piece.file, file.index, wanted)
-            row: list[ColumnStats | None] = []
-            for name in names:
-                if name in values:
-                    row.append(ColumnStats.of(values[name]))
-                elif name not in spelled:
-                    # Null in every row; but what names rows of others has the keys of its time only.
-                    row.append(None if file.piece.file.identity == DELETE_FILE else ColumnStats.of(None))
-                else:
-                    row.append(join_stats([file.index.stats(unit, spelled[name]) for unit in file.index.units]))
-            found.append(row)
-        return found
+        described = {file.url: _described_bounds(table, file, partitions, names) for file in files}
+        unknown = [file for file in files if described[file.url] is None]
+        read = zip(unknown, self._open(table, slices_of(unknown), None), strict=True)
+        bounds = {file.url: self._read_bounds(table, opened, partitions, names) for file, opened in read}
+        return [described[file.url] or bounds[file.url] for file in files]
+
+    def _read_bounds(
+        self, table: Table, file: OpenFile, partitions: pa.Schema, names: Sequence[str]
+    ) -> list[ColumnStats | None]:
+        values = _partition_of(table, file.piece.file, partitions)
+        wanted = pa.schema([pa.field(name, pa.null()) for name in names])
+        spelled = find_names(file.piece.file, file.index, wanted)
+        row: list[ColumnStats | None] = []
+        for name in names:
+            if name in values:
+                row.append(ColumnStats.of(values[name]))
+            elif name not in spelled:
+                # Null in every row; but what names rows of others has the keys of its time only.
+                row.append(None if file.piece.file.identity == DELETE_FILE else ColumnStats.of(None))
+            else:
+                of, stored = (file.piece.file, file.index), spelled[name]
+                row.append(join_stats([stats_as_planned(*of, unit, stored, None) for unit in file.index.units]))
+        return row
 
     def unit_bounds(
         self, table: Table, files: Sequence[FileVersion], projection: Projection
@@ -103,7 +110,10 @@ class Scan(TableScan):
             for unit in file.index.units:
                 if self._may_match(file, unit, projection):
                     size = sum(length for _, length in file.index.ranges(unit, file.index.schema.names))
-                    stats = file.index.stats(unit, file.names[name]) if name in file.names else None
+                    stats = None
+                    if name in file.names:
+                        planned = projection.columns.field(name).type
+                        stats = stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
                     found.append((stats, size))
         return found
 
@@ -266,7 +276,7 @@ class Scan(TableScan):
             planned = projection.data.field(name).type
             if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
                 return None  # of another type than is asked for
-            return file.index.stats(unit, file.names[name])
+            return stats_as_planned(file.piece.file, file.index, unit, file.names[name], planned)
 
         return may_match(projection.predicate, stats)
 
@@ -385,6 +395,16 @@ def _infer_together(opened: Sequence[OpenFile]) -> Iterator[tuple[OpenFile, pa.S
                 pa.schema([f.with_type(types[f.name.casefold()]) for f in schema]), file.piece.file.url
             )
         yield file, schema
+
+
+def _described_bounds(
+    table: Table, file: FileVersion, partitions: pa.Schema, names: Sequence[str]
+) -> list[ColumnStats | None] | None:
+    """What the table's metadata says of the bounds of a file's columns; None if it does not say all."""
+    values = _partition_of(table, file, partitions)
+    bounds = {} if file.statistics is None else file.statistics.bounds
+    known: dict[str, ColumnStats] = {**bounds, **{name: ColumnStats.of(value) for name, value in values.items()}}
+    return [known[name] for name in names] if all(name in known for name in names) else None
 
 
 def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:

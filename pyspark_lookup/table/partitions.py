@@ -19,6 +19,9 @@ from pyspark_lookup.table.model import Table, TableVersion
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
+_EXACT = decimal.Context(prec=76)
+
+
 _INTEGER = re.compile(r"[+-]?\d{1,38}")
 
 
@@ -98,6 +101,14 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
     """A raw partition value as a Python value of its column's type. Raises ValueError if it is none."""
     if value is None:
         return None
+    if pa.types.is_decimal(kind) and kind.scale and _NUMBER.fullmatch(value):
+        exact = decimal.Decimal(value)
+        if not exact.is_zero() and exact.adjusted() >= kind.precision - kind.scale:
+            raise ValueError(value)
+        found = exact.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=_EXACT)
+        if found != exact:
+            raise ValueError(value)
+        return found
     if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         # Python reads more spellings (1_000) than inference takes for a number; so for the others.
         number = int(value) if _INTEGER.fullmatch(value) else None

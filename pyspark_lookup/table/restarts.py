@@ -27,7 +27,13 @@ def read_with_restarts(
         try:
             return read(version), version
         except SourceChangedError as change:
-            version = renew(version, change)
+            gone, version = version, renew(version, change)
+            if table.retained and version.digest == gone.digest:
+                shown, place = redact("path", table.url), "" if version.commit is None else f" {version.commit[1]}"
+                raise VersionGoneError(
+                    f"{shown}: {change}, and it is still a file of the current version{place}: somebody has removed it "
+                    "otherwise than by the table's own means; restore it"
+                ) from change
     raise VersionGoneError(
         f"{redact('path', table.url)} changed under {_STARTS} reads in a row: write new files and keep the old ones a while, "
         "or set lookup.settle"

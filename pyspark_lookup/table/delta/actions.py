@@ -234,6 +234,9 @@ class Replay:
         """What was made. Raises ValueError where the table itself is missing."""
         if self.metadata is None or self.protocol is None:
             raise ValueError(f"version {self.version} lacks the table's {'protocol' if self.metadata else 'metadata'}")
+        for name in ("id", "schemaString"):
+            if not isinstance(self.metadata.get(name), str):
+                raise ValueError(f"its metadata has no {name}")
         state = DeltaState(self.version, self.metadata, self.protocol, self.files, self.rewrites)
         state.check_protocol()
         return state

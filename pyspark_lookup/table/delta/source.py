@@ -23,7 +23,7 @@ from pyspark_lookup.table.delta.actions import Add, DeltaState, decode_path, is_
 from pyspark_lookup.table.delta.log import DIRECTORY, DeltaLog
 from pyspark_lookup.table.delta.schema import arrow_schema, stored_columns
 from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
-from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
+from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, metadata_of
 from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
@@ -107,8 +107,8 @@ class DeltaSource(VersionSource):
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
         state = self.log(table.url).known()
-        metadata = version.metadata
-        if metadata is None or state is None:
+        metadata = metadata_of(table, version)
+        if state is None:
             return {}
         protocol = {name: state.protocol.get(name) for name in ("minReaderVersion", "readerFeatures")}
         return {
@@ -137,7 +137,9 @@ def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) ->
                 add.size,
                 IMMUTABLE,
                 modified_at_s=add.modified_ms / 1000,
-                partition=tuple((name, values[own]) for own, name in partitions.items()),
+                partition=tuple(
+                    (name, _zoned(values[own], schema.field(name).type)) for own, name in partitions.items()
+                ),
                 deletes=_deletes_of(table, add, url, url_of),
                 statistics=_statistics_of(add, data, stored),
                 columns=columns,
@@ -156,6 +158,12 @@ def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) ->
         state.rewrites,
     )
     return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), metadata)
+
+
+def _zoned(value: str | None, kind: pa.DataType) -> str | None:
+    """A partition value as the log has it; an instant without a zone, which is one of UTC, says so."""
+    instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
+    return f"{value}Z" if value is not None and instant and not value.endswith("Z") else value
 
 
 def _deletes_of(table: Table, add: Add, url: str, url_of: Callable[[str], str]) -> tuple[DeletionVector, ...]:
