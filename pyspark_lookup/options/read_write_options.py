@@ -33,7 +33,7 @@ GIVEN = "lookup.given"
 """Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
 OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
 _POSITION = whole_number(
-    1, 10**18 - 1, "a position in the table's log, 1 or more, as LookupTable.versions() lists them"
+    0, 10**18 - 1, "a version of the table, as LookupTable.versions() lists them (of a managed table 1 or more)"
 )
 
 

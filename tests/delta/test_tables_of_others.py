@@ -15,9 +15,9 @@ from tests.delta.common import MODES, by_deltalake, opened, rows_of
 DATA = Path(__file__).parents[1] / "data" / "delta"
 REFUSED = {
     "simple_table_features": "readers of protocol version 5",
-    "spark-shredded-variant-preview-delta": "variantShredding-preview, variantType",
-    "spark-variant-checkpoint": "variantType-preview",
-    "spark-variant-stable-feature-checkpoint": "variantType",
+    "spark-shredded-variant-preview-delta": "is of type 'variant'",
+    "spark-variant-checkpoint": "is of type 'variant'",
+    "spark-variant-stable-feature-checkpoint": "is of type 'variant'",
     "table-with-domain-metadata": "no Delta table",
     "basic_catalog_managed": "catalogManaged",
     "catalog-owned-preview": "catalogManaged",

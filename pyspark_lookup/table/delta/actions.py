@@ -26,6 +26,8 @@ READER_FEATURES = frozenset(
     }
 )
 """What a table may ask of its readers. (`catalogManaged` may have commits that its log does not show yet.)"""
+_OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
+"""Features that are about the columns of a type, of which the column is refused: delta-rs asks for them without one."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|/")
 
@@ -189,7 +191,7 @@ class DeltaState:
         if least > _FEATURES_VERSION:
             raise NotSupportedError(f"it asks for readers of protocol version {least}; {_FEATURES_VERSION} is known")
         asked = set(map(text_of, self.protocol.get("readerFeatures") or ())) if least == _FEATURES_VERSION else set()
-        unknown = sorted(asked - READER_FEATURES)
+        unknown = sorted(asked - READER_FEATURES - _OF_TYPES)
         if unknown:
             raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
 
