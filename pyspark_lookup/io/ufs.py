@@ -155,8 +155,7 @@ class Ufs:
     def list_files(self, path: str, after: str = "", at_most: int | None = None) -> tuple[FileVersion, ...]:
         """The files that lie in a directory itself and whose names come after `after`, by name (one call per page).
 
-        S3 has no directories: there files further down are among them. Raises UfsNotFoundError if nothing is there (S3:
-        returns none), another UfsError otherwise.
+        Raises UfsNotFoundError if nothing is there (S3: returns none), another UfsError otherwise.
         """
         return self._call(self._store.list_files, path, after, at_most, self._count)
 

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
@@ -95,15 +95,16 @@ class S3Store:
         return FileVersion(url, size, "etag:" + etag.strip('"'), modified.timestamp() if modified else None)
 
     def _pages(
-        self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = ""
+        self, bucket: str, prefix: str, count: Count, at_most: int | None = None, after: str = "", below: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """A listing: of `at_most` objects behind the key `after`."""
+        """A listing: of `at_most` objects behind the key `after`; those in directories `below` among them, or not."""
+        kind = {} if below else {"Delimiter": "/"}
         more: dict[str, Any] = {"StartAfter": after} if after else {}
         while True:
             count("list")
             if at_most is not None:
                 more["MaxKeys"] = min(at_most, _PAGE)
-            page = self._page(bucket, prefix, **more)
+            page = self._page(bucket, prefix, **kind, **more)
             yield page
             if at_most is not None:
                 at_most -= len(page.get("Contents", []))
@@ -219,11 +220,15 @@ class S3Store:
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/"
-        pages = self._pages(bucket, directory, count, at_most, directory + after if after else "")
-        return tuple(self._version(bucket, o["Key"], o["Size"], o) for page in pages for o in page.get("Contents", []))
+        pages = self._pages(bucket, directory, count, at_most, directory + after if after else "", below=False)
+        return self._versions(bucket, pages)
 
     def list_tree(self, path: str, count: Count) -> tuple[FileVersion, ...]:
-        return self.list_files(path, "", None, count)
+        bucket, key = self._bucket_key(path)
+        return self._versions(bucket, self._pages(bucket, key.rstrip("/") + "/", count))
+
+    def _versions(self, bucket: str, pages: Iterable[dict[str, Any]]) -> tuple[FileVersion, ...]:
+        return tuple(self._version(bucket, o["Key"], o["Size"], o) for page in pages for o in page.get("Contents", []))
 
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         bucket, key = self._bucket_key(path)

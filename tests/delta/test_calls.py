@@ -1,0 +1,117 @@
+"""What a Delta table costs at the store: nothing new, a commit, deleted rows, rewritten files; and a host that has never seen it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_lookup import LookupTable
+from tests.delta.common import MODES, append_commit, vector_of
+from tests.delta.test_histories import files_of
+from tests.s3server import S3Server
+
+COUNTS = ("ufsHeadCount", "ufsListCount", "ufsGetCount")
+
+
+class Remote:
+    """A Delta table that is written on this disk, and lies there or on S3."""
+
+    def __init__(self, home: Path, server: S3Server | None) -> None:
+        self.local, self._server = home / "table", server
+        self.cache = home / "cache"
+        self.url, self._storage = str(self.local), {}
+        self._sent: set[str] = set()
+        if server is not None:
+            server.client.create_bucket(Bucket=(bucket := f"delta-{home.name.replace('_', '-').lower()}"[:60]))
+            self._bucket, self.url = bucket, f"s3://{bucket}/table"
+            self._storage = {"lookup.storage.endpoint_url": server.endpoint}
+
+    def send(self) -> None:
+        for path in sorted(self.local.rglob("*")) if self._server is not None else ():
+            key = str(path.relative_to(self.local))
+            if path.is_file() and key not in self._sent:
+                self._server.client.put_object(Bucket=self._bucket, Key=f"table/{key}", Body=path.read_bytes())
+                self._sent.add(key)
+
+    def open(self, mode: str = "full", cache: Path | None = None) -> LookupTable:
+        own = {"lookup.cache.dir": str(cache or self.cache), "lookup.keys": "id", **MODES[mode]}
+        return LookupTable(self.url, own | self._storage)
+
+    def write(self, rows: dict[str, list[Any]], **given: Any) -> None:
+        write_deltalake(str(self.local), pa.table(rows), mode="append", **given)
+        self.send()
+
+
+@pytest.fixture(params=["disk", "s3"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
+    made = Remote(tmp_path, request.getfixturevalue("s3") if request.param == "s3" else None)
+    configuration = {"delta.enableDeletionVectors": "true"}
+    for number in range(5):
+        given: dict[str, Any] = {"configuration": configuration} if not number else {}
+        made.write({"id": [*range(number * 10, number * 10 + 10)], "name": [f"n{number}"] * 10}, **given)
+    DeltaTable(str(made.local)).create_checkpoint()
+    made.write({"id": [100], "name": ["last"]})
+    return made
+
+
+def counting(table: LookupTable, act: Callable[[], Any]) -> tuple[int, int, int, int]:
+    """(heads, lists, gets, bytes) of what is done."""
+    before = table.metrics()
+    act()
+    after = table.metrics()
+    heads, lists, gets = (after[name] - before[name] for name in COUNTS)
+    return heads, lists, gets, after["ufsGetBytes"] - before["ufsGetBytes"]
+
+
+def unchanged(remote: Remote) -> tuple[int, int, int]:
+    """What proves that nothing is new: on S3 a listing, elsewhere a look at the last commit and at the one after it."""
+    return (0, 1, 0) if remote.url.startswith("s3:") else (2, 0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_new(remote: Remote, mode: str) -> None:
+    table = remote.open(mode)
+    assert table.get_many([3, 100]).num_rows == 2
+    assert counting(table, lambda: table.get_many([3, 100]))[:3] == unchanged(remote)
+    fresh = remote.open(mode)  # of another query, of the same host
+    assert counting(fresh, lambda: fresh.get_many([3]))[:3] == unchanged(remote)
+    remote.write({"id": [200], "name": ["new"]})
+    heads, lists, gets, _ = counting(table, lambda: table.get_many([3, 200]))
+    assert (heads, lists) == ((3, 0) if unchanged(remote)[0] else (0, 1))
+    # The commit, and the new file, whose footer may come with it.
+    assert gets in (2, 3)
+    assert table.get(200) == [{"id": 200, "name": "new"}]
+    assert counting(table, lambda: table.get(200))[:3] == unchanged(remote)
+
+
+def test_a_host_that_comes_late_starts_from_the_checkpoint(remote: Remote, tmp_path: Path) -> None:
+    """It reads the checkpoint and what follows it, and no other commit."""
+    for number in range(5):
+        (remote.local / "_delta_log" / f"{number:020}.json").write_text("not to be read")
+    late = remote.open("none", tmp_path / "late")
+    assert late.scan().num_rows == 51
+
+
+def test_vectors_and_rewritten_files(remote: Remote) -> None:
+    """Rows that a vector deletes are gone from a full cache without a byte of data files; a rewritten table is fetched once."""
+    table = remote.open()
+    assert table.scan().num_rows == 51
+    (key, add), *_ = sorted(files_of(remote.local, 5).items())
+    vector = vector_of(remote.local, [0, 3], "i")
+    version = append_commit(
+        remote.local,
+        [
+            {"remove": {"path": key[0], "deletionTimestamp": 1, "dataChange": True}},
+            {"add": {**add, "dataChange": True, "deletionVector": vector}},
+        ],
+    )
+    remote.send()
+    _, _, gets, size = counting(table, table.scan)
+    commit = (remote.local / "_delta_log" / f"{version:020}.json").stat().st_size
+    assert (gets, size) == (1, commit)
+    assert table.scan().num_rows == 49
