@@ -14,7 +14,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark_lookup.base.errors import NotATableError, NotSupportedError, OptionError, UfsError, UfsNotFoundError
+from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NotATableError,
+    NotSupportedError,
+    OptionError,
+    UfsError,
+    UfsNotFoundError,
+)
 from pyspark_lookup.base.log_events import log_event
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
@@ -334,7 +341,7 @@ class Resolver:
         kept = self.host.files(table, record["digest"]) if record else None
         try:
             return self._ask(table, self._context.clock.steady_s(), patient=kept is None)
-        except (NotATableError, UfsNotFoundError) as problem:
+        except (NotATableError, UfsNotFoundError, DamagedFileError) as problem:
             if kept is None or (isinstance(problem, UfsNotFoundError) and self._is_another_kind(table)):
                 raise
             self._context.metrics.inc("keptVersionCount")

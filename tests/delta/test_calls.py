@@ -38,8 +38,8 @@ class Remote:
                 self._server.client.put_object(Bucket=self._bucket, Key=f"table/{key}", Body=path.read_bytes())
                 self._sent.add(key)
 
-    def open(self, mode: str = "full", cache: Path | None = None) -> LookupTable:
-        own = {"lookup.cache.dir": str(cache or self.cache), "lookup.keys": "id", **MODES[mode]}
+    def open(self, mode: str = "full", cache: Path | None = None, **options: str) -> LookupTable:
+        own = {"lookup.cache.dir": str(cache or self.cache), "lookup.keys": "id", **MODES[mode], **options}
         return LookupTable(self.url, own | self._storage)
 
     def write(self, rows: dict[str, list[Any]], **given: Any) -> None:
@@ -115,3 +115,29 @@ def test_vectors_and_rewritten_files(remote: Remote) -> None:
     commit = (remote.local / "_delta_log" / f"{version:020}.json").stat().st_size
     assert (gets, size) == (1, commit)
     assert table.scan().num_rows == 49
+
+
+def test_what_an_optimized_table_keeps(remote: Remote) -> None:
+    """OPTIMIZE changes no rows: a partial cache keeps all keys. An append drops those that its file may have, by the log's statistics."""
+    table = remote.open("partial")
+    asked = [3, 13, 23, 33, 43, 100, 500]
+
+    def misses() -> int:
+        before = table.metrics()["missCount"]
+        table.get_many(asked)
+        return table.metrics()["missCount"] - before
+
+    assert (misses(), misses()) == (7, 0)
+    DeltaTable(str(remote.local)).optimize.compact()
+    remote.send()
+    assert (misses(), misses()) == (0, 0)
+    remote.write({"id": [20, 40], "name": ["a", "b"]})
+    assert (misses(), misses()) == (2, 0)  # 23 and 33 lie between them
+
+
+def test_files_that_statistics_rule_out(remote: Remote, tmp_path: Path) -> None:
+    """Of files that cannot have a row nothing is read, not even their footers: the log says between which values they lie."""
+    late = remote.open("none", tmp_path / "late", **{"lookup.where": "id = 13"})
+    assert counting(late, late.scan)[2] <= 5  # the hint, the checkpoint, a commit, and one file
+    assert late.metrics()["filesPrunedCount"] == 5
+    assert late.scan().column("name").to_pylist() == ["n1"]

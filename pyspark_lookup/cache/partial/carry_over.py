@@ -151,8 +151,9 @@ class Changes:
 
 
 def _name(file: FileVersion) -> str:
-    """What stands for a file's rows; of a managed table its name, which there is once."""
-    name = file.url.rpartition("/")[2] if file.immutable else key_of(file.url, file.size, file.identity)
+    """What stands for a file's rows; of a managed table its name, which there is once, else where it lies, if it never changes."""
+    own = file.url.rpartition("/")[2] if file.columns is None else file.url
+    name = own if file.immutable else key_of(file.url, file.size, file.identity)
     # Deletes that tell no keys may concern any row of the file.
     deletes = [one.name for one in file.deletes if one.keys is None]
     return key_of(name, *deletes) if deletes else name

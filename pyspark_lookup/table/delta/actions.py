@@ -28,6 +28,10 @@ READER_FEATURES = frozenset(
 """What a table may ask of its readers. (`catalogManaged` may have commits that its log does not show yet.)"""
 _OF_TYPES = frozenset({"variantType", "variantType-preview", "variantShredding-preview"})
 """Features that are about the columns of a type, of which the column is refused: delta-rs asks for them without one."""
+Key = tuple[str, str]
+"""Of a file with a deletion vector, or without one: what a remove names, the protocol's (path, unique id of the vector)."""
+Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
+"""For each of the latest commits that changed no data the files that it added, and those that these replace."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|/")
 
@@ -64,8 +68,7 @@ class Add:
     vector: Vector | None
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What a remove names: the protocol's (path, unique id of the deletion vector)."""
+    def key(self) -> Key:
         return key_of_file(self.path, self.vector)
 
     @functools.cached_property
@@ -104,7 +107,7 @@ class Add:
         return cls(text_of(path), pairs, count_of(size), int(modified_ms), statistics, known)
 
 
-def key_of_file(path: str, vector: Vector | None) -> tuple[str, str]:
+def key_of_file(path: str, vector: Vector | None) -> Key:
     return path, "" if vector is None else f"{vector.storage}{vector.data}@{vector.offset}"
 
 
@@ -150,8 +153,8 @@ class DeltaState:
     version: int
     metadata: Mapping[str, Any]
     protocol: Mapping[str, Any]
-    files: Mapping[tuple[str, str], Add]
-    rewrites: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    files: Mapping[Key, Add]
+    rewrites: Rewrites = ()
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
@@ -203,8 +206,8 @@ class Replay:
     version: int = -1
     metadata: Mapping[str, Any] | None = None
     protocol: Mapping[str, Any] | None = None
-    files: dict[tuple[str, str], Add] = dataclasses.field(default_factory=dict)
-    rewrites: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    files: dict[Key, Add] = dataclasses.field(default_factory=dict)
+    rewrites: Rewrites = ()
 
     @classmethod
     def of(cls, state: DeltaState) -> Replay:
@@ -213,7 +216,7 @@ class Replay:
     def apply(self, actions: Iterable[Mapping[str, Any]]) -> None:
         """Actions of a checkpoint, or of one commit. Raises one of `decoding.UNREADABLE` for what is none."""
         added: list[Add] = []
-        removed: list[tuple[str, str]] = []
+        removed: list[Key] = []
         changes = False
         for action in actions:
             add, remove = action.get("add"), action.get("remove")
@@ -229,8 +232,7 @@ class Replay:
             self.files.pop(key, None)
         self.files.update((add.key, add) for add in added)
         if added and removed and not changes:
-            new, old = tuple(add.path for add in added), tuple(path for path, _ in removed)
-            self.rewrites = (*self.rewrites[-7:], (new, old))
+            self.rewrites = (*self.rewrites[-7:], (tuple(add.key for add in added), tuple(removed)))
 
     def state(self) -> DeltaState:
         """What was made. Raises ValueError where the table itself is missing."""

@@ -23,7 +23,7 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.delta.actions import Add, DeltaState, Replay, actions_of
+from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, Replay, actions_of
 from pyspark_lookup.table.delta.checkpoint import checkpoints_in, read_checkpoint
 
 DIRECTORY = "_delta_log"
@@ -352,8 +352,12 @@ def _replayed(base: DeltaState, texts: Sequence[bytes]) -> DeltaState:
 def _state_of_json(found: Any) -> DeltaState:
     """What `_state_to_json` wrote. Raises one of `decoding.UNREADABLE` for anything else."""
     files = [Add.from_json(row) for row in found["files"]]
-    rewrites = tuple((texts_of(new), texts_of(old)) for new, old in found["rewrites"])
+    rewrites = tuple((_keys_of(new), _keys_of(old)) for new, old in found["rewrites"])
     metadata = {**found["metadata"]}
     text_of(metadata["id"])
     known = {add.key: add for add in files}
     return Replay(count_of(found["version"]), metadata, {**found["protocol"]}, known, rewrites).state()
+
+
+def _keys_of(found: Any) -> tuple[Key, ...]:
+    return tuple((text_of(path), text_of(vector)) for path, vector in found)

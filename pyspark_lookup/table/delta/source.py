@@ -19,7 +19,7 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.deletes import DELETES
-from pyspark_lookup.table.delta.actions import Add, DeltaState, decode_path, is_absolute
+from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, decode_path, is_absolute
 from pyspark_lookup.table.delta.log import DIRECTORY, DeltaLog
 from pyspark_lookup.table.delta.schema import arrow_schema, stored_columns
 from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
@@ -127,9 +127,19 @@ def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) ->
     partitions = {stored[name]: name for name in state.partition_columns}
     data = [schema.field(name) for name in schema.names if name not in partitions.values()]
     files = []
+
+    def url_of_file(spelled: str) -> str:
+        path = decode_path(spelled)
+        return url_of(path) if is_absolute(spelled) else f"{table.url}/{path}"
+
+    def names_of(keys: Sequence[Key]) -> tuple[str, ...]:
+        urls = ((url_of_file(path), vector) for path, vector in keys)
+        return tuple(
+            key_of(url, f"{vector}#{url.removeprefix(table.url + '/')}") if vector else url for url, vector in urls
+        )
+
     for add in state.files.values():
-        path = decode_path(add.path)
-        url = url_of(path) if is_absolute(add.path) else f"{table.url}/{path}"
+        url = url_of_file(add.path)
         values = dict(add.partition)
         files.append(
             FileVersion(
@@ -155,7 +165,7 @@ def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) ->
         (),
         text_of_schema(schema),
         state.partition_columns,
-        state.rewrites,
+        tuple((names_of(new), names_of(old)) for new, old in state.rewrites),
     )
     return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), metadata)
 
