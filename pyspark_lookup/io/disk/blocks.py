@@ -38,6 +38,8 @@ _IN_USE_S = 600.0  # since a table was used last: until then it is not given up 
 _FORGOTTEN_FOR_SPACE = (
     "asked",
     "bounds",
+    "delta",
+    "delta-tail",
     "files",
     "log",
     "log-tail",

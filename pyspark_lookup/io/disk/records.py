@@ -22,7 +22,20 @@ _GRANULE_S = 0.02  # of a disk's clock: a file that is newer may be another one 
 _DAYS_KEPT = {
     1: ("execution", "plan", "unsettled", "asked"),
     7: ("bounds", "files", "schema"),
-    30: ("floor", "heartbeat", "log", "log-tail", "reloads", "snapshot", "superseded", "table", "version", "token"),
+    30: (
+        "delta",
+        "delta-tail",
+        "floor",
+        "heartbeat",
+        "log",
+        "log-tail",
+        "reloads",
+        "snapshot",
+        "superseded",
+        "table",
+        "version",
+        "token",
+    ),
     # Without the one a segment is read through, no more; the other outlives what it says of snapshots.
     60: ("segment", "invalidated"),
 }
