@@ -96,8 +96,8 @@ def _refuse_table_formats(listing: Listing, pattern: str) -> None:
     if "_delta_log" in found:
         table = f"{listing.url}/{found['_delta_log']}".rpartition("/")[0]
         raise TableFormatError(
-            f"{redact('path', listing.url)} holds the Delta table {redact('path', table)}, whose log alone says which files are "
-            "current: read it by its own path"
+            f"{redact('path', listing.url)} holds {found['_delta_log']}, so {redact('path', table)} is a Delta table, whose log alone "
+            "says which files are current: read it by that path"
         )
     if ".hoodie" in found:
         raise TableFormatError(
