@@ -1,4 +1,4 @@
-"""The example providers: an SQLite file, a PostgreSQL server, and tables of Delta and Iceberg, read by delta-rs and PyIceberg."""
+"""The example providers: an SQLite file, a PostgreSQL server, and Iceberg tables, read by PyIceberg."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import datetime
 import decimal
 import importlib
 import itertools
-import json
 import os
-import re
 import sqlite3
-import struct
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -20,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.types import StringType
-from pyroaring import BitMap64
 
 from pyspark_lookup import LookupTable
 from pyspark_lookup.base.errors import LookupFunctionError, OptionError
@@ -33,8 +28,6 @@ from tests.providers.common import TEXTS, counted, ids
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tests.s3server import S3Server
 
 Options = dict[str, str]
 
@@ -192,57 +185,18 @@ def postgres(postgres_server: PostgresServer, cache_dir: Path) -> Iterator[Postg
         postgres_server.start()  # whatever a test did
 
 
-# --- lakes -------------------------------------------------------------------------------------------
+# --- Iceberg -----------------------------------------------------------------------------------------
 
 
-class Lake(Tables):
-    """Tables of one format in a directory. A table is known by its name; rows are appended, overwritten and deleted."""
+class IcebergLake(Tables):
+    """Iceberg tables in a directory. Rows are appended, overwritten and deleted."""
 
+    module = "examples.iceberg_provider"
     factory = "by_key"
 
     def __init__(self, directory: Path, cache_dir: Path) -> None:
         super().__init__(cache_dir)
         directory.mkdir()
-        self.directory = directory
-
-    files: Callable[[str], list[Path]]  # the data files of the newest version
-    # The rows of a table are written, deleted or dropped.
-    write: Callable[[str, pa.Table, str], None]
-    delete: Callable[[str, str], None]
-    drop: Callable[[str], None]
-
-    def create(self, name: str, rows: pa.Table) -> str:
-        self.write(name, rows, "create")
-        return name
-
-
-class DeltaLake(Lake):
-    module = "examples.delta_provider"
-
-    def _path(self, name: str) -> str:
-        return str(self.directory / name)
-
-    def refer(self, name: str) -> tuple[str, Options]:
-        return self._path(name), {}
-
-    def write(self, name: str, rows: pa.Table, mode: Any) -> None:
-        write_deltalake(self._path(name), rows, mode="error" if mode == "create" else mode)
-
-    def delete(self, name: str, predicate: str) -> None:
-        DeltaTable(self._path(name)).delete(predicate)
-
-    def drop(self, name: str) -> None:
-        os.rename(self._path(name), self._path(f"{name} dropped"))
-
-    def files(self, name: str) -> list[Path]:
-        return [Path(uri) for uri in DeltaTable(self._path(name)).file_uris()]
-
-
-class IcebergLake(Lake):
-    module = "examples.iceberg_provider"
-
-    def __init__(self, directory: Path, cache_dir: Path) -> None:
-        super().__init__(directory, cache_dir)
         places = {"uri": f"sqlite:///{directory / 'catalog.db'}", "warehouse": f"file://{directory / 'warehouse'}"}
         self._properties = {"type": "sql", **places}
         self.catalog: Catalog = load_catalog("lake", **self._properties)
@@ -255,7 +209,12 @@ class IcebergLake(Lake):
         given = {"catalog": "lake", "table": f"shop.{name}", **self._properties}
         return None, {f"lookup.provider.{key}": value for key, value in given.items()}
 
+    def create(self, name: str, rows: pa.Table) -> str:
+        self.write(name, rows, "create")
+        return name
+
     def write(self, name: str, rows: pa.Table, mode: str) -> None:
+        """Make a table, append to it, or overwrite it."""
         table = self.catalog.create_table(f"shop.{name}", rows.schema) if mode == "create" else self.loaded(name)
         (table.overwrite if mode == "overwrite" else table.append)(rows)
 
@@ -266,13 +225,8 @@ class IcebergLake(Lake):
         self.catalog.drop_table(f"shop.{name}")
 
     def files(self, name: str) -> list[Path]:
+        """The data files of the newest version."""
         return [Path(urllib.parse.urlparse(task.file.file_path).path) for task in self.loaded(name).scan().plan_files()]
-
-
-@pytest.fixture
-def delta(tmp_path: Path, cache_dir: Path) -> Iterator[DeltaLake]:
-    with contextlib.closing(DeltaLake(tmp_path / "lake", cache_dir)) as lake:
-        yield lake
 
 
 @pytest.fixture
@@ -281,18 +235,13 @@ def iceberg(tmp_path: Path, cache_dir: Path) -> Iterator[IcebergLake]:
         yield lake
 
 
-@pytest.fixture(params=["sqlite", "postgres", "delta", "iceberg"])
+@pytest.fixture(params=["sqlite", "postgres", "iceberg"])
 def tables(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture(params=["delta", "iceberg"])
-def lake(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
@@ -363,7 +312,7 @@ def test_mistakes_are_named(tables: Tables) -> None:
     tables.create("people", PEOPLE)
     with pytest.raises(OptionError, match="nope"):
         tables.table("nope", "id")
-    with pytest.raises(OptionError, match=r"needs a path|lookup\.provider\.table"):
+    with pytest.raises(OptionError, match=r"lookup\.provider\.table"):
         LookupTable(None, {"lookup.provider": f"{tables.module}:{tables.factory}", "lookup.keys": "id"})
 
 
@@ -528,9 +477,8 @@ def test_through_spark(spark: SparkSession, database: Database) -> None:
         assert len([text for text in database.statements()[before:] if "unnest" in text]) == 1
 
 
-# --- lakes' own --------------------------------------------------------------------------------------
+# --- Iceberg's own -----------------------------------------------------------------------------------
 
-each_factory = pytest.mark.parametrize(("factory", "cache"), [("by_key", BOUNDED), ("whole", FULL)], ids=["by_key", "whole"])  # fmt: skip
 DAY = datetime.date(2024, 2, 29)
 MOMENTS = [datetime.datetime(2024, 2, 29, 1, 2, 3, n, datetime.timezone.utc) for n in (1, 2)]
 KEYS: list[tuple[pa.DataType, Any, Any]] = [
@@ -549,54 +497,49 @@ def people(*rows: tuple[int, str, int]) -> pa.Table:
 
 
 def names(table: LookupTable, key: Any) -> list[str]:
-    """Sorted, for a table format promises no order."""
+    """Sorted, for Iceberg promises no order."""
     return sorted(row["name"] for row in table.get(key))
 
 
 @pytest.mark.parametrize(("kind", "found", "other"), KEYS, ids=str)
-def test_lake_keys_of_every_type(lake: Lake, kind: pa.DataType, found: Any, other: Any) -> None:
-    """Integers up to their limits and dates find their rows, and no others; so do keys whose literals PyIceberg knows to be exact."""
-    lake.create("typed", pa.table({"K": pa.array([found, other, None], kind), "v": [[1], [2], [3]]}))
-    if isinstance(lake, DeltaLake) and kind not in (pa.int32(), pa.int64(), pa.date32()):
-        says = rf"typed: key column 'K' is {re.escape(str(kind))}; keys are integers"
-        with pytest.raises(OptionError, match=says):
-            lake.table("typed", "k")
-        return
-    table = lake.table("typed", "k")
+def test_iceberg_keys_of_every_type(iceberg: IcebergLake, kind: pa.DataType, found: Any, other: Any) -> None:
+    """Keys find their rows, up to the limits of their type, and no others."""
+    iceberg.create("typed", pa.table({"K": pa.array([found, other, None], kind), "v": [[1], [2], [3]]}))
+    table = iceberg.table("typed", "k")
     assert [row["v"] for key in (found, other) for row in table.get(key)] == [[1], [2]]
     assert table.get(None) == []
 
 
 @pytest.mark.parametrize("keys", [[1], [1, 2], list(range(-300, 5))], ids=len)
-def test_files_that_cannot_hold_a_key_are_not_read(lake: Lake, keys: list[int]) -> None:
+def test_files_that_cannot_hold_a_key_are_not_read(iceberg: IcebergLake, keys: list[int]) -> None:
     """A lookup reads the files whose bounds let them hold one of its keys; the others may as well be gone."""
-    lake.create("sorted", pa.table({"id": [1, 2], "n": [1, 2]}))
-    before = lake.files("sorted")
-    lake.write("sorted", pa.table({"id": [1000, 1001], "n": [3, 4]}), "append")
-    (other,) = set(lake.files("sorted")) - set(before)
+    iceberg.create("sorted", pa.table({"id": [1, 2], "n": [1, 2]}))
+    before = iceberg.files("sorted")
+    iceberg.write("sorted", pa.table({"id": [1000, 1001], "n": [3, 4]}), "append")
+    (other,) = set(iceberg.files("sorted")) - set(before)
     os.unlink(other)
-    table = lake.table("sorted", "id", ONCE)
+    table = iceberg.table("sorted", "id", ONCE)
     assert table.get_many(ids(*keys))["n"].to_pylist() == [n for n in (1, 2) if n in keys]
     with pytest.raises(LookupFunctionError, match="id = 1000"):
         table.get(1000)
 
 
-@each_factory
-def test_a_commit_is_seen_by_the_next_lookup(lake: Lake, factory: str, cache: Options) -> None:
-    """What is cached answers until rows come, change or go, or the table is made anew and counts from the same number."""
-    lake.create("people", PEOPLE)
-    table = lake.table("people", "id", cache, factory=factory)
+@pytest.mark.parametrize(("factory", "cache"), [("by_key", BOUNDED), ("whole", FULL)], ids=["by_key", "whole"])
+def test_a_commit_is_seen_by_the_next_lookup(iceberg: IcebergLake, factory: str, cache: Options) -> None:
+    """What is cached answers until rows come, change or go, or the table is made anew."""
+    iceberg.create("people", PEOPLE)
+    table = iceberg.table("people", "id", cache, factory=factory)
 
     def replace() -> None:
-        lake.drop("people")
-        lake.create("people", people((1, "another", 1)))
+        iceberg.drop("people")
+        iceberg.create("people", people((1, "another", 1)))
 
     changes: list[tuple[Callable[[], None], list[str], list[str]]] = [
         (lambda: None, ["one"], []),
         (replace, ["another"], []),
-        (lambda: lake.write("people", people((4, "four", 40)), "append"), ["another"], ["four"]),
-        (lambda: lake.delete("people", "id = 1"), [], ["four"]),
-        (lambda: lake.write("people", people((1, "new", 1)), "overwrite"), ["new"], []),
+        (lambda: iceberg.write("people", people((4, "four", 40)), "append"), ["another"], ["four"]),
+        (lambda: iceberg.delete("people", "id = 1"), [], ["four"]),
+        (lambda: iceberg.write("people", people((1, "new", 1)), "overwrite"), ["new"], []),
     ]
     for number, (change, one, four) in enumerate(changes, 1):
         change()
@@ -605,18 +548,6 @@ def test_a_commit_is_seen_by_the_next_lookup(lake: Lake, factory: str, cache: Op
             assert (names(table, 1), names(table, 4)) == (one, four)
         assert table.metrics()["loadCount"] == (2 * number if factory == "by_key" else number)
         assert table.version == before
-
-
-def test_delta_columns_that_come_later(delta: DeltaLake) -> None:
-    """A table goes on with the columns that it was made with, and one that is made later has the new one."""
-    delta.create("people", PEOPLE)
-    table = delta.table("people", "id", BOUNDED)
-    assert names(table, 1) == ["one"]
-    more = people((1, "more", 1)).append_column("city", pa.array(["Oslo"]))
-    write_deltalake(delta.directory / "people", more, mode="append", schema_mode="merge")
-    assert names(table, 1) == ["more", "one"]
-    later = delta.table("people", "id", BOUNDED, {"lookup.max-retries": "1"})
-    assert sorted(row["city"] or "" for row in later.get(1)) == ["", "Oslo"]
 
 
 def test_iceberg_columns_of_another_schema(iceberg: IcebergLake) -> None:
@@ -646,63 +577,3 @@ def test_an_iceberg_table_without_a_snapshot(iceberg: IcebergLake) -> None:
     assert names(table, 1) == []
     iceberg.write("empty", PEOPLE, "append")
     assert names(table, 1) == ["one"]
-
-
-def z85(data: bytes) -> str:
-    """Base 85 as Delta writes deletion vectors into its log."""
-    digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-    words = struct.unpack(f">{-(-len(data) // 4)}I", data + b"\0" * (-len(data) % 4))
-    return "".join(digits[word // 85**place % 85] for word in words for place in (4, 3, 2, 1, 0))
-
-
-def with_deletion_vector(table: Path, rows: list[int]) -> None:
-    """Commit, as Spark does, that these rows of the table's one file are no more."""
-    log = table / "_delta_log"
-    first = [json.loads(line) for line in (log / f"{0:020}.json").read_text().splitlines()]
-    (add,) = (action["add"] for action in first if "add" in action)
-    bits = struct.pack("<i", 1681511377) + BitMap64(rows).serialize()
-    vector = {"storageType": "i", "pathOrInlineDv": z85(bits), "sizeInBytes": len(bits), "cardinality": len(rows)}
-    remove = {key: add[key] for key in ("path", "partitionValues", "size")}
-    remove |= {"deletionTimestamp": add["modificationTime"], "dataChange": True, "extendedFileMetadata": True}
-    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
-    actions: list[dict[str, Any]] = [
-        {"protocol": protocol},
-        {"remove": remove},
-        {"add": {**add, "deletionVector": vector}},
-    ]
-    (log / f"{1:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
-
-
-@each_factory
-def test_delta_deletion_vectors(delta: DeltaLake, factory: str, cache: Options) -> None:
-    """A row that a deletion vector has removed is gone, for a lookup of its key as for a copy."""
-    rows = range(1000)
-    delta.create("vector", pa.table({"id": rows, "n": rows}))
-    table = delta.table("vector", "id", cache, factory=factory)
-    assert len(table.get_many(ids(2, 3, 4))) == 3
-    with_deletion_vector(delta.directory / "vector", [3, *range(500, 1000)])
-    assert table.get_many(ids(*rows))["n"].to_pylist() == [n for n in range(500) if n != 3]
-    assert table.get(3) == []
-
-
-def test_a_partitioned_delta_table(delta: DeltaLake) -> None:
-    """A partition column is a column: as a key it says which files are read."""
-    path = delta.directory / "parts"
-    rows = pa.table({"day": [DAY, DAY.replace(day=1)], "id": [1, 1], "n": [1, 2]})
-    write_deltalake(path, rows, partition_by=["day"])
-    os.unlink(next((path / "day=2024-02-01").glob("*.parquet")))
-    assert delta.table("parts", "day,id").get((DAY, 1)) == [{"day": DAY, "id": 1, "n": 1}]
-
-
-def test_a_delta_table_on_s3(s3: S3Server, cache_dir: Path) -> None:
-    """Storage options say where the store is, the environment who asks it."""
-    where = {"aws_endpoint_url": s3.endpoint, "aws_allow_http": "true"}
-    s3.client.create_bucket(Bucket="delta")
-    write_deltalake("s3://delta/people", PEOPLE, storage_options=where)
-    options = {"lookup.provider": "examples.delta_provider:by_key", "lookup.keys": "id", **BOUNDED}
-    options |= {"lookup.cache.dir": str(cache_dir), **{f"lookup.provider.{key}": value for key, value in where.items()}}
-    with LookupTable("s3://delta/people", options) as table:
-        assert names(table, 2) == ["two", "zwei"]
-        write_deltalake("s3://delta/people", people((2, "deux", 22)), mode="append", storage_options=where)
-        assert names(table, 2) == ["deux", "two", "zwei"]
