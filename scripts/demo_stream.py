@@ -56,7 +56,7 @@ def run_stream(
         for progress in query.recentProgress:
             for observed in progress["observedMetrics"].values():
                 batch = batches[progress["batchId"]]
-                batch.version, batch.ms = observed["version"], progress["durationMs"]["triggerExecution"]
+                batch.version, batch.ms = observed["digest"], progress["durationMs"]["triggerExecution"]
     finally:
         query.stop()
     return batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import enum
 import itertools
 import pickle
@@ -21,6 +22,7 @@ from pyspark_lookup.options.parsing import parse_bytes, parse_duration_s
 from tests import test_full_cache_options
 
 MIB = 2**20
+AT = datetime.datetime(2026, 3, 1, 11, tzinfo=datetime.timezone.utc)
 SECRET = "s3cr3t-Value"
 
 
@@ -77,6 +79,7 @@ VALID: list[tuple[dict[str, str], Forms]] = [
         "lookup.settle": {"500 ms": 0.5, "0 s": 0.0},
         "lookup.metadata.source": {"ufs": enums.MetadataSource.UFS},
         "lookup.version": {"3": 3},
+        "lookup.timestamp": {" 2026-03-01T12:00:00+01:00": AT, "2026-03-01 11:00:00": AT, "2026-03-01T11:00:00Z": AT},
         "lookup.valid-write-ids": {" t1:5:4:2,4: ": "t1:5:2:2,4:"},
         "lookup.floor": {" 8f3a:12": "8f3a:12"},
         "lookup.write.unique-keys": {"true": True},
@@ -214,6 +217,7 @@ CONTRADICTIONS: list[tuple[dict[str, str], list[str]]] = [
     (CACHED, ["lookup.metadata.source = 'CACHE'", "sync-interval", "-1"]),
     ({"lookup.metadata.sync-interval": "5 min"}, ["sync-interval contradicts", "= 'CACHE'"]),
     ({"lookup.version": "3", "lookup.valid-write-ids": "t:1:9223372036854775807::"}, ["lookup.version", "lookup.valid-write-ids", "give one"]),
+    ({"lookup.timestamp": "2026-03-01", "lookup.version": "3"}, ["lookup.version", "lookup.timestamp", "give one"]),
     ({"lookup.cache": "partial", "lookup.keys": "id"}, ["lookup.cache = 'PARTIAL'", "expire-after-access", "expire-after-write", "max-rows", "max-bytes"]),
     ({"lookup.cache": "PARTIAL", "lookup.keys": "id", "lookup.partial-cache.cache-missing-key": "false"}, ["without any bound"]),
     ({"lookup.partial-cache.max-rows": "5"}, ["lookup.partial-cache.max-rows", "should be 'PARTIAL'"]),

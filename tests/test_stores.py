@@ -320,7 +320,7 @@ def test_spellings_of_a_local_path_are_one(tmp_path: Path, name: str) -> None:
 
 TREE = [
     "part-0.csv", "_SUCCESS", ".crc", "d=1/part-0.csv", "_d=2/part-0.csv", "plain/deep/part-1.csv",
-    "_temporary/0/part-9.csv", ".git/config", "_delta_log/0.json", "_spark_metadata/0", "d=1/_started",
+    "_temporary/0/part-9.csv", ".git/config", "_hidden/0.json", "_spark_metadata/0", "d=1/_started",
     "d=1/_temporary/x", "d=1/.hidden=1/x",
 ]  # fmt: skip
 LISTED = [
@@ -328,7 +328,7 @@ LISTED = [
     "plain/deep/part-1.csv",
 ]  # fmt: skip
 SEEN = {
-    "d=1", "_d=2", "plain", "plain/deep", "_temporary", ".git", "_delta_log", "_spark_metadata", "d=1/_temporary",
+    "d=1", "_d=2", "plain", "plain/deep", "_temporary", ".git", "_hidden", "_spark_metadata", "d=1/_temporary",
     "d=1/.hidden=1",
 }  # fmt: skip
 
@@ -355,7 +355,7 @@ def test_hidden_directories_are_reported_but_not_entered(
     MemoryFileSystem.store.clear()
     assert [file.url.removeprefix(store.url_of(root) + "/") for file in listing.files] == LISTED
     assert listing.directories == (SEEN | {"_temporary/0"} if kind == "s3" else SEEN)
-    entered = SEEN - {"_temporary", ".git", "_delta_log", "d=1/_temporary", "d=1/.hidden=1"}
+    entered = SEEN - {"_temporary", ".git", "_hidden", "d=1/_temporary", "d=1/.hidden=1"}
     assert told == ["list"] * (1 if kind == "s3" else 1 + len(entered))
 
 

@@ -123,11 +123,16 @@ def other_dir(tmp_path: Path) -> Path:
 KINDS = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB, Kind.MANAGED)
 
 
-@given(st.sampled_from(KINDS), st.binary(min_size=16, max_size=16), st.floats(allow_nan=False))
-def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_s: float) -> None:
-    """Some 30 bytes, whatever the kind, the digest and the time."""
-    told = VersionToken(kind, digest.hex(), newest_s)
-    assert len(told.to_bytes()) == 25 + len(kind)
+@given(
+    st.sampled_from(KINDS),
+    st.binary(min_size=16, max_size=16),
+    st.floats(allow_nan=False),
+    st.none() | st.integers(0, 2**63 - 1),
+)
+def test_an_announcement_comes_back_as_it_went(kind: str, digest: bytes, newest_s: float, number: int | None) -> None:
+    """Some 40 bytes, whatever the kind, the digest, the time and the number."""
+    told = VersionToken(kind, digest.hex(), newest_s, number)
+    assert len(told.to_bytes()) == 33 + len(kind)
     assert not told.to_bytes().startswith(_FAILED)  # what stands in the place of a version that cannot be resolved
     assert VersionToken.of_bytes(told.to_bytes()) == told
 

@@ -390,7 +390,8 @@ class LookupTable:
     def describe(self) -> dict[str, Any]:
         """The table as this host sees it: path, format, columns, version, files, bytes, options.
 
-        Of a managed table also its `table_id`, `position`, `keys`, `valid_write_ids` and `properties`.
+        Of a managed or a Delta table also its `table_id`, `position` (its version, as `lookup.version` takes it) and `properties`; of a
+        managed one its `keys` and `valid_write_ids`.
         """
         self._check_open()
         engine = runtime().engine(self._options)

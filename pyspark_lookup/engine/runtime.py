@@ -95,9 +95,7 @@ class Engine:
                 f"option path = {redact('path', options.path)!r}: a table is written by its name, without wildcards"
             )
         if options.pinned is not None:
-            raise OptionError(
-                "option lookup.version or lookup.valid-write-ids is for reads: a write takes none, remove it"
-            )
+            raise OptionError(f"option {next(iter(options.pins))} is for reads: a write takes none, remove it")
         log, table, rows = self._managed(options, url)
         raise_floor = functools.partial(self.reader.resolver.host.raise_floor, table)
         return TableWriter(self._ufs, log, self._context, options, table, rows, raise_floor, self.sizes)

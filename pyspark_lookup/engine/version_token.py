@@ -1,6 +1,6 @@
 """The version token, by which all tasks of an execution read one version, wherever they run.
 
-One task resolves it and secures it on its host; some 30 bytes travel with the rows as data; every task then
+One task resolves it and secures it on its host; some 40 bytes travel with the rows as data; every task then
 answers from exactly that version. The files behind the digest are on record on the host that resolved
 it; another host lists once and must come to the same digest, or does what `lookup.on-version-gone` says.
 """
@@ -28,7 +28,7 @@ from pyspark_lookup.table.executions import Execution
 from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.restarts import read_with_restarts
 
-_BYTES = struct.Struct(">c16sd")  # a mark, digest, `TableVersion.newest`; the kind follows
+_BYTES = struct.Struct(">c16sdq")  # a mark, digest, `TableVersion.newest`, the number or -1; the kind follows
 _MARK = b"V"  # no error begins so, which takes a token's place
 
 
@@ -39,24 +39,27 @@ class VersionToken:
     kind: str
     digest: str
     newest: float
+    number: int | None = None
+    """As `lookup.version` takes it; None if such a table has none."""
 
     @classmethod
     def of(cls, table: Table, version: TableVersion) -> VersionToken:
-        return cls(table.kind, version.digest, version.newest)
+        return cls(table.kind, version.digest, version.newest, None if version.commit is None else version.commit[1])
 
     def to_bytes(self) -> bytes:
-        """25 bytes, and the name of the kind."""
-        return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest) + self.kind.encode()
+        """33 bytes, and the name of the kind."""
+        number = -1 if self.number is None else self.number
+        return _BYTES.pack(_MARK, bytes.fromhex(self.digest), self.newest, number) + self.kind.encode()
 
     @classmethod
     def of_bytes(cls, data: bytes) -> VersionToken:
         """What `to_bytes` packed. Raises OptionError for anything else."""
         try:
-            mark, digest, newest = _BYTES.unpack_from(data)
+            mark, digest, newest, number = _BYTES.unpack_from(data)
             kind = bytes(data[_BYTES.size :]).decode("ascii")
             if mark != _MARK or not kind.isidentifier():
                 raise ValueError(kind)
-            return cls(kind, digest.hex(), newest)
+            return cls(kind, digest.hex(), newest, None if number < 0 else number)
         except (struct.error, TypeError, ValueError):
             raise OptionError(f"argument version = {show(data)} is no version token") from None
 

@@ -106,10 +106,8 @@ class LookupOptions(
             raise OptionError("option lookup.create-if-not-exists is for CREATE TABLE … USING lookupcache: remove it")
         check_partial_cache(self)
         check_full_cache(self)
-        if self.version is not None and self.valid_write_ids is not None:
-            raise OptionError(
-                "options lookup.version and lookup.valid-write-ids both say which version to read: give one"
-            )
+        if len(self.pins) > 1:
+            raise OptionError(f"options {' and '.join(self.pins)} say each which version to read: give one")
         cached = self.metadata_source is MetadataSource.CACHE
         if cached and self.sync_interval_s is None and self.cache is not CacheMode.FULL and self.provider is None:
             raise OptionError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import datetime
 import difflib
 import enum
 import importlib
@@ -168,6 +169,16 @@ def parse_commit(text: str) -> str:
     if not table_id or not re.fullmatch(r"[0-9]{1,18}", position):
         raise ValueError("what LookupTable.floor says: the table's id and a log position, as id:7")
     return text.strip()
+
+
+def parse_instant(text: str) -> datetime.datetime:
+    """A time, in UTC; without a zone it is one of UTC."""
+    try:
+        # Python 3.10 knows no Z.
+        at = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
+        return (at if at.tzinfo else at.replace(tzinfo=datetime.timezone.utc)).astimezone(datetime.timezone.utc)
+    except (ValueError, OverflowError):
+        raise ValueError("a time such as 2026-03-01T12:00:00+01:00, or 2026-03-01 11:00:00 of UTC") from None
 
 
 def parse_batch(text: str) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Iterable
 
 from pyspark_lookup.base.errors import OptionError
@@ -21,6 +22,7 @@ from pyspark_lookup.options.parsing import (
     option,
     parse_batch,
     parse_commit,
+    parse_instant,
     parse_stream_start,
     parse_sync_interval_s,
     parse_text,
@@ -32,6 +34,8 @@ from pyspark_lookup.options.parsing import (
 GIVEN = "lookup.given"
 """Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
 OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
+Pin = int | datetime.datetime | str
+"""A version of a table: its number, the one that was current at a time, or a list of valid write ids."""
 _POSITION = whole_number(
     0, 10**18 - 1, "a version of the table, as LookupTable.versions() lists them (of a managed table 1 or more)"
 )
@@ -80,8 +84,12 @@ class ReadOptions:
         doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
     )
     version: int | None = option(
-        "lookup.version", Kind("log position", _POSITION), None, shown="the current version",
-        doc="Of a managed table: read the version after this event of its log (time travel).",
+        "lookup.version", Kind("version number", _POSITION), None, shown="the current version",
+        doc="Of a managed table or a Delta table: read this version (time travel), as `lookup.view=versions` lists them.",
+    )
+    timestamp: datetime.datetime | None = option(
+        "lookup.timestamp", Kind("ISO 8601 time", parse_instant), None,
+        doc="... the version that was the current one at this time, such as `2026-03-01T12:00:00+01:00`; of UTC without a zone.",
     )
     valid_write_ids: str | None = option(
         "lookup.valid-write-ids", Kind("`table:5:2:2:4`", parse_write_ids), None,
@@ -98,7 +106,7 @@ class ReadOptions:
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
     on_version_gone: enums.OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(enums.OnVersionGone), None, shown="NEWER; of a managed table FAIL",
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, shown="NEWER; of a managed or a Delta table FAIL",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
     on_error: enums.OnError = option(
@@ -134,9 +142,19 @@ class ReadOptions:
     # fmt: on
 
     @property
-    def pinned(self) -> int | str | None:
-        """Which version of a managed table is read, if not the current one."""
-        return self.version if self.version is not None else self.valid_write_ids
+    def pinned(self) -> Pin | None:
+        """Which version of a table is read, if not the current one."""
+        return next(iter(self.pins.values()), None)
+
+    @property
+    def pins(self) -> dict[str, Pin]:
+        """The options that say which version is read, by name; one at most, once they are checked."""
+        given = {
+            "lookup.version": self.version,
+            "lookup.timestamp": self.timestamp,
+            "lookup.valid-write-ids": self.valid_write_ids,
+        }
+        return {key: value for key, value in given.items() if value is not None}
 
     @property
     def stream_limits(self) -> tuple[int | None, int | None, int | None]:

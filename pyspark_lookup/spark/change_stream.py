@@ -63,7 +63,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> ChangeReade
     """The reader of a stream with these options. Raises OptionError or NotSupportedError for what cannot be one."""
     parsed = stream_options(options, schema)
     if parsed.pinned is not None:
-        raise OptionError("option lookup.version or lookup.valid-write-ids is for batch reads: use lookup.stream.start")
+        raise OptionError(f"option {next(iter(parsed.pins))} is for batch reads: use lookup.stream.start")
     if parsed.view not in (View.DATA, View.CHANGES):
         raise OptionError(f"option lookup.view = {parsed.view.value!r} is for batch reads: use data or changes")
     for limit, name in zip(parsed.stream_limits, ("rows", "files", "bytes"), strict=True):

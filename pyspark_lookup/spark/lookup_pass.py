@@ -216,10 +216,13 @@ def _resolved(spark: SparkSession, tables: Mapping[str, ChainedLookup], observed
     if observed:
         for column, of in tables.items():
             digest = sf.lower(sf.hex(sf.substring(column, 2, 16)))
+            number = sf.conv(sf.hex(sf.substring(column, 26, 8)), 16, -10).cast("long")
             # A table has several, of several names, if it is in passes with different others.
             told = f"lookup_{of.table.label}" if len(tables) == 1 else f"lookup_{of.table.label}_{mark}"
             url = sf.max(sf.lit(of.table.url)).alias("table")
-            versions = versions.observe(told, sf.max(digest).alias("version"), url)
+            # Null of plain files, which have no numbers.
+            version = sf.max(sf.when(number >= 0, number)).alias("version")
+            versions = versions.observe(told, sf.max(digest).alias("digest"), url, version)
     return name, versions.select(joined)
 
 

@@ -64,7 +64,7 @@ def _parse(options: Mapping[str, str], schema: StructType) -> LookupOptions:
     wrong = [key for key, given in (("lookup.provider", parsed.provider), ("lookup.where", parsed.where)) if given]
     wrong += ["lookup.columns"] if parsed.columns else []
     wrong += ["lookup.view"] if parsed.view is not View.DATA else []
-    wrong += ["lookup.version or lookup.valid-write-ids"] if parsed.pinned is not None else []
+    wrong += parsed.pins
     if wrong:
         raise OptionError(f"option {wrong[0]} is for reads: a write takes none, remove it")
     return parsed

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from pyspark_lookup.base.errors import TableBusyError, TableEmptyError, TableFormatError, UfsNotFoundError
-from pyspark_lookup.io.stores import LOG_DIRECTORY, FileVersion, Listing
+from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, LOG_DIRECTORY, FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.glob import glob_matches, glob_reaches
 from pyspark_lookup.table.model import Kind
@@ -93,10 +93,10 @@ def _refuse_table_formats(listing: Listing, pattern: str) -> None:
             f"{redact('path', listing.url)} holds the managed table {redact('path', table)}, whose log alone says which of its rows "
             "are valid: read it by its own path"
         )
-    if "_delta_log" in found:
-        table = f"{listing.url}/{found['_delta_log']}".rpartition("/")[0]
+    if DELTA_LOG_DIRECTORY in found:
+        table = f"{listing.url}/{found[DELTA_LOG_DIRECTORY]}".rpartition("/")[0]
         raise TableFormatError(
-            f"{redact('path', listing.url)} holds {found['_delta_log']}, so {redact('path', table)} is a Delta table, whose log alone "
+            f"{redact('path', listing.url)} holds {found[DELTA_LOG_DIRECTORY]}, so {redact('path', table)} is a Delta table, whose log alone "
             "says which files are current: read it by that path"
         )
     if ".hoodie" in found:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import datetime
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from pyspark_lookup.base.errors import UfsNotFoundError, VersionGoneError
@@ -15,7 +16,7 @@ from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.deletes import DeleteFile
 from pyspark_lookup.table.log import Change, DataFile, EarlierStateError, NotificationLog, TableState, TableWrite
 from pyspark_lookup.table.model import Kind, Table, TableVersion, VersionMetadata, metadata_of
-from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
+from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 _VERSIONS_KEPT = 8
 
@@ -28,6 +29,7 @@ class LogSource(VersionSource):
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
         self._logs: dict[str, NotificationLog] = {}
+        self._times = TimeTravel()
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:
@@ -48,7 +50,10 @@ class LogSource(VersionSource):
         state = self.log(table.url).latest()
         if state is None:
             raise UfsNotFoundError(f"{redact('path', table.url)} is no managed table (any more)")
-        return Answer(version_at(self.log(table.url), table, state), question.started_s)
+        log, position = self.log(table.url), None
+        if isinstance(table.pinned, datetime.datetime):
+            position = self._times.find(table.url, state.table_id, table.pinned, lambda: _times_of(log, state))
+        return Answer(version_at(log, table, state, position), question.started_s)
 
     def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
         states = [ask()]
@@ -81,8 +86,9 @@ class LogSource(VersionSource):
         state = log.latest()
         if state is None:
             return None
-        changes = log.pages.changes(state, log.pages.begin(state), state.position)
-        found = [(change, part.writes[change.write_id] if change.write_id else None) for part, change in changes]
+        found = [
+            (change, part.writes[change.write_id] if change.write_id else None) for part, change in _changes(log, state)
+        ]
         return [
             _row_of(change, write, write is not None and log.pages.is_vacuumed(state, write)) for change, write in found
         ]
@@ -107,6 +113,14 @@ class LogSource(VersionSource):
             "valid_write_ids": metadata.state,
             "properties": dict(state.definition.properties) if state is not None else {},
         }
+
+
+def _changes(log: NotificationLog, state: TableState) -> Iterator[tuple[TableState, Change]]:
+    return log.pages.changes(state, log.pages.begin(state), state.position)
+
+
+def _times_of(log: NotificationLog, state: TableState) -> list[tuple[int, int]]:
+    return [(change.position, int(change.at_s * 1000)) for _, change in _changes(log, state)]
 
 
 def _row_of(change: Change, write: TableWrite | None, gone: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pyspark_lookup.io.stores import Deletes, FileVersion, PartitionValues, Stor
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGone
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.options.read_write_options import Pin
 from pyspark_lookup.table.deletes import DELETES
 from pyspark_lookup.table.glob import glob_root
 
@@ -42,7 +43,7 @@ class Table:
     """A table: where it is, in which store, what kind it is, and how its files are read.
 
     `url` is the canonical path; `format` is None only until the files are known. `pinned`: the one version that is read, as its
-    source takes it (a log position, a list of write ids); None: the current one. `own`: a write that is open
+    source takes it; None: the current one. `own`: a write that is open
     and seen all the same, by its transaction. `csv`: how CSV files are written. `declared`: the columns that somebody has said
     it has; None: those that its files have. `retained`: whether its source keeps versions, so that one that is gone is an error.
     """
@@ -53,7 +54,7 @@ class Table:
     format: FileFormatName | None
     success_file: bool = False
     settle_s: float | None = None
-    pinned: int | str | None = None
+    pinned: Pin | None = None
     own: int | None = None
     busy: Busy = Busy()
     csv: CsvOptions = CsvOptions()

@@ -23,6 +23,7 @@ from pyspark_lookup.base.errors import (
     UfsNotFoundError,
 )
 from pyspark_lookup.base.log_events import log_event
+from pyspark_lookup.base.metrics import UNSET
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.stores import LOCAL_GRANULE_S, SETTLED_AFTER_S, FileVersion, Listing
@@ -91,11 +92,13 @@ class Resolver:
         status: FileVersion | Listing | None = None
         kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
         started_s = self._context.clock.steady_s()
+        # Reads in CACHE mode count on how long ago the store was asked.
+        renew = options.metadata_source is MetadataSource.CACHE
         if kind is not None and kind != Kind.GLOB:
             probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
             with contextlib.suppress(UfsNotFoundError, OptionError):
-                version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=_renews(options))
+                version = self._read_cached(probe, options) or self._ask(probe, started_s, renew=renew)
                 return self.table_of(options, kind, version), version
             kind = None
         if kind is None:
@@ -108,7 +111,7 @@ class Resolver:
                     raise
         probe = self.table_of(options, kind)
         cached = self._read_cached(probe, options) if status is None else None
-        version = cached or self._ask(probe, started_s, status, patient=patient, renew=_renews(options))
+        version = cached or self._ask(probe, started_s, status, patient=patient, renew=renew)
         return self.table_of(options, kind, version), version
 
     def _kind_of(self, status: FileVersion | Listing) -> str:
@@ -167,7 +170,7 @@ class Resolver:
             if kind == Kind.GLOB or (kind == Kind.FILE and _names_directory(options)):
                 continue
             probe = self._table(options if source.retained else _unpinned(options), kind, None)
-            record = self.host.last(probe)
+            record = self.host.last(probe) or self.host.last(self._table(_unpinned(options), kind, None))
             if record is not None:
                 # The wall clock may have been set back in between.
                 here = record["boot"] == self._context.clock.boot
@@ -201,6 +204,7 @@ class Resolver:
         if self._served.get(table.id) != version.digest:
             self._served[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
+        self._context.metrics.set_gauge("tableVersion", UNSET if version.commit is None else version.commit[1])
 
     def _resolve(
         self,
@@ -440,11 +444,6 @@ def _names_directory(options: LookupOptions) -> bool:
     return options.path.endswith("/") and not options.path.startswith(("http://", "https://"))
 
 
-def _renews(options: LookupOptions) -> bool:
-    """Whether a read counts on how long ago the store was asked."""
-    return options.metadata_source is MetadataSource.CACHE
-
-
 def _unpinned(options: LookupOptions) -> LookupOptions:
-    pinned = options.pinned is not None
-    return dataclasses.replace(options, version=None, valid_write_ids=None) if pinned else options
+    pins: dict[str, Any] = {"version": None, "timestamp": None, "valid_write_ids": None}
+    return dataclasses.replace(options, **pins) if options.pins else options

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import abc
+import bisect
 import dataclasses
-from collections.abc import Callable, Sequence
+import datetime
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-from pyspark_lookup.base.errors import OptionError
+from pyspark_lookup.base.errors import OptionError, VersionGoneError
 from pyspark_lookup.base.write_ids import ValidWriteIdList
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
@@ -18,6 +21,10 @@ from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+_TIMES_KEPT = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +64,41 @@ class Answer:
     version: TableVersion
     started_s: float
     kept: bool = False
+
+
+class TimeTravel:
+    """Which version of a table was the current one at a time. A time before the last commit is asked for once.
+
+    Commits have the time they say, or that of the one before, if that is later: clocks differ.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, datetime.datetime], int] = {}
+
+    def find(
+        self, url: str, table_id: str, at: datetime.datetime, commits: Callable[[], Iterable[tuple[int, int]]]
+    ) -> int:
+        """The version at `at`. `commits`: the versions there are and their times (Unix ms), oldest first; called if need be.
+
+        Raises VersionGoneError for a time before the first of them.
+        """
+        known = self._found.get((table_id, at))
+        if known is not None:
+            return known
+        # What a view shows in whole milliseconds names the commit of that millisecond.
+        at_ms = (at - _EPOCH) // _MILLISECOND
+        versions, times = zip(*commits(), strict=True)
+        times = tuple(itertools.accumulate(times, max))
+        count = bisect.bisect_right(times, at_ms)
+        if not count:
+            first = (_EPOCH + times[0] * _MILLISECOND).isoformat()
+            raise VersionGoneError(
+                f"{redact('path', url)} has no version of {at.isoformat()} (lookup.timestamp): the oldest one that its log "
+                f"tells of, {versions[0]}, is of {first}"
+            )
+        if count < len(times):
+            self._found = {**dict(list(self._found.items())[-_TIMES_KEPT:]), (table_id, at): versions[count - 1]}
+        return int(versions[count - 1])
 
 
 class VersionSource(abc.ABC):
@@ -110,9 +152,9 @@ class VersionSource(abc.ABC):
 
     def _refuse_pin(self, options: LookupOptions) -> None:
         if options.pinned is not None and not self.retained:
-            key = "lookup.version" if options.version is not None else "lookup.valid-write-ids"
             raise OptionError(
-                f"option {key} = {str(options.pinned)!r} is for managed tables: {redact('path', options.path)} has no log"
+                f"option {next(iter(options.pins))} = {str(options.pinned)!r} is for managed tables and Delta tables: "
+                f"{redact('path', options.path)} has no log"
             )
 
     def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:

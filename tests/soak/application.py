@@ -54,7 +54,7 @@ class Listener(StreamingQueryListener):  # type: ignore[misc]
 
     def onQueryProgress(self, event: Any) -> None:
         progress = json.loads(event.progress.json)
-        told = {row["table"]: row["version"] for row in (progress.get("observedMetrics") or {}).values()}
+        told = {row["table"]: row["digest"] for row in (progress.get("observedMetrics") or {}).values()}
         rows, duration = progress["numInputRows"], progress["durationMs"].get("triggerExecution")
         self._notes.add("progress", batch=progress["batchId"], rows=rows, versions=told, ms=duration)
 

@@ -267,7 +267,7 @@ def test_a_stream_of_chains(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.table("chained").orderBy("batch").select("batch", "t0_version", "t1_version", "t2_version").distinct()
     assert sorted(map(tuple, rows.collect())) == [(1, 1, 1, 1), (2, 2, 1, 2), (3, 2, 3, 2)]
     assert [{row["table"] for row in metrics.values()} for metrics in told] == [{*map(str, paths)}] * 3
-    first, second, third = ({row["table"]: row["version"] for row in metrics.values()} for metrics in told)
+    first, second, third = ({row["table"]: row["digest"] for row in metrics.values()} for metrics in told)
     assert first[str(paths[0])] != second[str(paths[0])] == third[str(paths[0])]
 
 

@@ -138,7 +138,7 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None
     create; a column that the table does not have, unless it is to be added, and one of another type. A plain table is no stream."""
     for options, words in (
         ({"lookup.where": "id = 1"}, "lookup.where is for reads"),
-        ({"lookup.version": "1"}, "lookup.version or lookup.valid-write-ids is for reads"),
+        ({"lookup.version": "1"}, "lookup.version is for reads"),
         ({"lookup.format": "csv"}, "lookup.format has no meaning"),
     ):
         with pytest.raises(Exception, match=words):

@@ -78,7 +78,7 @@ def test_each_batch_is_of_one_version(spark: SparkSession, tmp_path: Path) -> No
             run_until(query, stop_at)
             for progress in query.recentProgress:
                 for row in progress["observedMetrics"].values():
-                    told.setdefault(progress["batchId"], set()).add(row["version"])
+                    told.setdefault(progress["batchId"], set()).add(row["digest"])
                     assert row["table"] == str(table)
     versions, seen = list[int](), list[int]()
     ways = [f"{way}_version" for way in (*WAYS, "scan")]

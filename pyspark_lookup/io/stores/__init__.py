@@ -16,6 +16,7 @@ from pyspark_lookup.io.stores.file_version import (
 )
 from pyspark_lookup.io.stores.opening import open_store
 from pyspark_lookup.io.stores.store import (
+    DELTA_LOG_DIRECTORY,
     LOCAL_GRANULE_S,
     LOG_DIRECTORY,
     SETTLED_AFTER_S,
@@ -28,6 +29,7 @@ __all__ = [
     "DELETE_FILE",
     "IMMUTABLE",
     "LOCAL_GRANULE_S",
+    "DELTA_LOG_DIRECTORY",
     "LOG_DIRECTORY",
     "PART_OF_FILE",
     "SETTLED_AFTER_S",

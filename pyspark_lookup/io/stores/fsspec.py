@@ -68,6 +68,9 @@ class FsspecStore:
             info["modified"] = self._fs.modified(path)  # not in info, and equal sizes are common
         return info
 
+    def _listed(self, info: Mapping[str, Any]) -> FileVersion:
+        return self._version(info["name"], self._info(info["name"]) if self._protocol == "memory" else info)
+
     def list_status(self, path: str, count: Count) -> Listing:
         root = self._fs._strip_protocol(path).rstrip("/")
         files: list[FileVersion] = []
@@ -91,9 +94,7 @@ class FsspecStore:
                 elif name == root:
                     raise UfsNotFoundError(f"{redact('path', path)} is a file, not a directory")
                 else:
-                    if self._protocol == "memory":
-                        info = self._info(name)
-                    files.append(self._version(name, info))
+                    files.append(self._listed(info))
         return Listing(self.url_of(root), tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
@@ -123,8 +124,10 @@ class FsspecStore:
     def list_files(self, path: str, after: str, at_most: int | None, count: Count) -> tuple[FileVersion, ...]:
         count("list")
         files = [info for info in self._fs.ls(path, detail=True) if info["type"] == "file"]
-        named = sorted((info["name"].rsplit("/", 1)[-1], info["name"], info) for info in files)
-        return tuple(self._version(name, info) for last, name, info in named if last > after)[:at_most]
+        named = sorted(
+            ((info["name"].rsplit("/", 1)[-1], info["name"], info) for info in files), key=lambda one: one[:2]
+        )
+        return tuple(self._listed(info) for last, _, info in named if last > after)[:at_most]
 
     def last_change_s(self, path: str, count: Count) -> tuple[float | None, float]:
         count("list")

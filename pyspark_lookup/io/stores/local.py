@@ -16,7 +16,7 @@ from pyspark_lookup.base.errors import SourceChangedError, UfsNotFoundError, Ufs
 from pyspark_lookup.io.disk.directory import sync_directory
 from pyspark_lookup.io.stores.error_mapping import our_error, read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import PART_OF_FILE, FileVersion
-from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORY, Count, Listing, is_entered
+from pyspark_lookup.io.stores.store import LOCAL_GRANULE_S, LOG_DIRECTORIES, Count, Listing, is_entered
 
 _WALKS = 5  # of a directory whose name stands for another one after each
 _HELD_AT_MOST, _HELD_FILES = 8, 10_000  # directories whose last listing is held, and files in one
@@ -168,9 +168,10 @@ class LocalStore:
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
         root = self._path(path)
-        if os.path.isdir(os.path.join(root, LOG_DIRECTORY)):
+        logs = [name for name in LOG_DIRECTORIES if os.path.isdir(os.path.join(root, name))]
+        if logs:
             count("list")
-            return Listing(self.url_of(root), (), frozenset([LOG_DIRECTORY]))
+            return Listing(self.url_of(root), (), frozenset(logs))
         if os.path.isdir(root):
             return self.list_status(path, count)
         return self.get_meta(path, count)

@@ -22,7 +22,7 @@ from pyspark_lookup.base.errors import (
 )
 from pyspark_lookup.io.stores.error_mapping import error_code, http_status, our_error, read_error, translate_errors
 from pyspark_lookup.io.stores.file_version import FileVersion
-from pyspark_lookup.io.stores.store import LOG_DIRECTORY, Count, Listing, is_entered
+from pyspark_lookup.io.stores.store import LOG_DIRECTORIES, Count, Listing, is_entered
 from pyspark_lookup.options.conf_file import redact
 
 _PAGE = 1000  # objects that one request lists, or removes
@@ -143,18 +143,15 @@ class S3Store:
         files = [file for file in files if file.size or file.url[len(url) + 1 :] not in directories]
         return Listing(url, tuple(sorted(files, key=lambda f: f.url)), frozenset(directories))
 
-    @staticmethod
-    def _managed(bucket: str, key: str) -> Listing:
-        return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), frozenset([LOG_DIRECTORY]))
-
     def list_status(self, path: str, count: Count) -> Listing:
         bucket, key = self._bucket_key(path)
         directory = key.rstrip("/") + "/" if key else ""
         objects: list[dict[str, Any]] = []
         for page in self._pages(bucket, directory, count):
             objects += page.get("Contents", [])
-            if _is_managed(directory, objects):
-                return self._managed(bucket, key)
+            logs = _logs_in(directory, objects)
+            if logs:
+                return Listing(f"s3://{bucket}/{key}".rstrip("/"), (), logs)
         return self._listing(bucket, directory, objects)
 
     def get_status(self, path: str, count: Count) -> FileVersion | Listing:
@@ -175,8 +172,9 @@ class S3Store:
                 if empty.size:
                     return empty
             objects += [found for found in contents if found["Key"].startswith(directory)]
-            if _is_managed(directory, objects):
-                return self._managed(bucket, key)
+            logs = _logs_in(directory, objects)
+            if logs:
+                return Listing(f"s3://{bucket}/{key}", (), logs)
             if contents and contents[-1]["Key"] > directory and not contents[-1]["Key"].startswith(directory):
                 break  # sorted past it: the other keys share the name's beginning only
             if contents and contents[-1]["Key"] < directory and page.get("IsTruncated"):
@@ -277,6 +275,7 @@ class S3Store:
         return self._version(bucket, key, len(data), found)
 
 
-def _is_managed(directory: str, objects: list[dict[str, Any]]) -> bool:
-    """Whether a managed table lies there: its log comes first in a listing, and may be long."""
-    return bool(objects) and objects[0]["Key"].startswith(f"{directory}{LOG_DIRECTORY}/")
+def _logs_in(directory: str, objects: list[dict[str, Any]]) -> frozenset[str]:
+    """The logs of tables that lie there; they come early in a listing, and may be long, as may be what follows."""
+    keys = [found["Key"][len(directory) :] for found in objects]
+    return frozenset(name for name in LOG_DIRECTORIES if any(key.startswith(f"{name}/") for key in keys))

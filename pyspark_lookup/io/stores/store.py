@@ -13,7 +13,10 @@ Count = Callable[[str], None]
 """Told "head", "list", "get", "put" or "delete" before each call to the store."""
 
 LOG_DIRECTORY = "_lookup"
-"""What a managed table's directory holds beside its data; listings stop where they meet it."""
+"""What a managed table's directory holds beside its data."""
+DELTA_LOG_DIRECTORY = "_delta_log"
+LOG_DIRECTORIES = (LOG_DIRECTORY, DELTA_LOG_DIRECTORY)
+"""By which a table whose log says what its files are is known; listings stop where they meet one."""
 
 # An mtime this close to now may stand for two contents (git's "racy" entries): one timer tick of an
 # older kernel for local files, the whole seconds of HTTP and the slack of others.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import re
 import threading
 from collections.abc import Sequence
@@ -20,13 +21,12 @@ from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, UfsN
 from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, Replay, actions_of
 from pyspark_lookup.table.delta.checkpoint import checkpoints_in, read_checkpoint
 
-DIRECTORY = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _TAIL_AT_MOST = 64  # commits on record after a state, until that is recorded anew
 _EARLIER_KEPT = 4  # states of earlier versions, in a process
@@ -50,7 +50,7 @@ class DeltaLog:
         self._ufs = ufs
         self._blocks = blocks
         self._context = context
-        self._directory = f"{url}/{DIRECTORY}"
+        self._directory = f"{url}/{DELTA_LOG_DIRECTORY}"
         self._shown = redact("path", url)
         self._key = key_of("delta", ufs.scope, url)
         self._lock = threading.Lock()
@@ -161,7 +161,7 @@ class DeltaLog:
     def _replay_of(self, listed: Sequence[FileVersion], version: int | None) -> tuple[DeltaState, FileVersion]:
         commits = _commits_in(listed)
         if not commits:
-            raise UfsNotFoundError(f"{self._shown}: {DIRECTORY} holds no commit, so it is no Delta table")
+            raise UfsNotFoundError(f"{self._shown}: {DELTA_LOG_DIRECTORY} holds no commit, so it is no Delta table")
         if version is not None and not min(commits) <= version <= max(commits):
             raise VersionGoneError(
                 f"{self._shown} has no version {version}: the log has {min(commits)} to {max(commits)}"
@@ -181,6 +181,12 @@ class DeltaLog:
             return self._follow(state, checkpoint.version, commits, newest)
         if min(commits) == 0:
             return self._follow(None, -1, commits, newest)
+        if version is not None and damaged is None:
+            oldest = min((one.version for one in checkpoints_in(listed)), default=None)
+            since = "" if oldest is None else f", which is made of {oldest} on"
+            raise VersionGoneError(
+                f"{self._shown} has no version {version} any more: what came before it was removed from the log{since}"
+            )
         raise damaged or DamagedFileError(
             f"{self._shown}: the Delta log begins with version {min(commits)}, and has no whole checkpoint to begin with"
         )
@@ -205,9 +211,9 @@ class DeltaLog:
 
     # --- earlier versions -------------------------------------------------------------------------
 
-    def at(self, version: int) -> DeltaState:
-        """The state at a version of the table that is there now. Raises VersionGoneError if the log does not have it."""
-        state = self.latest()
+    def at(self, version: int, state: DeltaState | None = None) -> DeltaState:
+        """The state at a version of the table that is there now (`state`, if it is known). Raises VersionGoneError."""
+        state = self.latest() if state is None else state
         found = self.known_at(state.table_id, version)
         if found is None:
             found, _ = self._replay(version)
@@ -242,6 +248,27 @@ class DeltaLog:
     def commits(self) -> list[tuple[int, FileVersion]]:
         """The commits that are there, oldest first."""
         return sorted(_commits_in(self._ufs.list_files(self._directory)).items())
+
+    def commit_times(
+        self, state: DeltaState, commits: Sequence[tuple[int, FileVersion]] | None = None
+    ) -> list[tuple[int, int]]:
+        """The commits that are there (or those given), oldest first, and when each was made (Unix ms), as Delta has it.
+
+        That is when its file was written; since the table has `delta.enableInCommitTimestamps`, what the commit says.
+        """
+        commits = self.commits() if commits is None else commits
+        says = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
+        since = int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0) if says else math.inf
+        times: list[tuple[int, int]] = []
+        for version, file in commits:
+            at_ms: Any = None
+            if version >= since:
+                said = (action["commitInfo"] for action in self.read_commit(file) if action.get("commitInfo"))
+                info: dict[str, Any] = next(said, {})
+                at_ms = info.get("inCommitTimestamp")
+            at_ms = int((file.modified_at_s or 0) * 1000) if at_ms is None else count_of(at_ms)
+            times.append((version, max(at_ms, times[-1][1] + 1) if times else at_ms))
+        return times
 
     def read_commit(self, file: FileVersion) -> list[dict[str, Any]]:
         """The actions of a commit. Raises DamagedFileError."""
@@ -318,7 +345,7 @@ def _commits_in(files: Sequence[FileVersion]) -> dict[int, FileVersion]:
     found = {}
     for file in files:
         directory, _, name = file.url.rpartition("/")
-        match = _COMMIT.fullmatch(name) if directory.endswith(f"/{DIRECTORY}") else None
+        match = _COMMIT.fullmatch(name) if directory.endswith(f"/{DELTA_LOG_DIRECTORY}") else None
         if match is not None:
             found[int(match[1])] = file
     return found

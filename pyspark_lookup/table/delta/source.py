@@ -16,15 +16,15 @@ from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, Vers
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.io.stores import IMMUTABLE, FileStatistics, FileVersion, Listing
+from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, IMMUTABLE, FileStatistics, FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.table.deletes import DELETES
 from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, decode_path, is_absolute
-from pyspark_lookup.table.delta.log import DIRECTORY, DeltaLog
+from pyspark_lookup.table.delta.log import DeltaLog
 from pyspark_lookup.table.delta.schema import arrow_schema, stored_columns
 from pyspark_lookup.table.delta.vectors import DeletionVector, vector_url
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, metadata_of
-from pyspark_lookup.table.source import Answer, Question, SourceParts, VersionSource
+from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 
@@ -37,10 +37,11 @@ class DeltaSource(VersionSource):
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
         self._logs: dict[str, DeltaLog] = {}
+        self._times = TimeTravel()
 
     @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:
-        return cls.kinds[0] if isinstance(status, Listing) and DIRECTORY in status.directories else None
+        return cls.kinds[0] if isinstance(status, Listing) and DELTA_LOG_DIRECTORY in status.directories else None
 
     def log(self, url: str) -> DeltaLog:
         """The log of the Delta table at a canonical URL."""
@@ -54,7 +55,12 @@ class DeltaSource(VersionSource):
             raise NotSupportedError(
                 f"option lookup.valid-write-ids: {redact('path', table.url)} is a Delta table, which has none"
             )
-        state = log.latest() if table.pinned is None else log.at(table.pinned)
+        if isinstance(table.pinned, datetime.datetime):
+            state = log.latest()
+            number = self._times.find(table.url, state.table_id, table.pinned, lambda: log.commit_times(state))
+            state = log.at(number, state)
+        else:
+            state = log.latest() if table.pinned is None else log.at(table.pinned)
         return Answer(self._version(table, state), question.started_s)
 
     def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
@@ -86,17 +92,17 @@ class DeltaSource(VersionSource):
     def history(self, table: Table) -> list[dict[str, Any]] | None:
         log = self.log(table.url)
         rows = []
-        for version, file in log.commits():
+        commits, state = log.commits(), log.latest()
+        for (version, file), (_, at_ms) in zip(commits, log.commit_times(state, commits), strict=True):
             actions = log.read_commit(file)
             info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if action.get("commitInfo")), {})
             added = [Add.of(action["add"]) for action in actions if action.get("add")]
             counts = [None if one.parsed is None else one.parsed.rows for one in added]
             known = [count for count in counts if count is not None]
-            at_ms = info.get("inCommitTimestamp") or info.get("timestamp")
             rows.append(
                 {
                     "version": version,
-                    "committed_at": file.modified_at_s if at_ms is None else at_ms / 1000,
+                    "committed_at": at_ms / 1000,
                     "operation": str(info.get("operation", "unknown")).lower(),
                     "write_id": None,
                     "files_added": len(added),
@@ -130,7 +136,7 @@ def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) ->
 
     def url_of_file(spelled: str) -> str:
         path = decode_path(spelled)
-        return url_of(path) if is_absolute(spelled) else f"{table.url}/{path}"
+        return _url_elsewhere(table, path, url_of) if is_absolute(spelled) else f"{table.url}/{path}"
 
     def names_of(keys: Sequence[Key]) -> tuple[str, ...]:
         urls = ((url_of_file(path), vector) for path, vector in keys)
@@ -170,6 +176,19 @@ def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) ->
     return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), metadata)
 
 
+def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:
+    """The URL of an absolute path. Raises NotSupportedError for one of another kind of store than the table's."""
+    theirs, own = (
+        scheme.lower() if separator else "file"
+        for scheme, separator, _ in (path.replace("file:/", "file://").partition("://"), table.url.partition("://"))
+    )
+    if theirs != own and not {theirs, own} <= {"s3", "s3a", "s3n"}:
+        raise NotSupportedError(
+            f"{redact('path', table.url)}: its Delta log names {redact('path', path)}, a file of another store"
+        )
+    return url_of(path)
+
+
 def _zoned(value: str | None, kind: pa.DataType) -> str | None:
     """A partition value as the log has it; an instant without a zone, which is one of UTC, says so."""
     instant = value is not None and pa.types.is_timestamp(kind) and kind.tz is not None
@@ -181,7 +200,8 @@ def _deletes_of(table: Table, add: Add, url: str, url_of: Callable[[str], str]) 
     if vector is None:
         return ()
     place = vector_url(table.url, vector.storage, vector.data)
-    place = url_of(place) if vector.storage == "p" and place is not None else place
+    if vector.storage == "p" and place is not None:
+        place = _url_elsewhere(table, place, url_of)
     path = url.removeprefix(table.url + "/")
     return (DeletionVector(path, vector.storage, vector.data, vector.offset, vector.size, vector.cardinality, place),)
 
