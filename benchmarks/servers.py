@@ -134,8 +134,8 @@ def s3(root: Path, bucket: str, prefix: str, delay_s: float) -> Iterator[str]:
     endpoint = f"http://127.0.0.1:{server.server_port}"
     client = boto3.client("s3", endpoint_url=endpoint)
     client.create_bucket(Bucket=bucket)
-    for file in sorted(root.iterdir()):
-        client.upload_file(str(file), bucket, f"{prefix}/{file.name}")
+    for file in sorted(path for path in root.rglob("*") if path.is_file()):
+        client.put_object(Bucket=bucket, Key=f"{prefix}/{file.relative_to(root)}", Body=file.read_bytes())
     delayed.set()
     yield endpoint
     server.shutdown()
