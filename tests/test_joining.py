@@ -58,7 +58,7 @@ LOST = {"name": None, "size": None, ERROR_COLUMN: "UfsUnavailableError: the stor
 kinds = st.sampled_from([pa.int8(), pa.timestamp("us", "UTC"), pa.list_(pa.struct([("é", pa.decimal128(38, 2))]))])
 texts = st.text()
 FAILURES: dict[str, Callable[[Host, Path], object]] = {
-    "TableFormatError": lambda host, path: (path / "_delta_log").mkdir(),
+    "TableFormatError": lambda host, path: (path / ".hoodie").mkdir(),
     "UfsNotFoundError": lambda host, path: path.rename(path.with_name("gone")),
     "UfsUnavailableError": lambda host, path: setattr(host, "down", ALL),
 }

@@ -11,13 +11,14 @@ from pyspark_lookup.table.model import Table
 
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
-    """What a query reads of a table. `id` tells plans apart, `planned_at_s` is Unix time."""
+    """What a query reads of a table. `id` tells plans apart, `planned_at_s` is Unix time, `number` that of the version that was planned with."""
 
     id: str
     options: LookupOptions
     table: Table
     projection: Projection
     planned_at_s: float
+    number: int | None = None
 
     @property
     def needed(self) -> list[str]:

@@ -78,7 +78,7 @@ class TableReader:
     ) -> TableVersion:
         """The version to go on with when a file of the resolved one is gone, as `lookup.on-version-gone` says."""
         if not resolution.decided_here and plan.table.fails_when_gone(plan.options):
-            raise self._gone(plan, change) from change
+            raise self._gone(plan, change, resolution.version.number) from change
         return self.resolver.resolve_again(plan.table, plan.options, execution, resolution.version.digest)
 
     def read(
@@ -122,7 +122,7 @@ class TableReader:
                 prepared = self._newer_files(plan, pieces, resolution.version, execution, change)
             elif not resolution.decided_here and plan.table.fails_when_gone(plan.options):
                 # Others of this execution may have answered from the version that is gone.
-                raise self._gone(plan, change) from change
+                raise self._gone(plan, change, resolution.version.number) from change
             else:
                 prepared = self._start_over(plan, resolution.version, execution)
         return prepared.batches()
@@ -141,7 +141,7 @@ class TableReader:
             if task.count > 1:
                 return self._newer_files(plan, pieces, planned, execution, change)
             if plan.table.fails_when_gone(plan.options):
-                raise self._gone(plan, change) from change
+                raise self._gone(plan, change, plan.number) from change
             return self._start_over(plan, planned, execution)
 
     def _start_over(self, plan: ReadPlan, gone: TableVersion, execution: Execution | None) -> PreparedScan:
@@ -170,12 +170,12 @@ class TableReader:
         anywhere: both are errors even where a newer version is welcome.
         """
         if plan.table.fails_when_gone(plan.options):
-            raise self._gone(plan, change) from change
+            raise self._gone(plan, change, plan.number) from change
         for _ in range(_STARTS):
             try:
                 version = self.resolver.resolve_again(plan.table, plan.options, execution, gone.digest)
             except UfsNotFoundError as missing:
-                raise self._gone(plan, change) from missing
+                raise self._gone(plan, change, plan.number) from missing
             current = {file.url: file for file in version.files}
             renewed = []
             for piece in pieces:
@@ -185,19 +185,19 @@ class TableReader:
                 elif file is not None and piece.whole:
                     renewed.append(Slice(file, 0, file.size))
                 else:
-                    raise self._gone(plan, change) from change
+                    raise self._gone(plan, change, plan.number) from change
             try:
                 return self._scan.prepare(plan.table, renewed, plan.projection)
             except SourceChangedError as again:
                 change, gone = again, version
-        raise self._gone(plan, change) from change
+        raise self._gone(plan, change, plan.number) from change
 
-    def _gone(self, plan: ReadPlan, change: SourceChangedError) -> VersionGoneError:
+    def _gone(self, plan: ReadPlan, change: SourceChangedError, number: int | None) -> VersionGoneError:
         self.metrics.inc("versionGoneCount")
         return VersionGoneError(
-            f"the version of {redact('path', plan.table.url)} this query resolved is gone: {change}. Run the query again "
-            "(with a new load() if its DataFrame was planned before); to change a table under running queries, write new "
-            "file names and keep the old files a while"
+            f"the version{'' if number is None else f' {number}'} of {redact('path', plan.table.url)} this query resolved is gone: "
+            f"{change}. Run the query again (with a new load() if its DataFrame was planned before); to change a table under "
+            "running queries, write new file names and keep the old files a while"
         )
 
     def hold(self, table: Table, options: LookupOptions, user: object) -> None:

@@ -44,7 +44,7 @@ class VersionToken:
 
     @classmethod
     def of(cls, table: Table, version: TableVersion) -> VersionToken:
-        return cls(table.kind, version.digest, version.newest, None if version.commit is None else version.commit[1])
+        return cls(table.kind, version.digest, version.newest, version.number)
 
     def to_bytes(self) -> bytes:
         """33 bytes, and the name of the kind."""
@@ -144,7 +144,7 @@ def version_of_token(
         with contextlib.suppress(UfsNotFoundError, NotATableError):
             version = resolver.find(table, token.digest, token.newest)
     if version is None:
-        version = _replacement(reader, table, options, token.digest, execution)
+        version = _replacement(reader, table, options, token.digest, token.number, execution)
     return resolver.table_of(options, token.kind, version), version
 
 
@@ -157,18 +157,23 @@ def table_of_token(
         table,
         version,
         functools.partial(reader.versions.schema, table),
-        lambda gone, _: _replacement(reader, table, options, gone.digest, execution),
+        lambda gone, _: _replacement(reader, table, options, gone.digest, gone.number, execution),
     )
     return Found(table, version, data, partitions)
 
 
 def _replacement(
-    reader: TableReader, table: Table, options: LookupOptions, gone: str, execution: Execution | None
+    reader: TableReader,
+    table: Table,
+    options: LookupOptions,
+    gone: str,
+    number: int | None,
+    execution: Execution | None,
 ) -> TableVersion:
     if table.fails_when_gone(options):
         reader.metrics.inc("versionGoneCount")
         raise VersionGoneError(
-            f"version {gone} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
+            f"version {gone if number is None else number} of {redact('path', table.url)}, which this query resolved, was replaced before this process "
             "read it: run the query again; to change a table under running queries, write new file names and keep the old "
             "files a while"
         )

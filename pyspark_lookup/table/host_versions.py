@@ -144,7 +144,7 @@ class HostVersions:
                 "resolved_at": self._context.clock.wall_s(),
                 "files": len(version.files),
                 "bytes": version.bytes,
-                "position": None if version.commit is None else version.commit[1],
+                "position": version.number,
             }
             disk.replace_record("version", f"{key_of(table.scope, table.url)}-{version.digest}", row)
 

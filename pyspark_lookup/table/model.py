@@ -185,6 +185,11 @@ class TableVersion:
         return tuple({one.name: one for some in several for one in some}.values())
 
     @property
+    def number(self) -> int | None:
+        """As `lookup.version` takes it; None if such a table has none."""
+        return None if self.commit is None else self.commit[1]
+
+    @property
     def commit(self) -> tuple[str, int] | None:
         """(table id, position); None without an order of versions."""
         metadata = self.metadata

@@ -204,7 +204,7 @@ class Resolver:
         if self._served.get(table.id) != version.digest:
             self._served[table.id] = version.digest
             self._context.metrics.inc("versionServedCount")
-        self._context.metrics.set_gauge("tableVersion", UNSET if version.commit is None else version.commit[1])
+        self._context.metrics.set_gauge("tableVersion", UNSET if version.number is None else version.number)
 
     def _resolve(
         self,

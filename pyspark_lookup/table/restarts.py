@@ -29,7 +29,11 @@ def read_with_restarts(
         except SourceChangedError as change:
             gone, version = version, renew(version, change)
             if table.retained and version.digest == gone.digest:
-                shown, place = redact("path", table.url), "" if version.commit is None else f" {version.commit[1]}"
+                shown, place = redact("path", table.url), "" if version.number is None else f" {version.number}"
+                if table.pinned is not None:
+                    raise VersionGoneError(
+                        f"{shown}: version{place} has lost files: {change}. VACUUM removes those that newer versions do not need"
+                    ) from change
                 raise VersionGoneError(
                     f"{shown}: {change}, and it is still a file of the current version{place}: somebody has removed it "
                     "otherwise than by the table's own means; restore it"

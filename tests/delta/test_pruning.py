@@ -1,0 +1,132 @@
+"""Files that the log rules out are not opened; files that VACUUM has removed are missed by name."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_lookup.base.errors import VersionGoneError
+from tests.delta.common import MODES, opened
+from tests.delta.test_calls import counting
+
+DAYS = [datetime.date(2026, 3, day) for day in range(1, 5)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Four days, a file of ten rows each, one of them with a null; beside the days a column of regions with odd names."""
+    path = tmp_path / "t"
+    for number, day in enumerate(DAYS):
+        ids = [*range(number * 10, number * 10 + 10)]
+        rows = pa.table(
+            {"id": ids, "name": [None, *(f"n{id:03}" for id in ids[1:])], "day": [day] * 10, "region": ["a b/%=ü"] * 10}
+        )
+        write_deltalake(str(path), rows, mode="append", partition_by=["day", "region"])
+    return path
+
+
+def bytes_read(table: Path, cache: Path, **options: Any) -> tuple[int, int]:
+    """(rows, how many GETs they cost) on a new host, but for those of the log."""
+    reader = opened(table, cache, **options)
+    assert reader.version
+    found: list[int] = []
+    _, _, gets, _ = counting(reader, lambda: found.append(reader.scan().num_rows))
+    return found[0], gets
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "files"),
+    [
+        ({"partition": "max_pt()"}, 10, 1),
+        ({"partition": "day=2026-03-02,region=a b%2F%25%3Dü"}, 10, 1),
+        ({"where": "day = DATE '2026-03-03'"}, 10, 1),
+        ({"where": "day >= DATE '2026-03-03' AND region = 'a b/%=ü'"}, 20, 2),
+        ({"where": "region = 'other'"}, 0, 0),
+        ({"where": "id = 15"}, 1, 1),
+        ({"where": "id > 18 AND id < 21"}, 2, 2),
+        ({"where": "name = 'n031'"}, 1, 1),
+        ({"where": "name IS NULL"}, 4, 4),
+        ({"where": "id IS NULL"}, 0, 0),
+        ({"where": "id = 1000"}, 0, 0),
+    ],
+)
+def test_the_log_rules_files_out(table: Path, tmp_path: Path, options: dict[str, str], rows: int, files: int) -> None:
+    found, gets = bytes_read(table, tmp_path / "cache", **options)
+    assert found == rows
+    assert (gets > 0, gets <= 2 * files) == (files > 0, True)  # a footer and what it names, for each
+
+
+def test_keys_open_the_files_that_may_have_them(table: Path, tmp_path: Path) -> None:
+    reader = opened(table, tmp_path / "cache", keys="id")
+    assert reader.version
+    for keys, files in (([15], 1), ([5, 6, 35], 2), ([1000, -1], 0)):
+        _, _, gets, _ = counting(reader, lambda keys=keys: reader.get_many(keys))  # type: ignore[misc]
+        assert (gets > 0, gets <= 2 * files) == (files > 0, True)
+
+
+@pytest.mark.parametrize("says", ["nothing", "truncated", "no nulls", "wide", "rows only"])
+def test_what_statistics_do_not_say(table: Path, tmp_path: Path, says: str) -> None:
+    """Missing, cut and wide bounds rule out nothing that is there."""
+    for commit in (table / "_delta_log").glob("*.json"):
+        lines = [json.loads(line) for line in commit.read_text().splitlines()]
+        for add in (line["add"] for line in lines if "add" in line):
+            found = json.loads(add["stats"])
+            if says == "truncated":  # as Delta does: what is above ends with a character above all that was cut
+                found["minValues"]["name"] = found["minValues"]["name"][:2]
+                found["maxValues"]["name"] = found["maxValues"]["name"][:2] + "\ufffd"
+            elif says == "no nulls":
+                del found["nullCount"]
+            elif says == "wide":
+                found |= {"tightBounds": False, "nullCount": {"id": 0, "name": 3}}
+                found["minValues"]["id"] -= 100
+            elif says == "rows only":
+                found = {"numRecords": found["numRecords"]}
+            add["stats"] = None if says == "nothing" else json.dumps(found)
+        commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for where, rows in (
+        ("name = 'n031'", 1),
+        ("name IS NULL", 4),
+        ("name IS NOT NULL", 36),
+        ("id = 15", 1),
+        ("id < 0", 0),
+    ):
+        assert bytes_read(table, tmp_path / where.replace(" ", ""), where=where)[0] == rows
+    assert opened(table, tmp_path / "keys", keys="name").get("n031")[0]["id"] == 31
+
+
+CACHED = {"metadata.source": "CACHE", "metadata.sync-interval": "-1"}
+
+
+@pytest.mark.parametrize("mode", ["none", "partial"])
+@pytest.mark.parametrize("gone", ["FAIL", "NEWER", None])
+def test_vacuum_under_a_query(table: Path, tmp_path: Path, mode: str, gone: str | None) -> None:
+    """A version that has lost files is an error that names it, unless the newer one may be read instead."""
+    options = CACHED if gone is None else {**CACHED, "on-version-gone": gone}
+    assert mode in MODES
+    reader = opened(table, tmp_path / "cache", mode, "id", **options)
+    assert reader.version
+    delta = DeltaTable(str(table))
+    delta.optimize.compact()
+    delta.delete("id = 15")
+    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    if gone == "NEWER":
+        assert (reader.get(15), len(reader.get(14))) == ([], 1)
+    else:
+        with pytest.raises(VersionGoneError, match=r"version 3\b"):
+            reader.get(15)
+
+
+def test_an_older_version_that_was_vacuumed(table: Path, tmp_path: Path) -> None:
+    """A version by its number whose files are gone says so, and which one it is."""
+    delta = DeltaTable(str(table))
+    delta.delete("id >= 10")
+    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert opened(table, tmp_path / "cache").scan().num_rows == 10
+    with pytest.raises(VersionGoneError, match=r"version 3\b.*(VACUUM|vacuum)"):
+        opened(table, tmp_path / "cache", version=3).scan()
