@@ -38,6 +38,14 @@ print("SECOND", sorted(row.name for row in df.collect()), df.filter("id = 1").co
 print("TABLE", sorted(row.name for row in spark.sql("SELECT name FROM dim").collect()))
 from pyspark_lookup import LookupTable
 print("NAMED", LookupTable.for_name(spark, "dim").scan(["name"]).num_rows)
+import pyarrow as pa
+from deltalake import write_deltalake
+from pyspark_lookup import lookup_join
+delta = path + "-delta"
+for number in range(2):
+    write_deltalake(delta, pa.table({"id": [number], "name": [f"n{number}"]}), mode="append")
+    read = spark.read.format("lookupcache").load(delta).count()
+    print("DELTA", read, lookup_join(spark.range(5), delta, "id").filter("name IS NOT NULL").count())
 try:
     spark.read.format("lookupcache").option("lookup.cahe", "NONE").load(path).schema
 except Exception as problem:
@@ -50,6 +58,8 @@ spark.stop()
         "SECOND ['c', 'd'] 1 2",
         "TABLE ['c', 'd']",
         "NAMED 2",
+        "DELTA 1 1",
+        "DELTA 2 2",
         "ERROR True",
     ]
 
@@ -163,7 +173,7 @@ _CLUSTER = """
 import os, sys
 from pyspark.sql import SparkSession, functions as sf
 from pyspark_lookup import lookup_join
-master, home = sys.argv[1:]
+master, home, *kind = sys.argv[1:]
 spark = (SparkSession.builder.master(master).config("spark.ui.enabled", "false").config("spark.executor.memory", "1g")
     .config("spark.executor.cores", "1").config("spark.cores.max", "2").config("spark.sql.shuffle.partitions", "4")
     .config("spark.driver.host", "127.0.0.1").config("spark.ui.showConsoleProgress", "false")
@@ -205,13 +215,19 @@ def test_two_executors(tmp_path: Path, names: list[str]) -> None:
 _CHANGING = """
 import threading
 from pathlib import Path
+import pyarrow as pa
+from deltalake import write_deltalake
 from tests.spark.common import FULL, MODES, put
 tables = {name: f"{home}/{name}" for name in ("one", "two", "three")}
 
 def publish(version):
-    # Under a new name each time: a host that learns of a version late still finds its files.
     for table in tables.values():
-        put(Path(f"{table}/part={version:03}/rows.parquet"), version, range(0, 400, 2))
+        if kind == ["delta"]:
+            rows = pa.table({"id": range(0, 400, 2), "version": [version] * 200})
+            write_deltalake(table, rows, mode="overwrite")
+        else:
+            # Under a new name each time: a host that learns of a version late still finds its files.
+            put(Path(f"{table}/part={version:03}/rows.parquet"), version, range(0, 400, 2))
 
 publish(1)
 facts = spark.range(0, 4000, 1, 8).selectExpr("id % 400 AS id")
@@ -219,19 +235,22 @@ for number in range(12):
     facts.write.parquet(f"{home}/events/{number:02}")
 stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", "8").option("recursiveFileLookup", "true").parquet(f"{home}/events")
 for number, (mode, table) in enumerate(zip(("full", "partial", "none", "full"), (*tables.values(), tables["one"]))):
-    options = {**MODES[mode], "lookup.partition": "max_pt()"}
+    options = {**MODES[mode], **({} if kind == ["delta"] else {"lookup.partition": "max_pt()"})}
     stream = lookup_join(stream, table, "id", prefix=f"t{number}_", columns=["version"], options=options)
-seen, places = [], set()
+seen, places, writers = [], set(), []
 
 def act(batch, number):
     rows = batch.withColumn("place", place("id")).filter("id % 2 = 0").collect()
     places.update(row.place for row in rows)
     seen.append(({tuple(row[1:-1]) for row in rows}, len(rows)))
     # While the tasks of the next batches run.
-    threading.Thread(target=publish, args=(len(seen) + 1,)).start()
+    writers.append(threading.Thread(target=publish, args=(len(seen) + 1,)))
+    writers[-1].start()
 
 query = stream.writeStream.foreachBatch(act).option("checkpointLocation", f"{home}/checkpoint").trigger(availableNow=True).start()
 assert query.awaitTermination(200)
+for writer in writers:
+    writer.join()
 versions = [version for found, _ in seen for version in found]
 print("BATCHES", len(seen), {count for _, count in seen}, len(places))
 print("ONE", len(versions) == len(seen), all(None not in version for version in versions))
@@ -243,12 +262,13 @@ print("CHANGED", len(set(versions)) > 3)
 
 @pytest.mark.nightly
 @pytest.mark.timeout(280)
-def test_a_stream_of_chains_on_two_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["files", "delta"])
+def test_a_stream_of_chains_on_two_hosts(tmp_path: Path, kind: str) -> None:
     """While its tables change, each micro-batch has one version of each table in every row of both hosts, none older than before."""
     cluster = Cluster(tmp_path, [tmp_path / "cache0", tmp_path / "cache1"])
     try:
         found = said_by(
-            tmp_path, _CLUSTER + _CHANGING, cluster.master, tmp_path, variables=environment(cluster.confs[0])
+            tmp_path, _CLUSTER + _CHANGING, cluster.master, tmp_path, kind, variables=environment(cluster.confs[0])
         )
     finally:
         cluster.close()
