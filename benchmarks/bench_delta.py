@@ -45,7 +45,7 @@ from pyspark.sql import functions as sf
 from benchmarks.common import alternate, make_table, report, session
 from benchmarks.servers import s3
 from pyspark_lookup import LookupTable, lookup_join
-from tests.delta.common import append_commit, vector_of
+from tests.delta.common import append_commit, vectors_of
 
 PARTS = ("unchanged", "keys", "visible", "stream", "log")
 KEYS = 10_000
@@ -162,8 +162,8 @@ def delete_by_vectors(table: Path, count: int) -> None:
         "writerFeatures": ["deletionVectors", "appendOnly", "invariants"],
     }
     actions: list[dict[str, Any]] = [{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}}]
-    for path, add in adds.items():
-        vector = vector_of(table, range(-(-count // len(adds))), "u")
+    vectors = vectors_of(table, [range(-(-count // len(adds)))] * len(adds))  # in one file, as Delta writes them
+    for (path, add), vector in zip(adds.items(), vectors, strict=True):
         actions.append({"remove": {"path": path, "deletionTimestamp": 1, "dataChange": True}})
         actions.append({"add": {**add, "dataChange": True, "deletionVector": vector}})
     append_commit(table, actions)

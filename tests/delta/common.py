@@ -93,16 +93,29 @@ def _container(values: Any, runs: bool) -> bytes:
 
 def vector_of(table: Path, places: Sequence[int], storage: str) -> dict[str, Any]:
     """A deletion vector as the log has it, in a file of its own unless it is `i`."""
-    data = roaring(places)
-    found: dict[str, Any] = {"storageType": storage, "sizeInBytes": len(data), "cardinality": len({*places})}
     if storage == "i":
-        return found | {"pathOrInlineDv": encode_z85(data)}
+        data = roaring(places)
+        return _described(storage, data, places) | {"pathOrInlineDv": encode_z85(data)}
+    return vectors_of(table, [places], storage)[0]
+
+
+def vectors_of(table: Path, many: Sequence[Sequence[int]], storage: str = "u") -> list[dict[str, Any]]:
+    """Deletion vectors as the log has them, in one file."""
     name, prefix = uuid.uuid4(), "ab" if storage == "u" else ""
     path = table / prefix / f"deletion_vector_{name}.bin"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(b"\1" + struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data)))
     place = prefix + encode_z85(name.bytes) if storage == "u" else path.as_uri()
-    return found | {"pathOrInlineDv": place, "offset": 1}
+    blob, found = b"\1", []
+    for places in many:
+        data = roaring(places)
+        found.append(_described(storage, data, places) | {"pathOrInlineDv": place, "offset": len(blob)})
+        blob += struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+    path.write_bytes(blob)
+    return found
+
+
+def _described(storage: str, data: bytes, places: Sequence[int]) -> dict[str, Any]:
+    return {"storageType": storage, "sizeInBytes": len(data), "cardinality": len({*places})}
 
 
 def append_commit(table: Path, actions: Sequence[dict[str, Any]]) -> int:

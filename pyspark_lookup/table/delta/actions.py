@@ -7,11 +7,11 @@ import decimal
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from pyspark_lookup.base.decoding import count_of, show, text_of
+from pyspark_lookup.base.decoding import count_of, positive_of, show, text_of, texts_of
 from pyspark_lookup.base.errors import NotSupportedError
 
 READER_FEATURES = frozenset(
@@ -33,6 +33,9 @@ Key = tuple[str, str]
 Rewrites = tuple[tuple[tuple[Key, ...], tuple[Key, ...]], ...]
 """For each of the latest commits that changed no data the files that it added, and those that these replace."""
 _LEGACY_VERSION, _FEATURES_VERSION = 2, 3
+_INT_AT_MOST = 2**31 - 1  # of the protocol's `Int`
+_VECTOR_BYTES, _ROW_BYTES = 2**20, 32  # more than a vector takes, and each row in it
+_END_OF_TIME_MS = 253_402_300_800_000  # the year 10000
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|/")
 
 
@@ -50,10 +53,12 @@ class Vector:
     def of(cls, found: Any) -> Vector | None:
         if found is None:
             return None
-        offset, size = found.get("offset"), count_of(found["sizeInBytes"])
+        offset, size, rows = found.get("offset"), count_of(found["sizeInBytes"]), count_of(found["cardinality"])
         place = 0 if offset is None else count_of(offset)
-        storage, data = text_of(found["storageType"]), text_of(found["pathOrInlineDv"])
-        return cls(storage, data, place, size, count_of(found["cardinality"]))
+        # So much would be asked of the store.
+        if max(place, size) > _INT_AT_MOST or size > _VECTOR_BYTES + rows * _ROW_BYTES:
+            raise ValueError(f"a deletion vector of {size} bytes at {place} for {rows} rows")
+        return cls(text_of(found["storageType"]), text_of(found["pathOrInlineDv"]), place, size, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +85,15 @@ class Add:
     def of(cls, found: Mapping[str, Any]) -> Add:
         """An action of a commit or checkpoint. Raises one of `decoding.UNREADABLE` for what is none."""
         values = found["partitionValues"]
-        pairs = values.items() if isinstance(values, Mapping) else values or ()
-        partition = tuple(sorted((text_of(name), text_of(value) if value else None) for name, value in pairs))
+        pairs = values.items() if isinstance(values, Mapping) else () if values is None else values
+        partition = tuple(
+            sorted((text_of(name), None if value is None else text_of(value) or None) for name, value in pairs)
+        )
         statistics = found.get("stats")
         return cls(
             text_of(found["path"]),
             partition,
-            count_of(found["size"]),
+            positive_of(found["size"]),  # an empty file would have no rows
             int(found.get("modificationTime") or 0),
             text_of(statistics) if statistics else None,
             Vector.of(found.get("deletionVector")),
@@ -104,7 +111,7 @@ class Add:
         pairs = tuple((text_of(name), None if value is None else text_of(value)) for name, value in partition)
         storage, data, *counts = vector or ("", "", 0, 0, 0)
         known = Vector(text_of(storage), text_of(data), *map(count_of, counts)) if vector else None
-        return cls(text_of(path), pairs, count_of(size), int(modified_ms), statistics, known)
+        return cls(text_of(path), pairs, positive_of(size), int(modified_ms), statistics, known)
 
 
 def key_of_file(path: str, vector: Vector | None) -> Key:
@@ -167,14 +174,13 @@ class DeltaState:
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
-        return tuple(map(text_of, self.metadata.get("partitionColumns") or ()))
+        return texts_of(self.metadata["partitionColumns"])
 
     @property
     def configuration(self) -> dict[str, str]:
-        found = self.metadata.get("configuration") or {}
-        return {
-            text_of(name): text_of(value) for name, value in (found.items() if isinstance(found, Mapping) else found)
-        }
+        found = self.metadata.get("configuration")
+        pairs = found.items() if isinstance(found, Mapping) else () if found is None else found
+        return {text_of(name): text_of(value) for name, value in pairs}
 
     @property
     def mapping(self) -> str:
@@ -188,15 +194,16 @@ class DeltaState:
         least = self.protocol["minReaderVersion"]
         return bool(least == _LEGACY_VERSION or feature in (self.protocol.get("readerFeatures") or ()))
 
-    def check_protocol(self) -> None:
-        """Raise NotSupportedError for a table that asks for what is not known here."""
+    def check(self) -> None:
+        """Raise NotSupportedError for a table that asks for what is not known here, one of `decoding.UNREADABLE` for nonsense."""
         least = count_of(self.protocol["minReaderVersion"])
         if least > _FEATURES_VERSION:
             raise NotSupportedError(f"it asks for readers of protocol version {least}; {_FEATURES_VERSION} is known")
-        asked = set(map(text_of, self.protocol.get("readerFeatures") or ())) if least == _FEATURES_VERSION else set()
+        asked = set(texts_of(self.protocol["readerFeatures"])) if least == _FEATURES_VERSION else set()
         unknown = sorted(asked - READER_FEATURES - _OF_TYPES)
         if unknown:
             raise NotSupportedError(f"it asks for the reader feature {', '.join(unknown)}, which is not supported")
+        _ = self.mapping
 
 
 @dataclasses.dataclass
@@ -226,8 +233,9 @@ class Replay:
             if remove is not None:
                 removed.append(key_of_file(text_of(remove["path"]), Vector.of(remove.get("deletionVector"))))
                 changes |= remove.get("dataChange") is not False
-            self.metadata = action.get("metaData") or self.metadata
-            self.protocol = action.get("protocol") or self.protocol
+            metadata, protocol = action.get("metaData"), action.get("protocol")
+            self.metadata = self.metadata if metadata is None else metadata
+            self.protocol = self.protocol if protocol is None else protocol
         for key in removed:  # first: a file's vector may be replaced by another
             self.files.pop(key, None)
         self.files.update((add.key, add) for add in added)
@@ -235,15 +243,26 @@ class Replay:
             self.rewrites = (*self.rewrites[-7:], (tuple(add.key for add in added), tuple(removed)))
 
     def state(self) -> DeltaState:
-        """What was made. Raises ValueError where the table itself is missing."""
+        """What was made, unchecked. Raises ValueError where the table itself is missing."""
         if self.metadata is None or self.protocol is None:
             raise ValueError(f"version {self.version} lacks the table's {'protocol' if self.metadata else 'metadata'}")
         for name in ("id", "schemaString"):
             if not isinstance(self.metadata.get(name), str):
                 raise ValueError(f"its metadata has no {name}")
-        state = DeltaState(self.version, self.metadata, self.protocol, self.files, self.rewrites)
-        state.check_protocol()
-        return state
+        vectored = [path for path, vector in self.files if vector]
+        if len({*vectored}) < len(vectored) or any((path, "") in self.files for path in vectored):
+            raise ValueError("it has a data file twice, with other deleted rows")
+        return DeltaState(self.version, self.metadata, self.protocol, self.files, self.rewrites)
+
+
+def check_commit(actions: Sequence[Mapping[str, Any]]) -> None:
+    """Raise one of `decoding.UNREADABLE` for a commit that makes no sense, or does not say of itself what views show."""
+    Replay().apply(actions)
+    for action in actions:
+        info = action.get("commitInfo")
+        at_ms = None if info is None else info.get("inCommitTimestamp")
+        if at_ms is not None and count_of(at_ms) >= _END_OF_TIME_MS:
+            raise ValueError(f"it was made at {at_ms}")
 
 
 def actions_of(text: bytes, origin: str) -> list[dict[str, Any]]:

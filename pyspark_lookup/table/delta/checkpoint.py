@@ -65,7 +65,7 @@ def checkpoints_in(files: Sequence[FileVersion]) -> list[Checkpoint]:
         else:
             parts.setdefault((version, int(match["parts"])), {})[int(match["part"])] = file
     for (version, count), of in parts.items():
-        if sorted(of) == list(range(1, count + 1)):
+        if (len(of), min(of), max(of)) == (count, 1, count):
             found.append(Checkpoint(version, tuple(of[number] for number in sorted(of))))
     # Of one version the one of a file first: a multi-part one may be of two writers.
     return sorted(found, key=lambda one: (-one.version, len(one.files), one.files[0].url))
@@ -94,7 +94,7 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
         if file.url.endswith(".json"):
             yield from actions_of(data, shown)
             return
-        source = pq.ParquetFile(pa.BufferReader(data))
+        source = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         there = {field.name: field for field in source.schema_arrow}
         wanted: list[str] = []
         for name, fields in _COLUMNS.items():

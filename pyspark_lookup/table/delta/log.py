@@ -24,7 +24,7 @@ from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import DELTA_LOG_DIRECTORY, FileVersion
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, Replay, actions_of
+from pyspark_lookup.table.delta.actions import Add, DeltaState, Key, Replay, actions_of, check_commit
 from pyspark_lookup.table.delta.checkpoint import checkpoints_in, read_checkpoint
 
 _COMMIT = re.compile(r"(\d{20})\.json")
@@ -131,7 +131,9 @@ class DeltaLog:
 
     def _state_of(self, replay: Replay) -> DeltaState:
         try:
-            return replay.state()
+            state = replay.state()
+            state.check()
+            return state
         except NotSupportedError as problem:
             raise NotSupportedError(f"{self._shown}, version {replay.version} of a Delta table: {problem}") from None
         except UNREADABLE as problem:
@@ -174,7 +176,9 @@ class DeltaLog:
             try:
                 replay = Replay(checkpoint.version)
                 replay.apply(read_checkpoint(checkpoint, self._read_blocks))
-                state = self._state_of(replay)
+                state = replay.state()
+                with contextlib.suppress(NotSupportedError):  # of what a later commit may have dropped
+                    state.check()
             except (DamagedFileError, *UNREADABLE) as problem:
                 damaged = damaged or DamagedFileError(f"{self._shown}: {problem}")
                 continue
@@ -196,8 +200,7 @@ class DeltaLog:
     ) -> tuple[DeltaState, FileVersion]:
         wanted = {version: file for version, file in commits.items() if after < version <= newest}
         files = self._in_order(wanted, after)
-        if files or state is None:
-            state = self._advance(state, files, self._read(files))
+        state = self._advance(state, files, self._read(files))
         if newest not in commits:
             raise DamagedFileError(f"{self._shown}: the Delta log lacks {newest:020}.json, of its newest checkpoint")
         return state, commits[newest]
@@ -235,8 +238,8 @@ class DeltaLog:
             return None
         if version == known.state.version:
             return known.state
-        with contextlib.suppress(*UNREADABLE):
-            found = _replayed(known.base, known.tail[: version - known.base.version])
+        with contextlib.suppress(NotSupportedError, *UNREADABLE):
+            found = self._state_of(_replayed(known.base, known.tail[: version - known.base.version]))
             self._keep_earlier(found)
             return found
         return None
@@ -258,7 +261,10 @@ class DeltaLog:
         """
         commits = self.commits() if commits is None else commits
         says = state.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true"
-        since = int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0) if says else math.inf
+        try:
+            since = int(state.configuration.get("delta.inCommitTimestampEnablementVersion") or 0) if says else math.inf
+        except ValueError as problem:
+            raise DamagedFileError(f"{self._shown}, version {state.version} of a Delta table: {problem}") from None
         times: list[tuple[int, int]] = []
         for version, file in commits:
             at_ms: Any = None
@@ -274,7 +280,9 @@ class DeltaLog:
         """The actions of a commit. Raises DamagedFileError."""
         shown = redact("path", file.url)
         try:
-            return actions_of(self._read_blocks([file])[0], shown)
+            actions = actions_of(self._read_blocks([file])[0], shown)
+            check_commit(actions)
+            return actions
         except UNREADABLE as problem:
             raise DamagedFileError(f"{shown} is no Delta commit: {problem}") from problem
 
@@ -308,7 +316,13 @@ class DeltaLog:
                 tuple(text.encode() for text in texts_of(found["commits"])),
                 FileVersion.from_json(found["last"]),
             )
-            return _Known(_replayed(base, texts), last, base, texts)
+            if _version_of(last) != base.version + len(texts):
+                raise ValueError("a commit is missing")
+            state = _replayed(base, texts).state() if texts else base
+            with contextlib.suppress(NotSupportedError):
+                state.check()
+                return _Known(state, last, base, texts)
+            raise ValueError("of another release, which knows more")
 
         return disk.get_record("delta-tail", f"{self._key}-{base.version}", with_tail)
 
@@ -365,15 +379,13 @@ def _state_to_json(state: DeltaState) -> dict[str, Any]:
     }
 
 
-def _replayed(base: DeltaState, texts: Sequence[bytes]) -> DeltaState:
+def _replayed(base: DeltaState, texts: Sequence[bytes]) -> Replay:
     """A state after the commits that follow it, as they were read before."""
-    if not texts:
-        return base
     replay = Replay.of(base)
     for text in texts:
         replay.apply(actions_of(text, "the host's record of the log"))
         replay.version += 1
-    return replay.state()
+    return replay
 
 
 def _state_of_json(found: Any) -> DeltaState:

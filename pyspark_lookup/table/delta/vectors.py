@@ -23,6 +23,7 @@ _COOKIE, _COOKIE_WITH_RUNS = 12346, 12347
 _NO_OFFSETS = 4  # containers, below which a bitmap with runs has no table of where they begin
 _ARRAY_AT_MOST = 4096  # values of a container, above which it is a bitmap
 _BITMAP_BYTES = 8192
+_CONTAINERS_AT_MOST = _CONTAINER_VALUES = 2**16
 # Z85 (ZeroMQ 32) is base 85 with other digits than Python's.
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -64,7 +65,8 @@ class DeletionVector:
     keys = None
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
-        shown = "a deletion vector in the log" if self.url is None else f"{redact('path', self.url)} at {self.offset}"
+        of = redact("path", self.path)
+        shown = f"the deletion vector of {of}" if self.url is None else f"{redact('path', self.url)} at {self.offset}"
         try:
             found = read_roaring(decode_z85(self.data)[: self.size] if self.url is None else _checked(data, self.size))
             if len(found) != self.cardinality:
@@ -135,11 +137,11 @@ def _read_bitmap(data: bytes, at: int) -> tuple[Numbers, int]:
         runs, at = np.unpackbits(bits, bitorder="little", count=count).astype(bool), at + (count + 7) // 8
     elif cookie == _COOKIE:
         (count,) = struct.unpack_from("<I", data, at + 4)
+        if count > _CONTAINERS_AT_MOST:  # before there is room for them
+            raise ValueError(f"{count} containers")
         runs, at = np.zeros(count, bool), at + 8
     else:
         raise ValueError(f"cookie {cookie}")
-    if count > 2**16:
-        raise ValueError(f"{count} containers")
     heads = np.frombuffer(data, "<u2", 2 * count, at).reshape(-1, 2).astype(np.int64)
     if (np.diff(heads[:, 0]) <= 0).any():
         raise ValueError("its containers are out of order")
@@ -149,7 +151,7 @@ def _read_bitmap(data: bytes, at: int) -> tuple[Numbers, int]:
     parts = []
     for (key, less), is_run in zip(heads.tolist(), runs.tolist(), strict=True):
         values, at = _read_container(data, at, less + 1, is_run)
-        if len(values) != less + 1 or (np.diff(values) <= 0).any():
+        if len(values) != less + 1 or (np.diff(values) <= 0).any() or values[-1] >= _CONTAINER_VALUES:
             raise ValueError("a container does not hold what it says")
         parts.append(values + (key << 16))
     return np.concatenate(parts) if parts else np.zeros(0, np.int64), at
@@ -160,6 +162,8 @@ def _read_container(data: bytes, at: int, count: int, is_run: bool) -> tuple[Num
         (runs,) = struct.unpack_from("<H", data, at)
         pairs = np.frombuffer(data, "<u2", 2 * runs, at + 2).reshape(-1, 2).astype(np.int64)
         lengths = pairs[:, 1] + 1
+        if lengths.sum() != count:  # before there is room for them
+            raise ValueError("a container of runs does not hold what it says")
         starts = np.repeat(pairs[:, 0] - (np.cumsum(lengths) - lengths), lengths)
         return starts + np.arange(len(starts)), at + 2 + 4 * runs
     if count <= _ARRAY_AT_MOST:

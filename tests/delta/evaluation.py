@@ -1,0 +1,364 @@
+"""An independent evaluation of a Delta log: the rows that the protocol says a table has, in plain Python, of types that `worlds` has.
+
+It shares nothing with the package. Where a log makes no sense, or is of no type that is known here, there is no answer.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow.parquet as pq
+
+Actions = list[dict[str, Any]]
+Files = dict[tuple[str, Any], dict[str, Any]]
+Rows = collections.Counter[str]
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-fA-F-]{36})?\.(parquet|json)")
+_READ = (
+    *(f"add.{name}" for name in ("path", "partitionValues", "size", "modificationTime", "deletionVector", "stats")),
+    "metaData",
+    "protocol",
+    "sidecar",
+)
+_WHOLE = {"long": 64, "integer": 32, "short": 16, "byte": 8}
+KNOWN_FEATURES = {"columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint"}
+
+
+def shown(rows: Iterable[Mapping[str, Any]]) -> Rows:
+    """Rows as they compare, whatever the order of columns."""
+    return collections.Counter(repr(sorted((name, _plain(value)) for name, value in row.items())) for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return sorted((name, _plain(part)) for name, part in value.items())
+    return value.astimezone(datetime.timezone.utc).isoformat() if isinstance(value, datetime.datetime) else value
+
+
+class State:
+    """What the log says of a version: the last metadata and protocol, and the files that are left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata: Any = None
+        self.protocol: Any = None
+        self.files: Files = {}
+        self.rows = Rows()
+
+    def apply(self, actions: Actions) -> None:
+        """One commit, or a checkpoint: what it removes goes first, for a file may come back with another vector."""
+        for action in actions:
+            if action.get("remove") is not None:
+                assert isinstance(action["remove"]["path"], str)
+                self.files.pop(_key_of(action["remove"]), None)
+        for action in actions:
+            if (add := action.get("add")) is not None:
+                assert isinstance(add["path"], str)
+                assert _is_count(add["size"])
+                self.files[_key_of(add)] = add
+            self.metadata = self.metadata if action.get("metaData") is None else action["metaData"]
+            self.protocol = self.protocol if action.get("protocol") is None else action["protocol"]
+
+    def following(self, commits: Mapping[int, Path], known: int, newest: int) -> list[State]:
+        """This state after the commits that follow; [] if it makes no sense."""
+        with contextlib.suppress(Exception):
+            for number in range(known + 1, newest + 1):
+                self.apply(actions_in(commits[number]))
+            if known <= newest >= 0:
+                self.rows = shown(self._all_rows())
+                return [self]
+        return []
+
+    def _all_rows(self) -> list[dict[str, Any]]:
+        version, features = self.protocol["minReaderVersion"], self.protocol.get("readerFeatures")
+        assert version in (1, 2, 3)
+        assert version is not True
+        if version == 3:
+            assert isinstance(features, list)
+            assert set(features) <= KNOWN_FEATURES
+        assert isinstance(self.metadata["id"], str)
+        configuration = dict(self.metadata.get("configuration") or {})
+        mapping = configuration.get("delta.columnMapping.mode", "none")
+        assert mapping in ("none", "name", "id")
+        if not (version == 2 or (version == 3 and "columnMapping" in features)):
+            mapping = "none"
+        fields = json.loads(self.metadata["schemaString"])["fields"]
+        assert len({field["name"].casefold() for field in fields}) == len(fields)
+        partitions = self.metadata["partitionColumns"]
+        assert isinstance(partitions, list)
+        assert set(partitions) <= {field["name"] for field in fields}
+        paths = [path for path, _ in self.files]
+        assert len(set(paths)) == len(paths)  # one file, two vectors: whose rows are they?
+        found = (rows for add in self.files.values() for rows in self._rows_of(add, fields, partitions, mapping))
+        return list(found)
+
+    def _rows_of(self, add: dict[str, Any], fields: Any, partitions: list[str], mapping: str) -> Iterator[Any]:
+        values = add["partitionValues"]
+        values = values if isinstance(values, dict) else dict(values)
+        assert all(isinstance(name, str) and isinstance(value, str | None) for name, value in values.items())
+        file = pq.ParquetFile(place_of(self.path, add["path"]))
+        deleted = _deleted(self.path, add)
+        ids = {field.name: _id_of(field) for field in file.schema_arrow}
+        for number, row in enumerate(file.read().to_pylist()):
+            if number not in deleted:
+                yield {
+                    field["name"]: _partition_value(values[_stored(field, mapping)], field["type"])
+                    if field["name"] in partitions
+                    else _value(row, ids, file.schema_arrow, field, mapping)
+                    for field in fields
+                }
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _key_of(action: dict[str, Any]) -> tuple[str, Any]:
+    vector = action.get("deletionVector")
+    return action["path"], None if vector is None else (
+        vector["storageType"],
+        vector["pathOrInlineDv"],
+        vector.get("offset") or 0,
+    )
+
+
+def place_of(table: Path, spelled: str) -> Path:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:|/", spelled) is None:
+        return table / unquote(spelled)
+    parsed = urlparse(spelled)
+    assert parsed.scheme in ("", "file")
+    assert not parsed.netloc
+    return Path(unquote(spelled.removeprefix("file://").removeprefix("file:")))
+
+
+# --- columns ------------------------------------------------------------------------------------------
+
+
+def _stored(field: Any, mapping: str) -> str:
+    name = field["name"] if mapping == "none" else field["metadata"]["delta.columnMapping.physicalName"]
+    assert isinstance(name, str)
+    return name
+
+
+def _id_of(field: Any) -> int | None:
+    found = (field.metadata or {}).get(b"PARQUET:field_id")
+    return None if found is None else int(found)
+
+
+def _value(row: Any, ids: Mapping[str, int | None], there: Any, field: Any, mapping: str) -> Any:
+    """A column of a row, or a field of a struct: by its id, or by its name, in whatever case."""
+    if mapping == "id":
+        wanted = field["metadata"]["delta.columnMapping.id"]
+        assert isinstance(wanted, int)
+        names = [name for name, number in ids.items() if number == wanted]
+    else:
+        names = [name for name in ids if name.casefold() == _stored(field, mapping).casefold()]
+    if not names:
+        return _typed(None, field["type"])
+    value, kind = row[names[0]], field["type"]
+    if isinstance(kind, dict) and isinstance(value, dict):
+        assert kind["type"] == "struct"
+        held = there.field(names[0]).type
+        inner = {part.name: _id_of(part) for part in held}
+        return {part["name"]: _value(value, inner, held, part, mapping) for part in kind["fields"]}
+    return _typed(value, kind)
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """A value that is of the type; the type is one that is known, also of a null."""
+    if isinstance(kind, dict):
+        assert kind["type"] == "struct"
+        assert value is None
+        for field in kind["fields"]:
+            _typed(None, field["type"])
+        return None
+    if kind in _WHOLE:
+        assert value is None or (isinstance(value, int) and -(2 ** (_WHOLE[kind] - 1)) <= value < 2 ** (_WHOLE[kind] - 1))  # fmt: skip
+    elif kind in ("string", "void"):
+        assert value is None or (isinstance(value, str) and kind == "string")
+    elif kind == "timestamp":
+        assert value is None or isinstance(value, datetime.datetime)
+    else:
+        assert value is None
+        assert kind in ("float", "double", "boolean", "binary", "date", "timestamp_ntz")
+    return value
+
+
+def _partition_value(text: str | None, kind: Any) -> Any:
+    if text is None or not text:
+        return _typed(None, kind)
+    return _typed(int(text) if kind in _WHOLE else text, kind)
+
+
+# --- deleted rows -------------------------------------------------------------------------------------
+
+
+def decoded_z85(text: str) -> bytes:
+    assert len(text) % 5 == 0
+    numbers = [sum(_Z85.index(digit) * 85 ** (4 - at) for at, digit in enumerate(text[n : n + 5])) for n in range(0, len(text), 5)]  # fmt: skip
+    return struct.pack(f">{len(numbers)}I", *numbers)
+
+
+def _deleted(table: Path, add: dict[str, Any]) -> set[int]:
+    vector = add.get("deletionVector")
+    if vector is None:
+        return set()
+    size, data, offset = vector["sizeInBytes"], vector["pathOrInlineDv"], vector.get("offset") or 0
+    assert _is_count(size)
+    assert _is_count(offset)
+    if vector["storageType"] == "i":
+        found = vector_values(decoded_z85(data)[:size])
+    else:
+        if vector["storageType"] == "u":
+            number = decoded_z85(data[-20:]).hex()
+            name = "-".join([number[:8], number[8:12], number[12:16], number[16:20], number[20:]])
+            place = table / data[:-20] / f"deletion_vector_{name}.bin"
+        else:
+            assert vector["storageType"] == "p"
+            place = place_of(Path("/nowhere"), data)
+        found = checked_values(place.read_bytes()[offset : offset + size + 8], size)
+    assert len(found) == vector["cardinality"]
+    return found
+
+
+def checked_values(blob: bytes, size: int) -> set[int]:
+    """The rows of a vector in a file, between its size and its checksum."""
+    assert len(blob) == size + 8
+    assert struct.unpack(">I", blob[:4]) == (size,)
+    assert struct.unpack(">I", blob[-4:]) == (zlib.crc32(blob[4:-4]),)
+    return vector_values(blob[4:-4])
+
+
+class _Bytes:
+    """Bytes that are read one part after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> bytes:
+        assert count <= len(self.data) - self.at
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def read(self, form: str) -> tuple[int, ...]:
+        return struct.unpack(form, self.take(struct.calcsize(form)))
+
+
+def vector_values(data: bytes) -> set[int]:
+    """The rows in a 64-bit roaring bitmap: each part and container after the one before, and nothing after the last."""
+    source, found, before = _Bytes(data), set[int](), -1
+    magic, count = source.read("<iq")
+    assert magic == 1681511377
+    for _ in range(count):
+        (high,) = source.read("<I")
+        assert before < high < 2**31
+        before = high
+        found |= {high * 2**32 + low for low in _bitmap_values(source)}
+    assert source.at == len(data)
+    return found
+
+
+def _bitmap_values(source: _Bytes) -> Iterator[int]:
+    (cookie,) = source.read("<I")
+    flags = b""
+    if cookie % 2**16 == 12347:
+        count = cookie // 2**16 + 1
+        flags = source.take((count + 7) // 8)
+    else:
+        assert cookie == 12346
+        (count,) = source.read("<I")
+        assert count <= 2**16
+    runs = [bool(flags) and bool(flags[number // 8] >> number % 8 & 1) for number in range(count)]
+    heads = [source.read("<HH") for _ in range(count)]
+    if not any(runs) or count >= 4:
+        source.take(4 * count)
+    assert [key for key, _ in heads] == sorted({key for key, _ in heads})
+    for (key, less), is_run in zip(heads, runs, strict=True):
+        values = _container_values(source, less + 1, is_run)
+        assert len(values) == less + 1
+        assert values == sorted(set(values))
+        assert values[-1] < 2**16
+        yield from (key * 2**16 + value for value in values)
+
+
+def _container_values(source: _Bytes, count: int, is_run: bool) -> list[int]:
+    if is_run:
+        pairs = [source.read("<HH") for _ in range(source.read("<H")[0])]
+        assert sum(less + 1 for _, less in pairs) == count
+        return [value for start, less in pairs for value in range(start, start + less + 1)]
+    if count <= 4096:
+        return list(source.read(f"<{count}H"))
+    bits = int.from_bytes(source.take(8192), "little")
+    return [number for number in range(2**16) if bits >> number & 1]
+
+
+# --- the log ------------------------------------------------------------------------------------------
+
+
+def commits_of(path: Path) -> dict[int, Path]:
+    found = (re.fullmatch(r"(\d{20})\.json", file.name) for file in (path / "_delta_log").iterdir())
+    return {int(match[1]): path / "_delta_log" / match[0] for match in found if match}
+
+
+def checkpoints_of(path: Path) -> dict[int, list[list[Path]]]:
+    """The complete checkpoints by their version, each the files that it is made of."""
+    found: dict[int, list[list[Path]]] = {}
+    parts: dict[tuple[int, int], dict[int, Path]] = {}
+    for file in sorted((path / "_delta_log").iterdir()):
+        if match := _CHECKPOINT.fullmatch(file.name):
+            if match[2]:
+                parts.setdefault((int(match[1]), int(match[3])), {})[int(match[2])] = file
+            else:
+                found.setdefault(int(match[1]), []).append([file])
+    for (version, count), of in parts.items():
+        if len(of) == count and set(of) == {*range(1, count + 1)}:
+            found.setdefault(version, []).append([of[number] for number in range(1, count + 1)])
+    return found
+
+
+def actions_in(file: Path) -> Actions:
+    """The actions of a commit, or of a file of a checkpoint."""
+    if file.suffix == ".json":
+        actions = [json.loads(line) for line in file.read_bytes().split(b"\n") if line.strip()]
+        assert actions
+        assert all(isinstance(action, dict) for action in actions)
+        return actions
+    source = pq.ParquetFile(file, page_checksum_verification=True)
+    there = {".".join(source.schema.column(n).path.split(".")[:2]) for n in range(len(source.schema))}
+    names = {name.partition(".")[0] for name in there}
+    columns = [name for name in _READ if name in there or name in names]
+    rows = source.read(columns).to_pylist() if columns else []
+    assert all(isinstance(value, dict | None) for row in rows for value in row.values())
+    return rows
+
+
+def _checkpoint_actions(files: Sequence[Path]) -> Actions:
+    actions = [action for file in files for action in actions_in(file)]
+    sidecars = [action["sidecar"] for action in actions if action.get("sidecar") is not None]
+    for sidecar in sidecars:
+        actions += actions_in(files[0].parent / "_sidecars" / unquote(sidecar["path"]))
+    return actions
+
+
+def evaluated(path: Path, version: int | None = None) -> list[State]:
+    """What a version may be: from each checkpoint that can be read, and from the first commit on. None: the log makes no sense."""
+    commits = commits_of(path)
+    newest = max(commits, default=-1) if version is None else version
+    starts = [(number, files) for number, several in checkpoints_of(path).items() for files in several]
+    found = []
+    for number, files in [*starts, (-1, [])]:
+        state = State(path)
+        with contextlib.suppress(Exception):  # whatever it is: there is no sense in it
+            state.apply(_checkpoint_actions(files) if files else [])
+            found += state.following(commits, number, newest)
+    return found
