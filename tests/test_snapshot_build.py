@@ -615,8 +615,8 @@ def version_of(
         is_gone = [not stock.live for stock in layer for _ in stock.rows]
         assert (marks is None) == (not any(is_gone))  # none without need
         if marks is not None:
-            assert marks.dtype == np.uint8
-            assert [bool(mark) for mark in marks] == [is_gone[ordinal] for ordinal in segment.ordinals]
+            assert marks.between(0, segment.rows).tolist() == [is_gone[ordinal] for ordinal in segment.ordinals]
+            assert marks.count == sum(is_gone)
         made_layers.append(Layer(segment, marks, ranks))
     return Version(stocks, Snapshot(made_layers), pool, kind)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import DamagedFileError
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.io.block_cache import BlockCache
-from pyspark_lookup.io.stores import Deletes, FileVersion
+from pyspark_lookup.io.stores import Deletes, FileVersion, Range
 
 _KEPT = 512  # deletes in memory, of those used last
 
@@ -78,19 +78,21 @@ class DeletedRows:
         with self._lock:
             found = {one.name: self._known[one.name] for one in deletes if one.name in self._known}
         missing = [one for one in deletes if one.name not in found]
-        places = [place for one in missing if (place := one.place) is not None]
-        locations = [self._blocks.get_blocks_and_locations(file.url, file) for file, _ in places]
-        read = self._blocks.read([(loc, [part]) for loc, (_, part) in zip(locations, places, strict=True)])
-        texts = iter(zip(locations, places, read, strict=True))
+        parts: dict[FileVersion, list[Range]] = {}  # what lies in one file is one request
+        for file, part in (place for one in missing if (place := one.place) is not None):
+            parts.setdefault(file, []).append(part)
+        locations = {file: self._blocks.get_blocks_and_locations(file.url, file) for file in parts}
+        read = self._blocks.read([(locations[file], ranges) for file, ranges in parts.items()])
+        texts = {(file, part): data for file, some in zip(parts, read, strict=True) for part, data in zip(parts[file], some, strict=True)}
         for one in missing:
             if one.place is None:
                 found[one.name] = one.positions(b"")
                 continue
-            location, (_, part), (data,) = next(texts)
+            file, part = one.place
             try:
-                found[one.name] = one.positions(data)
+                found[one.name] = one.positions(texts[file, part])
             except DamagedFileError:  # on its way here, perhaps
-                found[one.name] = one.positions(self._blocks.read_anew(location, [part])[0])
+                found[one.name] = one.positions(self._blocks.read_anew(locations[file], [part])[0])
                 self._blocks.count_damaged()
         with self._lock:
             for name, positions in found.items():

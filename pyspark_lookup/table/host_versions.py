@@ -258,10 +258,12 @@ class HostVersions:
     def _remember_files(self, table: Table, version: TableVersion) -> None:
         if self._context.disk is None or self._is_remembered(self._context.disk, table, version.digest):
             return
-        found = version.to_json()
         restored = None if version.metadata is None else self._restore(table, version.metadata)
         if restored is not None and restored.digest == version.digest:
-            found |= {"files": None, "deletes": []}  # which follow from its metadata, and that is on record
+            # Its files follow from its metadata, and that is on record.
+            found = dataclasses.replace(version, files=()).to_json() | {"files": None}
+        else:
+            found = version.to_json()
         if all(file.settled for file in version.files):
             self._context.disk.replace_record("files", version.digest, found)
         else:  # too new to be told from the next state, until the clock has moved on

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.parallel import run_in_order
-from pyspark_lookup.cache.full.snapshot import Layer, Snapshot, deleted_rows
+from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
 from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, rows_of
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
 from pyspark_lookup.cache.segments.chunks import HELD_AT_MOST
@@ -82,7 +82,7 @@ class StoredLayer:
 
 def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Snapshot | None:
     """The layers as they lie on disk, pinned; None if one is gone or damaged."""
-    opened: list[tuple[Segment, Numbers | None, StoredLayer]] = []
+    opened: list[tuple[Segment, Marks | None, StoredLayer]] = []
     for layer in stored:
         segment = open_rows(disk, table_key, layer.name)
         if segment is None:
@@ -103,16 +103,16 @@ def open_layers(disk: Disk, table_key: str, stored: Sequence[StoredLayer]) -> Sn
     return Snapshot([Layer(segment, deleted, ranks[n]) for n, (segment, deleted, _) in enumerate(opened)])
 
 
-def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Numbers | None:
+def _open_marks(disk: Disk, table_key: str, name: str, rows: int) -> Marks | None:
     """The marks of a layer's rows; None if they are gone, damaged or of other rows."""
     opened = disk.open_segment(table_key, name)
     if opened is None:
         return None
-    marks = np.frombuffer(opened.regions.get("deleted", b""), np.uint8)
-    if len(marks) != rows:
+    bits = np.frombuffer(opened.regions.get("deleted", b""), np.uint8)
+    if len(bits) != (rows + 7) >> 3:
         disk.discard_segment(table_key, name)
         return None
-    return marks
+    return Marks(bits)
 
 
 def share_of(last: Snapshot) -> float:
@@ -214,9 +214,9 @@ class SnapshotLoader:
         marks = deleted_rows(segment, ranks, places)
         if marks is None:
             return StoredLayer(stored.name, None, gone, marked)
-        writer = self.disk.create_segment({"deleted": len(marks)}, load.room)
+        writer = self.disk.create_segment({"deleted": len(marks.bits)}, load.room)
         with contextlib.closing(writer):
-            writer.append("deleted", marks)
+            writer.append("deleted", marks.bits)
             return StoredLayer(stored.name, self._publish(writer, {}), gone, marked)
 
     def _publish(self, writer: SegmentWriter, meta: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ the order of the keys, and in that into the order of the files and of the rows i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,21 +25,53 @@ from pyspark_lookup.table.model import TableVersion
 
 _FEW = 8  # rows that are quicker to take value by value
 _COMPACTION_SHARE = 0.25  # rows in deltas or deleted, of those in the base
+_BITS_OF_BYTE = np.array([number.bit_count() for number in range(256)], np.uint8)
+_NEIGHBOURS = 6  # as a power of two: rows of a file that are looked for together
 Ranges = Sequence[tuple[str, int, int]]
 """Parts of files: (URL, first byte, end) each, standing for the row groups whose middle lies there."""
 
 
 @dataclasses.dataclass(frozen=True)
+class Marks:
+    """Which rows of a segment are deleted: a bit each (uint8, the lowest first)."""
+
+    bits: Numbers
+
+    @functools.cached_property
+    def count(self) -> int:
+        return int(_BITS_OF_BYTE[self.bits].sum(dtype=np.int64))
+
+    def at(self, rows: Numbers) -> Numbers:
+        """Whether each of the rows is deleted (bool)."""
+        return np.asarray((self.bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_))
+
+    def between(self, start: int, stop: int) -> Numbers:
+        """Whether each row from `start` to before `stop` is deleted (bool)."""
+        bits = np.unpackbits(self.bits[start >> 3 : (stop + 7) >> 3], bitorder="little")
+        return bits[start & 7 : (start & 7) + stop - start].view(np.bool_)
+
+    def __contains__(self, row: int) -> bool:
+        return bool(self.bits[row >> 3] >> (row & 7) & 1)
+
+    @classmethod
+    def of(cls, deleted: Numbers, count: int) -> Marks:
+        """Those rows of so many, in any order."""
+        bits = np.zeros((count + 7) >> 3, np.uint8)
+        np.bitwise_or.at(bits, deleted >> 3, np.left_shift(np.uint8(1), (deleted & 7).astype(np.uint8)))
+        return cls(bits)
+
+
+@dataclasses.dataclass(frozen=True)
 class Layer:
-    """A segment with its deleted rows (uint8 per row, None: none) and each of its files' rank in the version (-1: gone)."""
+    """A segment with its deleted rows (None: none) and each of its files' rank in the version (-1: gone)."""
 
     segment: Segment
-    deleted: Numbers | None
+    deleted: Marks | None
     ranks: Numbers
 
     @property
     def visible_rows(self) -> int:
-        return self.segment.rows - (0 if self.deleted is None else int(np.count_nonzero(self.deleted)))
+        return self.segment.rows - (0 if self.deleted is None else self.deleted.count)
 
     def pieces(self, names: Sequence[str], among: range) -> Iterator[tuple[list[pa.Array], Numbers]]:
         """The named columns of the visible ones `among` the rows, and their positions."""
@@ -46,7 +79,7 @@ class Layer:
             stop = min(start + BATCH_ROWS, among.stop)
             rows = np.arange(start, stop)
             if self.deleted is not None:
-                rows = rows[self.deleted[start:stop] == 0]
+                rows = rows[~self.deleted.between(start, stop)]
             if len(rows):
                 yield self.segment.take(names, rows), self.positions(rows)
 
@@ -118,7 +151,7 @@ class Snapshot:
         for layer in self.layers:
             rows: Sequence[int] = layer.segment.rows_of(key, hashed)
             if layer.deleted is not None and rows:
-                rows = [row for row in rows if not layer.deleted[row]]
+                rows = [row for row in rows if row not in layer.deleted]
             if rows:
                 found.append((layer, rows))
         if not found:
@@ -137,7 +170,7 @@ class Snapshot:
             matches = layer.segment.probe(keys, hashes)
             numbers, rows = matches.keys, matches.rows
             if layer.deleted is not None and len(rows):
-                seen = layer.deleted[rows] == 0
+                seen = ~layer.deleted.at(rows)
                 numbers, rows = numbers[seen], rows[seen]
             if len(rows):
                 found.append((layer, numbers, rows))
@@ -163,8 +196,8 @@ class Snapshot:
                     yield stop - start, columns
 
 
-def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Numbers | None:
-    """A mark for each deleted row; None if there is none.
+def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]) -> Marks | None:
+    """Which rows of a segment are deleted; None if none is.
 
     That are the rows of files that are gone (rank -1), and those whose places in their file are among `places` (by URL).
     """
@@ -173,15 +206,23 @@ def deleted_rows(segment: Segment, ranks: Numbers, places: Mapping[str, Numbers]
     if not gone.any() and not named:
         return None
     marked = np.zeros(int(segment.file_starts[-1]), np.bool_)
+    near = np.zeros((len(marked) >> _NEIGHBOURS) + 1, np.bool_)
     for number in np.flatnonzero(gone).tolist():
-        marked[segment.file_starts[number] : segment.file_starts[number + 1]] = True
+        start, end = segment.file_starts[number : number + 2].tolist()
+        marked[start:end] = True
+        near[start >> _NEIGHBOURS : ((end - 1) >> _NEIGHBOURS) + 1] = True
     for number, rows in named:
-        within = rows[: np.searchsorted(rows, segment.files[number].rows)]
-        marked[segment.file_starts[number] + within] = True
-    deleted = np.empty(segment.rows, np.uint8)
+        within = segment.file_starts[number] + rows[: np.searchsorted(rows, segment.files[number].rows)]
+        marked[within] = True
+        near[within >> _NEIGHBOURS] = True
+    found = []
     for start in range(0, segment.rows, BATCH_ROWS):
-        deleted[start : start + BATCH_ROWS] = marked[segment.ordinals[start : start + BATCH_ROWS].astype(np.int64)]
-    return deleted if deleted.any() else None
+        ordinals = segment.ordinals[start : start + BATCH_ROWS]
+        # Most batches have few deleted rows, and what says so of many rows at once stays in the processor's cache.
+        rows = np.flatnonzero(near.take(ordinals >> _NEIGHBOURS, mode="wrap"))
+        found.append(start + rows[marked.take(ordinals[rows], mode="wrap")])
+    deleted = np.concatenate(found)
+    return Marks.of(deleted, segment.rows) if len(deleted) else None
 
 
 def _bounds(layer: Layer, ranges: Ranges) -> Numbers:
@@ -213,7 +254,7 @@ def _mask(layer: Layer, bounds: Numbers | None, start: int, stop: int) -> Number
         ordinals = layer.segment.ordinals[start:stop].astype(np.int64)
         kept = (np.searchsorted(bounds, ordinals, "right") & 1).astype(np.bool_)
     if layer.deleted is not None:
-        seen = layer.deleted[start:stop] == 0
+        seen = ~layer.deleted.between(start, stop)
         kept = seen if kept is None else kept & seen
     return kept
 

@@ -37,6 +37,7 @@ class DeltaSource(VersionSource):
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
         self._logs: dict[str, DeltaLog] = {}
+        self._files: dict[str, DeltaFiles] = {}
         self._times = TimeTravel()
 
     @classmethod
@@ -79,13 +80,21 @@ class DeltaSource(VersionSource):
         known = state.memo.get((table, self._parts.ufs.scope))
         if known is None:
             try:
-                known = version_of(table, state, self._parts.ufs.url_of)
+                known = self._files_of(table, state).version(state)
             except UNREADABLE as problem:
                 shown = redact("path", table.url)
                 raise DamagedFileError(f"{shown}, version {state.version} of a Delta table: {problem}") from problem
             state.memo[table, self._parts.ufs.scope] = known
         assert isinstance(known, TableVersion)
         return known
+
+    def _files_of(self, table: Table, state: DeltaState) -> DeltaFiles:
+        """What was made of the files of the version before, if its columns were the same."""
+        files = self._files.get(table.url)
+        if files is None or not files.fits(table, state):
+            files = DeltaFiles(table, state, self._parts.ufs.url_of)
+            self._files = {**self._files, table.url: files}
+        return files
 
     # --- what views show --------------------------------------------------------------------------
 
@@ -125,55 +134,80 @@ class DeltaSource(VersionSource):
         }
 
 
-def version_of(table: Table, state: DeltaState, url_of: Callable[[str], str]) -> TableVersion:
-    """A state as a version. Raises one of `decoding.UNREADABLE`, NotSupportedError for types that are not known."""
-    schema = arrow_schema(state.schema)
-    columns = stored_columns(state.schema, state.mapping)
-    stored = {column.name: column.stored for column in columns}
-    partitions = {stored[name]: name for name in state.partition_columns}
-    data = [schema.field(name) for name in schema.names if name not in partitions.values()]
-    files = []
+class DeltaFiles:
+    """The versions of a table as long as its columns stay the same: what was made of a file is kept for later versions.
 
-    def url_of_file(spelled: str) -> str:
-        path = decode_path(spelled)
-        return _url_elsewhere(table, path, url_of) if is_absolute(spelled) else f"{table.url}/{path}"
+    Raises one of `decoding.UNREADABLE`, NotSupportedError for types that are not known.
+    """
 
-    def names_of(keys: Sequence[Key]) -> tuple[str, ...]:
-        urls = ((url_of_file(path), vector) for path, vector in keys)
-        return tuple(
-            key_of(url, f"{vector}#{url.removeprefix(table.url + '/')}") if vector else url for url, vector in urls
+    def __init__(self, table: Table, state: DeltaState, url_of: Callable[[str], str]) -> None:
+        self._table = table
+        self._url_of = url_of
+        self._of = _columns_of(state)
+        self._schema = arrow_schema(state.schema)
+        self._columns = stored_columns(state.schema, state.mapping)
+        self._stored = {column.name: column.stored for column in self._columns}
+        self._partitions = {self._stored[name]: name for name in state.partition_columns}
+        self._data = [self._schema.field(name) for name in self._schema.names if name not in state.partition_columns]
+        self._made: dict[Key, tuple[Add, FileVersion]] = {}
+
+    def fits(self, table: Table, state: DeltaState) -> bool:
+        return (table, _columns_of(state)) == (self._table, self._of)
+
+    def version(self, state: DeltaState) -> TableVersion:
+        """A state as a version."""
+        said = {add.statistics: file.statistics for add, file in self._made.values()}
+        made = {}
+        for key, add in state.files.items():
+            known = self._made.get(key)
+            made[key] = known if known is not None and known[0] == add else (add, self._file(add, said))
+        self._made = made
+        # A reader sees it by version, and two versions with the same rows as one.
+        digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
+        metadata = VersionMetadata(
+            state.table_id,
+            state.version,
+            "",
+            digest,
+            (),
+            text_of_schema(self._schema),
+            state.partition_columns,
+            tuple((self._names_of(new), self._names_of(old)) for new, old in state.rewrites),
         )
+        files = sorted((file for _, file in made.values()), key=lambda file: file.url)
+        return TableVersion(self._table.id, tuple(files), metadata)
 
-    for add in state.files.values():
-        url = url_of_file(add.path)
+    def _file(self, add: Add, said: Mapping[str | None, FileStatistics | None]) -> FileVersion:
+        url = self._url(add.path)
         values = dict(add.partition)
-        files.append(
-            FileVersion(
-                url,
-                add.size,
-                IMMUTABLE,
-                modified_at_s=add.modified_ms / 1000,
-                partition=tuple(
-                    (name, _zoned(values[own], schema.field(name).type)) for own, name in partitions.items()
-                ),
-                deletes=_deletes_of(table, add, url, url_of),
-                statistics=_statistics_of(add, data, stored),
-                columns=columns,
-            )
+        found = said[add.statistics] if add.statistics in said else _statistics_of(add, self._data, self._stored)
+        return FileVersion(
+            url,
+            add.size,
+            IMMUTABLE,
+            modified_at_s=add.modified_ms / 1000,
+            partition=tuple(
+                (name, _zoned(values[own], self._schema.field(name).type)) for own, name in self._partitions.items()
+            ),
+            deletes=_deletes_of(self._table, add, url, self._url_of),
+            statistics=found,
+            columns=self._columns,
         )
-    # A reader sees it by version, and two versions with the same rows as one.
-    digest = key_of(state.table_id, state.metadata["schemaString"], *sorted(state.files))
-    metadata = VersionMetadata(
-        state.table_id,
-        state.version,
-        "",
-        digest,
-        (),
-        text_of_schema(schema),
-        state.partition_columns,
-        tuple((names_of(new), names_of(old)) for new, old in state.rewrites),
-    )
-    return TableVersion(table.id, tuple(sorted(files, key=lambda file: file.url)), metadata)
+
+    def _url(self, spelled: str) -> str:
+        path = decode_path(spelled)
+        return _url_elsewhere(self._table, path, self._url_of) if is_absolute(spelled) else f"{self._table.url}/{path}"
+
+    def _names_of(self, keys: Sequence[Key]) -> tuple[str, ...]:
+        urls = ((self._url(path), vector) for path, vector in keys)
+        return tuple(
+            key_of(url, f"{vector}#{url.removeprefix(self._table.url + '/')}") if vector else url
+            for url, vector in urls
+        )
+
+
+def _columns_of(state: DeltaState) -> tuple[object, ...]:
+    return state.metadata["schemaString"], state.partition_columns, state.mapping
 
 
 def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:

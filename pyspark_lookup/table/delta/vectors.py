@@ -65,18 +65,19 @@ class DeletionVector:
     keys = None
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
-        of = redact("path", self.path)
-        shown = f"the deletion vector of {of}" if self.url is None else f"{redact('path', self.url)} at {self.offset}"
         try:
             found = read_roaring(decode_z85(self.data)[: self.size] if self.url is None else _checked(data, self.size))
             if len(found) != self.cardinality:
                 raise ValueError(f"{len(found)} rows, where the log says {self.cardinality}")
         except (*UNREADABLE, struct.error) as problem:
-            raise DamagedFileError(f"{shown} is damaged: {problem}") from None
+            of = "the deletion vector of " if self.url is None else ""
+            at = "" if self.url is None else f" at {self.offset}"
+            shown = redact("path", self.path if self.url is None else self.url)
+            raise DamagedFileError(f"{of}{shown}{at} is damaged: {problem}") from None
         return {self.path: found}
 
     def to_json(self) -> list[Any]:
-        return ["vector", *dataclasses.astuple(self)]
+        return ["vector", self.path, self.storage, self.data, self.offset, self.size, self.cardinality, self.url]
 
     @classmethod
     def from_json(cls, found: Any) -> DeletionVector:
