@@ -35,19 +35,20 @@ class SnapshotReader:
         self._metrics = metrics
 
     def resolve(
-        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None = None, exact: bool = False
     ) -> tuple[Resolution, Snapshot | None]:
         """The version that `execution` reads, and its snapshot if there is one to read it from.
 
-        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own).
+        `version`: the current one, if the caller has just resolved it (a full cache in CACHE mode has its own). `exact`: only
+        parts of its files are to be read.
         """
-        resolution, snapshot = self._resolve(plan, execution, version)
+        resolution, snapshot = self._resolve(plan, execution, version, exact)
         if version is None and resolution.decided_here:
             self._resolver.count_asked(resolution.version)
         return resolution, snapshot
 
     def _resolve(
-        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None
+        self, plan: ReadPlan, execution: Execution | None, version: TableVersion | None, exact: bool
     ) -> tuple[Resolution, Snapshot | None]:
         table, options = plan.table, plan.options
         full = self._fulls.of(table, options)
@@ -58,7 +59,7 @@ class SnapshotReader:
                 resolution = self._resolver.resolve(table, options, execution, lambda: served)
                 if resolution.version.digest == served.digest:
                     return resolution, self.covering(plan, snapshot)
-                return resolution, self.find(plan, resolution.version)
+                return resolution, self.find(plan, resolution.version, exact)
             # What this host knows of the table may be as old as its last reload, or older.
             current: Callable[[], TableVersion] | None = functools.partial(self._resolver.refresh, table)
         else:
@@ -67,7 +68,7 @@ class SnapshotReader:
             resolution = Resolution(version, True)
         else:
             resolution = self._resolver.resolve(table, options, execution, current)
-        return resolution, self.find(plan, resolution.version)
+        return resolution, self.find(plan, resolution.version, exact)
 
     def current(self, table: Table, options: LookupOptions) -> tuple[TableVersion, Snapshot] | None:
         """What a full cache answers from in CACHE mode, the first load being waited for.
@@ -92,24 +93,29 @@ class SnapshotReader:
         return snapshot
 
     def of(
-        self, table: Table, options: LookupOptions, version: TableVersion, wait_s: float | None = None
+        self,
+        table: Table,
+        options: LookupOptions,
+        version: TableVersion,
+        wait_s: float | None = None,
+        exact: bool = False,
     ) -> Snapshot | None:
         """The snapshot of a version, built now if a query may wait for that; None without one.
 
-        `wait_s`: how long it may (None: `lookup.full-cache.build-wait`).
+        `wait_s`: how long it may (None: `lookup.full-cache.build-wait`). `exact`: see `FullCache.build`.
         """
         full = self._fulls.of(table, options)
         if full is None:
             return None
         if options.metadata_source is MetadataSource.CACHE:
             return full.find(version)
-        return full.build(version, options.build_wait_s if wait_s is None else wait_s)
+        return full.build(version, options.build_wait_s if wait_s is None else wait_s, exact)
 
-    def find(self, plan: ReadPlan, version: TableVersion) -> Snapshot | None:
+    def find(self, plan: ReadPlan, version: TableVersion, exact: bool = False) -> Snapshot | None:
         """The snapshot of a version if it has all that the plan needs."""
         if self._fulls.of(plan.table, plan.options) is None:
             return None
-        return self.covering(plan, self.of(plan.table, plan.options, version))
+        return self.covering(plan, self.of(plan.table, plan.options, version, exact=exact))
 
     def covering(self, plan: ReadPlan, snapshot: Snapshot | None) -> Snapshot | None:
         """A snapshot that has all that the plan needs."""

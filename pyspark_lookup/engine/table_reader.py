@@ -96,11 +96,11 @@ class TableReader:
             if planned is not None:
                 if task.number == 0:
                     self.resolver.count_asked(planned)
-                snapshot = self.snapshots.find(plan, planned)
+                snapshot = self.snapshots.find(plan, planned, exact=task.count > 1)
                 if snapshot is not None:
                     return self.snapshots.batches(plan, snapshot, planned, task.pieces if task.count > 1 else None)
             return self._prepare_planned(plan, task, task.pieces, execution).batches()
-        resolution, found = self.snapshots.resolve(plan, execution, version)
+        resolution, found = self.snapshots.resolve(plan, execution, version, exact=task.count > 1)
         files = select_partitions(plan.table, resolution.version, plan.options)
         pieces = share_of(files, task.number, task.count, self.versions.splittable(plan.table))
         if found is not None:

@@ -83,7 +83,11 @@ class DeletedRows:
             parts.setdefault(file, []).append(part)
         locations = {file: self._blocks.get_blocks_and_locations(file.url, file) for file in parts}
         read = self._blocks.read([(locations[file], ranges) for file, ranges in parts.items()])
-        texts = {(file, part): data for file, some in zip(parts, read, strict=True) for part, data in zip(parts[file], some, strict=True)}
+        texts = {
+            (file, part): data
+            for file, some in zip(parts, read, strict=True)
+            for part, data in zip(parts[file], some, strict=True)
+        }
         for one in missing:
             if one.place is None:
                 found[one.name] = one.positions(b"")

@@ -238,6 +238,35 @@ class TableVersion:
         return cls(table_id, tuple(files), metadata)
 
 
+def name_of_rows(file: FileVersion) -> str:
+    """What stands for a file's rows, as `VersionMetadata.rewrites` names them.
+
+    Of a managed table that is its name, which there is once, else where it lies, if it never changes.
+    """
+    own = file.url.rpartition("/")[2] if file.columns is None else file.url
+    name = own if file.immutable else key_of(file.url, file.size, file.identity)
+    # Deletes that tell no keys may concern any row of the file.
+    deletes = [one.name for one in file.deletes if one.keys is None]
+    return key_of(name, *deletes) if deletes else name
+
+
+def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
+    """Whether only compactions came between two versions of a table, as far as the newer one's metadata tells."""
+    after, before = new.metadata, old.metadata
+    if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
+        return False
+    names = _names_of_rows(old)
+    for own, replaced in after.rewrites:
+        if names.issuperset(replaced):
+            names = (names - set(replaced)) | set(own)
+    return names == _names_of_rows(new)
+
+
+def _names_of_rows(version: TableVersion) -> set[str]:
+    keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
+    return {name_of_rows(file) for file in (*version.files, *keyed)}
+
+
 def metadata_of(table: Table, version: TableVersion) -> VersionMetadata:
     """What says which writes may be seen. Raises ValueError without that: no rows of a managed table are read so (HIVE-21637)."""
     if version.metadata is None or version.table_id != table.id:

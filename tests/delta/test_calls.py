@@ -136,6 +136,30 @@ def test_what_an_optimized_table_keeps(remote: Remote) -> None:
     assert (misses(), misses()) == (2, 0)  # 23 and 33 lie between them
 
 
+def test_a_full_cache_goes_on_while_it_adopts_an_optimized_table(remote: Remote) -> None:
+    """OPTIMIZE changes no rows, so queries need not wait for its file, here one that cannot be read yet; later removes name it."""
+    table = remote.open()
+    rows = sorted(table.scan().to_pylist(), key=lambda row: row["id"])
+    before = {*remote.local.glob("*.parquet")}
+    DeltaTable(str(remote.local)).optimize.compact()
+    (written,) = {*remote.local.glob("*.parquet")} - before
+    aside = written.rename(remote.local.parent / "aside")
+    remote.send()
+    assert table.get(3) == [{"id": 3, "name": "n0"}]
+    assert sorted(table.scan().to_pylist(), key=lambda row: row["id"]) == rows
+    size = aside.rename(written).stat().st_size
+    remote.send()
+    assert counting(table, table.reload)[3] <= size
+    add = next(iter(files_of(remote.local, 6).values()))
+    vector = vector_of(remote.local, range(5), "u")
+    remove = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
+    append_commit(remote.local, [{"remove": remove}, {"add": {**add, "dataChange": True, "deletionVector": vector}}])
+    remote.send()
+    heads, lists, gets, _ = counting(table, lambda: table.get(3))
+    assert (heads + lists, gets) == (sum(unchanged(remote)) + (not lists), 2)  # the commit, and the vector
+    assert table.scan().num_rows == len(rows) - 5
+
+
 def test_files_that_statistics_rule_out(remote: Remote, tmp_path: Path) -> None:
     """Of files that cannot have a row nothing is read, not even their footers: the log says between which values they lie."""
     late = remote.open("none", tmp_path / "late", **{"lookup.where": "id = 13"})

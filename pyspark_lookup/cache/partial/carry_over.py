@@ -23,7 +23,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import FileVersion
-from pyspark_lookup.table.model import Rewrites, TableVersion
+from pyspark_lookup.table.model import Rewrites, TableVersion, name_of_rows
 
 FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 """For each file and each key column between which values its rows lie (None: not known)."""
@@ -49,7 +49,7 @@ class Changes:
             return
         keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
         files = [*version.files, *keyed]
-        rows: dict[str, list[Any]] = {"file": [_name(file) for file in files]}
+        rows: dict[str, list[Any]] = {"file": [name_of_rows(file) for file in files]}
         bounds = bounds_of(files)
         for number, field in enumerate(self._keys):
             column = [row[number] for row in bounds]
@@ -148,15 +148,6 @@ class Changes:
             fields += [pa.field(f"{number}.low", field.type), pa.field(f"{number}.high", field.type)]
             fields += [pa.field(f"{number}.none", pa.bool_())]
         return pa.schema(fields)
-
-
-def _name(file: FileVersion) -> str:
-    """What stands for a file's rows; of a managed table its name, which there is once, else where it lies, if it never changes."""
-    own = file.url.rpartition("/")[2] if file.columns is None else file.url
-    name = own if file.immutable else key_of(file.url, file.size, file.identity)
-    # Deletes that tell no keys may concern any row of the file.
-    deletes = [one.name for one in file.deletes if one.keys is None]
-    return key_of(name, *deletes) if deletes else name
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:
