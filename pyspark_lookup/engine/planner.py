@@ -134,8 +134,7 @@ def table_columns(found: Found, options: LookupOptions) -> pa.Schema:
         raise OptionError("option lookup.cache = 'PARTIAL' needs lookup.keys: the columns that rows are asked for by")
     if options.keys:
         keys = resolve_names(options.keys, everything, "lookup.keys")
-        if options.cache is not CacheMode.NONE:
-            check_key_types([everything.field(name) for name in keys])
+        check_key_types([everything.field(name) for name in keys])
     if options.cache is CacheMode.FULL and options.provider is None:
         trigger_of(options)  # a custom one is a module that may not be there
     if options.where:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pyspark_lookup import LookupTable
-from tests.delta.common import MODES, append_commit, vector_of
+from tests.delta.common import MODES, append_commit, vector_of, vectors_of
 from tests.delta.test_histories import files_of
 from tests.s3server import S3Server
 
@@ -116,6 +116,20 @@ def test_vectors_and_rewritten_files(remote: Remote) -> None:
     commit = (remote.local / "_delta_log" / f"{version:020}.json").stat().st_size
     assert (gets, size) == (1, commit)
     assert table.scan().num_rows == 49
+
+
+def test_vectors_that_share_a_file(remote: Remote) -> None:
+    """They are one request, and each is that of its file."""
+    table = remote.open()
+    assert table.scan().num_rows == 51
+    adds = [*files_of(remote.local, 5).values()][:3]
+    vectors = vectors_of(remote.local, [[0], [1, 2], [3, 4, 5]])
+    removes = [{"remove": {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}} for add in adds]
+    both = zip(adds, vectors, strict=True)
+    append_commit(remote.local, [*removes, *({"add": {**add, "deletionVector": vector}} for add, vector in both)])
+    remote.send()
+    assert counting(table, table.scan)[2] == 2
+    assert {*range(30)} - {*table.scan().column("id").to_pylist()} == {0, 11, 12, 23, 24, 25}
 
 
 def test_what_an_optimized_table_keeps(remote: Remote) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -113,6 +114,26 @@ def test_a_damaged_checkpoint_is_passed_over(path: Path, tmp_path: Path, harm: C
     commit(path, 0).unlink()
     with pytest.raises(DamagedFileError, match=r"checkpoint.parquet is no Delta checkpoint"):
         opened(path, tmp_path / "late").scan()
+
+
+def test_a_checkpoint_of_several_files(path: Path, tmp_path: Path) -> None:
+    """It is used if all of them are there."""
+    rows = opened(path, tmp_path / "known").scan().num_rows
+    older = checkpoint(path)
+    DeltaTable(str(path)).create_checkpoint()
+    older.unlink()
+    whole, log = checkpoint(path), path / "_delta_log"
+    actions = pq.read_table(whole)
+    whole.unlink()
+    added = actions.column("add").is_valid().to_numpy()
+    added[added.argmax()] = False  # so that the first part would do for a table of one file
+    for number, part in enumerate((actions.filter(pa.array(~added)), actions.filter(pa.array(added))), 1):
+        assert opened(path, tmp_path / f"host{number}").scan().num_rows == rows
+        pq.write_table(part, log / f"{whole.name[:20]}.checkpoint.{number:010}.{2:010}.parquet")
+    for commit in log.glob("*.json"):
+        if commit.name[:20] != whole.name[:20]:
+            commit.unlink()
+    assert opened(path, tmp_path / "late").scan().num_rows == rows
 
 
 def test_what_a_host_knows_outlives_damage(path: Path, tmp_path: Path) -> None:

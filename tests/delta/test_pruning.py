@@ -100,6 +100,30 @@ def test_what_statistics_do_not_say(table: Path, tmp_path: Path, says: str) -> N
     assert opened(table, tmp_path / "keys", keys="name").get("n031")[0]["id"] == 31
 
 
+def test_instants_between_milliseconds(tmp_path: Path) -> None:
+    """The log rounds bounds of instants down to milliseconds, the highest as well."""
+    table = tmp_path / "t"
+    write_deltalake(
+        str(table), pa.table({"at": [datetime.datetime(2026, 3, 1, 12, 0, 0, 123456, datetime.timezone.utc)]})
+    )
+    (commit,) = (table / "_delta_log").glob("*.json")
+    lines = [json.loads(line) for line in commit.read_text().splitlines()]
+    (add,) = (line["add"] for line in lines if "add" in line)
+    bounds = {"at": "2026-03-01T12:00:00.123Z"}
+    add["stats"] = json.dumps(json.loads(add["stats"]) | {"minValues": bounds, "maxValues": bounds})
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for where in ("at = TIMESTAMP '2026-03-01 12:00:00.123456Z'", "at > TIMESTAMP '2026-03-01 12:00:00.1234Z'"):
+        assert opened(table, tmp_path / "cache", where=where).scan().num_rows == 1
+
+
+def test_a_partition_value_that_is_an_empty_text(table: Path, tmp_path: Path) -> None:
+    """It is null, by the protocol."""
+    commit = table / "_delta_log" / f"{1:020}.json"
+    commit.write_text(commit.read_text().replace('"region":"a b/%=ü"', '"region":""'))
+    assert opened(table, tmp_path / "cache", where="region IS NULL").scan().num_rows == 10
+    assert opened(table, tmp_path / "cache", where="region = ''").scan().num_rows == 0
+
+
 CACHED = {"metadata.source": "CACHE", "metadata.sync-interval": "-1"}
 
 
