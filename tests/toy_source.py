@@ -40,6 +40,7 @@ class InlineDeletes:
     rows: tuple[int, ...]
     place = None
     keys = None
+    equality = None
 
     @property
     def name(self) -> str:
@@ -69,7 +70,9 @@ class ToySource(VersionSource):
             return Answer(versions[-1 if pinned is None else int(pinned)], question.started_s)
         raise VersionGoneError(f"{question.table.url} has no version {pinned}")
 
-    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
         return [ask(), *self._versions(table)]
 
     def history(self, table: Table) -> list[dict[str, Any]] | None:
@@ -90,6 +93,7 @@ def _version(table: Table, number: int, state: dict[str, Any]) -> TableVersion:
         ("id",),
         state["schema"],
         partitions=("region",),
+        number=number,
     )
     files = [
         FileVersion(

@@ -149,6 +149,10 @@ class UfsUnavailableError(UfsError, ConnectionError):
     """The store could not be reached or answered 5xx / slow down, in any attempt."""
 
 
+class CatalogUnavailableError(UfsUnavailableError):
+    """An Iceberg catalog gave no answer, or none that makes sense."""
+
+
 class PutUnknownError(UfsUnavailableError):
     """An attempt to put a file had no answer, and what lies there could not be found out."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import datetime
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +18,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_lookup.columnar.bucket_hash import bucket_numbers, bucket_of
+
 
 @dataclasses.dataclass(frozen=True)
 class ColumnStats:
     """Bounds of one column in a row group or file. `low` / `high` may lie outside the true range.
 
-    `low` or `high` None: unknown. `null_count` None: unknown. NaN is not within the bounds.
+    `low` or `high` None: unknown. `null_count` None: unknown. NaN is not within the bounds. `bucket`: (of how many buckets, in which
+    one) all values are that are not null, by `bucket_hash`.
     """
 
     low: Any
     high: Any
     null_count: int | None
     rows: int
+    bucket: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, value: Any) -> ColumnStats:
@@ -138,8 +143,21 @@ class Among:
             return None
         return found
 
+    @functools.cached_property
+    def _buckets(self) -> dict[int, frozenset[int] | None]:
+        return {}
+
+    def _in_bucket(self, count: int, bucket: int) -> bool:
+        if count not in self._buckets:
+            numbers = bucket_numbers(self.values, count)
+            self._buckets[count] = None if numbers is None else frozenset(numbers.tolist())
+        numbers = self._buckets[count]
+        return numbers is None or bucket in numbers
+
     def within(self, bounds: ColumnStats) -> bool:
-        """Whether one of the values may lie between the bounds."""
+        """Whether one of the values may lie between the bounds, and in the bucket."""
+        if bounds.bucket is not None and not self._in_bucket(*bounds.bucket):
+            return False
         if self.ordered is None or bounds.low is None or bounds.high is None:
             return True
         at = bisect.bisect_left(self.ordered, bounds.low)
@@ -255,6 +273,16 @@ def _is_in(array: pa.Array, values: tuple[Any, ...], has_null: bool, negated: bo
     return pc.invert(result) if negated else result
 
 
+_BUCKETED: dict[type, pa.DataType] = {
+    int: pa.int64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    datetime.date: pa.date32(),
+    datetime.datetime: pa.timestamp("us", tz="UTC"),
+}
+"""By which type the values of predicates are hashed; decimals are not, whose digits the column's type says."""
+
+
 # --- statistics -----------------------------------------------------------------------------------
 
 
@@ -279,12 +307,12 @@ def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bo
     match node:
         case Constant(value, _):
             return value is True
+        case Compare(_, "=", value) | NullSafeEqual(_, value, _):
+            return _equals(bounds, value)
         case Compare(_, op, value):
             return _within(bounds, op, value)
-        case NullSafeEqual(_, value, _):
-            return _within(bounds, "=", value)
         case In(_, values, _, negated=False):
-            return any(_within(bounds, "=", value) for value in values)
+            return any(_equals(bounds, value) for value in values)
         case Among():
             return node.within(bounds)
         case StartsWith(_, prefix, negated=False):
@@ -295,6 +323,15 @@ def may_match(node: Predicate, stats: Callable[[str], ColumnStats | None]) -> bo
             )
         case _:
             return True
+
+
+def _equals(bounds: ColumnStats, value: Any) -> bool:
+    """Whether a value can be `value`."""
+    if bounds.bucket is not None and type(value) in _BUCKETED:
+        count, bucket = bounds.bucket
+        if bucket_of(value, _BUCKETED[type(value)], count) not in (None, bucket):
+            return False
+    return _within(bounds, "=", value)
 
 
 def _within(bounds: ColumnStats, op: str, value: Any) -> bool:

@@ -10,6 +10,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import functools
+import json
 import logging
 import os
 import random
@@ -27,13 +28,14 @@ from pyspark_lookup.io.block_cache import BlockCache
 from pyspark_lookup.io.context import HostContext, Start, in_thread
 from pyspark_lookup.io.disk import Disk, key_of, memory_backed
 from pyspark_lookup.io.host_metrics import Publisher
-from pyspark_lookup.io.stores import Store, open_store
+from pyspark_lookup.io.stores import CatalogStore, Store, open_store
 from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.managed import Compactor, OpenWrites, TableWriter, Vacuumed, WriteSizes, vacuum, vacuum_if_due
 from pyspark_lookup.managed.rows_by_key import KeyedRows
 from pyspark_lookup.options.conf_file import conf_file_secrets, redact
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.providers import ProvidedScan, ProvidedStore, ProvidedTable, ProviderSource, with_provider
+from pyspark_lookup.table.catalog import Catalog
 from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.log import NotificationLog
 from pyspark_lookup.table.model import Table
@@ -170,6 +172,7 @@ class Runtime:
         self._start = start
         self._lock = threading.RLock()  # what opens a store is foreign code, which may ask for a table
         self._stores: dict[str, Store] = {}
+        self._catalogs: dict[tuple[str, tuple[tuple[str, str], ...]], Catalog] = {}
         self._disks: dict[str, Disk | None] = {}
         self._engines: dict[str, Engine] = {}
         self._publishers: dict[str, Publisher] = {}
@@ -180,7 +183,7 @@ class Runtime:
         """The parts for a table reference. A cache directory that cannot be used is logged and done without."""
         provided = self._provided_table(options)
         with self._lock:
-            key = key_of(options.path, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
+            key = key_of(options.path, options.catalog, options.catalog_properties, options.storage, options.cache_directory(), options.cache_max_bytes, options.max_retries, options.block_size, self._provided_key(options), options.cache)  # fmt: skip
             if key not in self._engines:
                 self._engines[key] = self._build(options, provided)
             return self._engines[key]
@@ -237,7 +240,7 @@ class Runtime:
         return made.result()
 
     def _build(self, options: LookupOptions, provided: ProvidedTable | None) -> Engine:
-        store = self._store(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
+        store = self._store_of(options) if provided is None else ProvidedStore(provided, options, self.clock.wall_s)
         url = store.url_of(options.path)
         label = key_of(store.scope, url)
         # References to one table with other options count together, and are published once.
@@ -251,7 +254,7 @@ class Runtime:
         known.application = self._application
         blocks = BlockCache(ufs, context, _BLOCK_WAIT_S)
         sources = SOURCES if provided is None else [functools.partial(ProviderSource, provided)]
-        resolver = Resolver(ufs, blocks, context, sources)
+        resolver = Resolver(ufs, blocks, context, sources, self._catalog(options))
         if provided is None:
             reader = TableReader(resolver, blocks, context, options.block_size)
         else:
@@ -260,15 +263,31 @@ class Runtime:
             reader = TableReader(resolver, blocks, context, options.block_size, *given)
         return Engine(reader, ufs, context, known, self._sizes)
 
-    def _store(self, options: LookupOptions) -> Store:
-        protocol = options.path.split("://", 1)[0] if "://" in options.path else "file"
+    def _catalog(self, options: LookupOptions) -> Catalog | None:
+        if options.catalog is None:
+            return None
+        key = options.catalog, options.catalog_properties
+        if key not in self._catalogs:
+            self._catalogs[key] = Catalog(*key)
+        return self._catalogs[key]
+
+    def _store_of(self, options: LookupOptions) -> Store:
+        if options.catalog is None:
+            return self._store(options.path, options)
+        scope = json.dumps(options.storage, default=str)
+        opened = functools.partial(self._store, options=options)
+        return CatalogStore(options.catalog, options.catalog_properties, opened, scope)
+
+    def _store(self, path: str, options: LookupOptions) -> Store:
+        protocol = path.split("://", 1)[0] if "://" in path else "file"
         # Other protocols may carry a host in the URL, so a store is kept per place, not per protocol.
-        place = options.path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a") else ""
+        place = path.split("://", 1)[-1].split("/", 1)[0] if protocol not in ("file", "s3", "s3a", "s3n") else ""
+        local = protocol == "file" and options.catalog is not None  # storage options are for its tables elsewhere
         secrets = conf_file_secrets() if protocol != "file" else {}
-        storage = {**secrets, **options.storage_options()}
+        storage = {} if local else {**secrets, **options.storage_options()}
         key = key_of(protocol, place, sorted(storage.items()))
         if key not in self._stores:
-            self._stores[key] = open_store(options.path, storage, self.clock.wall_s)
+            self._stores[key] = open_store(path, storage, self.clock.wall_s)
         return self._stores[key]
 
     def _disk(self, options: LookupOptions, metrics: CacheMetricGroup) -> Disk | None:

@@ -26,8 +26,9 @@ from pyspark_lookup.options.conf_file import STORAGE, redact, storage_value, tel
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.file_options import FileOptions
 from pyspark_lookup.options.host_options import HostOptions
+from pyspark_lookup.options.iceberg_options import CATALOG, IcebergOptions, check_catalog
 from pyspark_lookup.options.provider_options import PROVIDER, ProviderOptions, check_provider
-from pyspark_lookup.options.read_write_options import ReadOptions, WriteOptions
+from pyspark_lookup.options.read_write_options import Pin, ReadOptions, WriteOptions
 
 SPARK_CONF_PREFIX = "spark.lookupcache."
 
@@ -44,6 +45,7 @@ class LookupOptions(
     PartialCacheOptions,
     HostOptions,
     ReadOptions,
+    IcebergOptions,
     FileOptions,
 ):
     """The options of one table reference, typed and checked. Durations in seconds, sizes in bytes."""
@@ -65,9 +67,10 @@ class LookupOptions(
         layers = [(conf or {}, "conf file"), (table or {}, "table option"), (read, "read option")]
         values: dict[str, Any] = {}
         storage: dict[str, Any] = {}
-        provider: dict[str, str] = {}
+        named: dict[str, dict[str, str]] = {PROVIDER: {}, CATALOG: {}}
         explicit: set[str] = set()
-        path = {key.lower(): text for layer, _ in layers for key, text in layer.items()}.get("path", "")
+        everything = {key.lower(): text for layer, _ in layers for key, text in layer.items()}
+        local = "lookup.catalog" not in everything and is_local(everything.get("path", ""))
         for layer, origin in layers:
             for key in _retract(layer):
                 values.pop(_FIELDS[key].name, None)
@@ -78,11 +81,12 @@ class LookupOptions(
                 if key.startswith(STORAGE) and key.removeprefix(STORAGE).isidentifier():
                     # A conf file's credentials stay on their host: see `conf_file_secrets`. Its other
                     # storage options are for remote tables; local ones take none.
-                    if not tells_secret(key, text) and not (layer is conf and is_local(path)):
+                    if not tells_secret(key, text) and not (layer is conf and local):
                         storage[key.removeprefix(STORAGE)] = storage_value(text)
                     continue
-                if key.startswith(PROVIDER) and key.removeprefix(PROVIDER):
-                    provider[key.removeprefix(PROVIDER)] = str(text)
+                prefix = next((prefix for prefix in named if key.startswith(prefix) and key != prefix), None)
+                if prefix is not None:
+                    named[prefix][key.removeprefix(prefix)] = str(text)
                     continue
                 # A conf file may hold credentials, also under a key that is misspelled.
                 field = _field_of(key, "…" if layer is conf else text)
@@ -90,7 +94,8 @@ class LookupOptions(
                 if layer is not conf:
                     explicit.add(key)
         values["storage"] = tuple(sorted(storage.items()))
-        values["provider_options"] = tuple(sorted(provider.items()))
+        values["provider_options"] = tuple(sorted(named[PROVIDER].items()))
+        values["catalog_properties"] = tuple(sorted(named[CATALOG].items()))
         options = cls(**values, explicit=frozenset(explicit))
         options._check()
         return options
@@ -98,6 +103,7 @@ class LookupOptions(
     def _check(self) -> None:
         """Raise OptionError for a combination that contradicts itself."""
         check_provider(self)
+        check_catalog(self)
         if not self.path and self.provider is None:
             raise OptionError(
                 "option path is missing: give the table's file, directory or glob, e.g. load('s3://bucket/dim')"
@@ -133,6 +139,11 @@ class LookupOptions(
                 "filter it in Spark instead of by lookup.where or lookup.columns"
             )
 
+    @property
+    def pins(self) -> dict[str, Pin]:
+        """The options that say which version is read, by name; one at most, once they are checked."""
+        return {**super().pins, **self.ref}
+
     def override(self, overrides: Mapping[str, str]) -> LookupOptions:
         """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
         values = {}
@@ -162,11 +173,12 @@ class LookupOptions(
         set_here = {
             field.metadata["key"]: getattr(self, field.name)
             for field in _FIELDS.values()
-            if field.name not in ("storage", "provider_options") and getattr(self, field.name) != field.default
+            if field.name not in ("storage", "provider_options", "catalog_properties") and getattr(self, field.name) != field.default
         }
         shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
         shown |= {STORAGE + key: redact(key, value) for key, value in self.storage}
         shown |= {PROVIDER + key: redact(key, value) for key, value in self.provider_options}
+        shown |= {CATALOG + key: redact(key, value) for key, value in self.catalog_properties}
         return f"LookupOptions({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
 
@@ -188,6 +200,11 @@ def _refuse_secret(key: str, text: object, allowed: bool) -> None:
         raise OptionError(
             f"option {key} looks like a credential and would be stored in plans and catalogs: let the provider take it from "
             "the environment or from a file of its own"
+        )
+    if key.startswith(CATALOG) and tells_secret(key, text):
+        raise OptionError(
+            f"option {key} looks like a credential and would be stored in plans and catalogs: give it to PyIceberg, in "
+            ".pyiceberg.yaml or in the environment of each machine that reads"
         )
     if not allowed and key.startswith(STORAGE) and tells_secret(key, text):
         raise OptionError(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from pyspark_lookup.base.errors import OptionError
 from pyspark_lookup.options import enums
+from pyspark_lookup.options.iceberg_options import Ref
 from pyspark_lookup.options.parsing import (
     BOOLEAN,
     COUNT,
@@ -34,10 +35,10 @@ from pyspark_lookup.options.parsing import (
 GIVEN = "lookup.given"
 """Of a read that is part of a lookup, no option of users': the names of those that were given for it, the others being its table's."""
 OF_AS_OF = frozenset({"lookup.valid-from", "lookup.valid-to", "lookup.overlap"})
-Pin = int | datetime.datetime | str
-"""A version of a table: its number, the one that was current at a time, or a list of valid write ids."""
-_POSITION = whole_number(
-    0, 10**18 - 1, "a version of the table, as LookupTable.versions() lists them (of a managed table 1 or more)"
+Pin = int | datetime.datetime | str | Ref
+"""A version of a table: its number, the one that was current at a time, a list of valid write ids, or a branch or tag."""
+_NUMBER = whole_number(
+    0, 2**63 - 1, "a version of the table, as LookupTable.versions() lists them (of a managed table 1 or more)"
 )
 
 
@@ -84,8 +85,8 @@ class ReadOptions:
         doc="With CACHE: ask the store again when the known version is older than this (-1 never, 0 always).",
     )
     version: int | None = option(
-        "lookup.version", Kind("version number", _POSITION), None, shown="the current version",
-        doc="Of a managed table or a Delta table: read this version (time travel), as `lookup.view=versions` lists them.",
+        "lookup.version", Kind("version number", _NUMBER), None, shown="the current version",
+        doc="Of a managed, a Delta or an Iceberg table: read this version (time travel), as `lookup.view=versions` lists them.",
     )
     timestamp: datetime.datetime | None = option(
         "lookup.timestamp", Kind("ISO 8601 time", parse_instant), None,
@@ -106,7 +107,7 @@ class ReadOptions:
         doc="When a scan resolves its version. AUTO: at reading if the table fits one task, else at planning.",
     )
     on_version_gone: enums.OnVersionGone | None = option(
-        "lookup.on-version-gone", choice(enums.OnVersionGone), None, shown="NEWER; of a managed or a Delta table FAIL",
+        "lookup.on-version-gone", choice(enums.OnVersionGone), None, shown="NEWER; of a managed, a Delta or an Iceberg table FAIL",
         doc="When a file was replaced after the version was resolved: read the newer one, or fail.",
     )
     on_error: enums.OnError = option(

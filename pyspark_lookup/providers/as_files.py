@@ -80,6 +80,7 @@ class ProviderSource(VersionSource):
     """The table of one provider, as one file whose identity is the provider's version."""
 
     kinds = ("PROVIDER",)
+    pins = ()
     retained = False
     one_asks = False  # it is foreign code, which may hang
 

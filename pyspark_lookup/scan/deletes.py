@@ -36,7 +36,7 @@ def live_mask(deleted: Numbers | None, first: int, rows: int) -> Numbers | None:
 
 
 class DeletedRows:
-    """What deletes say, decoded once in this process."""
+    """What deletes by position say, decoded once in this process."""
 
     def __init__(self, blocks: BlockCache) -> None:
         self._blocks = blocks
@@ -48,9 +48,9 @@ class DeletedRows:
 
     def of(self, root: str, files: Iterable[FileVersion]) -> dict[str, Numbers]:
         """For each of the files that has deleted rows, by URL, their positions, ascending. `root`: the table's URL."""
-        files = [file for file in files if file.deletes]
+        files = [file for file in files if any(one.equality is None for one in file.deletes)]
         # All files of a managed table's version have the same ones.
-        several = {id(file.deletes): file.deletes for file in files}
+        several = {id(file.deletes): tuple(one for one in file.deletes if one.equality is None) for file in files}
         deletes = {one.name: one for some in several.values() for one in some}
         if not deletes:
             return {}
@@ -69,7 +69,7 @@ class DeletedRows:
             known = self._read(list(deletes.values()))
             for url, file in new.items():
                 path = url.removeprefix(root + "/")
-                parts = [known[one.name][path] for one in file.deletes if path in known[one.name]]
+                parts = [known[one.name][path] for one in several[id(file.deletes)] if path in known[one.name]]
                 merged[places[url]] = None if not parts else np.unique(np.concatenate(parts))
         return {file.url: positions for file in files if (positions := merged[places[file.url]]) is not None}
 

@@ -22,7 +22,7 @@ from pyspark_lookup.columnar.predicate import Among, And, Predicate, columns_of
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import FileVersion, Range
 from pyspark_lookup.scan.formats import Data, FileIndex, RangesFile, Unit
-from pyspark_lookup.scan.stored_columns import column_as_planned
+from pyspark_lookup.scan.stored_columns import column_as_planned, missing_column
 
 _INDEXES = 64 * 1024 * 1024  # bytes of memory, about
 _SMALL = 1024 * 1024  # of bytes of a file whose values are kept
@@ -173,7 +173,7 @@ class KnownFiles:
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
         for asked in _ask(projection.predicate) if _is_small(file) else ():
-            hashes = _hashes_of(asked)
+            hashes = _hashes_of(asked) if asked.column in file.names else None
             values = self._values.get(_key(file, unit, asked, projection)) if hashes is not None else None
             if values is None or hashes is None:
                 continue
@@ -234,7 +234,7 @@ def decode(file: OpenFile, unit: Unit, columns: Sequence[str], projection: Proje
             elif name in file.names:
                 arrays.append(column_as_planned(file.piece.file, batch.column(file.names[name]), name, field.type))
             else:
-                arrays.append(pa.nulls(rows, field.type))
+                arrays.append(missing_column(file.piece.file, name, field.type, rows))
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import cast_column, list_of_entries, offsets_of, spark_type
 from pyspark_lookup.io.stores import FileVersion, StoredColumn
+from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.scan.formats import FileIndex, Unit
+from pyspark_lookup.table.partitions import partition_value
 
-_FIELD_ID = b"PARQUET:field_id"
+_FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")  # in Parquet, and in ORC
 _INSTANT, _LOCAL = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
+_UUID_BYTES, _UUID_TEXT = 16, 36
+_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+_HYPHENS = (8, 13, 18, 23)
 
 
 def find_names(file: FileVersion, index: FileIndex, planned: pa.Schema) -> dict[str, str]:
@@ -22,11 +29,13 @@ def find_names(file: FileVersion, index: FileIndex, planned: pa.Schema) -> dict[
         folded = {name.casefold(): name for name in index.schema.names}
         return {name: folded[name.casefold()] for name in planned.names if name.casefold() in folded}
     columns = {column.name: column for column in file.columns}
+    fields = list(index.stored_schema)
+    by_place = file.format is not FileFormatName.ORC
     found = {}
     for name in planned.names:
-        field = _find(index.stored_schema, columns[name]) if name in columns else None
-        if field is not None:
-            found[name] = field.name
+        place = _find(fields, columns[name], by_place) if name in columns else None
+        if place is not None:
+            found[name] = fields[place].name
     return found
 
 
@@ -34,7 +43,7 @@ def type_as_planned(file: FileVersion, index: FileIndex, name: str, stored: str,
     """The type of a file's column, of which the table's metadata may say more than the file."""
     if file.columns is None:
         return index.schema.field(stored).type
-    return _type(index.stored_schema.field(stored).type, planned, _parts_of(file.columns, name))
+    return _type(index.stored_schema.field(stored).type, planned, _column(file.columns, name))
 
 
 def stats_as_planned(
@@ -43,8 +52,10 @@ def stats_as_planned(
     """The bounds of a file's column in the planned type (None: whatever it is), if they are bounds there."""
     held = index.schema.field(stored).type
     found = index.stats(unit, stored)
-    if found is None or file.columns is None or held == planned or not pa.types.is_temporal(held):
+    if found is None or file.columns is None or held == planned:
         return found
+    if not pa.types.is_temporal(held):
+        return None if pa.types.is_binary(held) else found
     if (held, planned) != (_LOCAL, _INSTANT):
         return None
     low, high = (None if end is None else end.replace(tzinfo=datetime.timezone.utc) for end in (found.low, found.high))
@@ -55,71 +66,126 @@ def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: p
     """A file's column in the planned type. Raises SchemaError if a value would change."""
     if file.columns is None or column.type == planned:
         return cast_column(column, planned, name, file.url)
-    return _array(column, planned, _parts_of(file.columns, name), name, file.url)
+    return _array(column, planned, _column(file.columns, name), name, file.url)
 
 
-def _parts_of(columns: Sequence[StoredColumn], name: str) -> Sequence[StoredColumn]:
-    return next((column.parts for column in columns if column.name == name), ())
+def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
+    """The value of a column in all rows of a file that lacks it: that of its partition, or the column's default, or null."""
+    text = dict(file.partition or ()).get(name)
+    if text is not None:
+        return partition_value(text, planned)
+    return None if file.columns is None else _default(_column(file.columns, name), planned)
 
 
-def _find(fields: Iterable[pa.Field], column: StoredColumn) -> pa.Field | None:
-    if column.field_id is not None:
+def may_lack(file: FileVersion, name: str) -> bool:
+    """Whether a file that lacks a column has something else than null for it."""
+    default = None if file.columns is None else _column(file.columns, name).default
+    return default is not None or name in dict(file.partition or ())
+
+
+def missing_column(file: FileVersion, name: str, planned: pa.DataType, rows: int) -> pa.Array:
+    """A column of rows of a file that lacks it: see `missing_value`."""
+    return _repeat(missing_value(file, name, planned), planned, rows)
+
+
+def _repeat(value: object, kind: pa.DataType, rows: int) -> pa.Array:
+    if value is None:
+        return pa.nulls(rows, kind)
+    return pa.array([value], kind).take(pa.array(np.zeros(rows, np.int64)))
+
+
+def _default(column: StoredColumn, kind: pa.DataType) -> object:
+    text = column.default
+    if text is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _default(_column(column.parts, field.name), field.type) for field in kind}
+    if pa.types.is_nested(kind):
+        return []
+    return bytes.fromhex(text) if pa.types.is_binary(kind) else partition_value(text, kind)
+
+
+def _column(columns: Sequence[StoredColumn], name: str) -> StoredColumn:
+    """The column of that name; one of which nothing is said has it in files, too."""
+    return next((column for column in columns if column.name == name), StoredColumn(name, name, None))
+
+
+def _id_of(field: pa.Field) -> bytes | None:
+    return next((found for key in _FIELD_IDS if (found := (field.metadata or {}).get(key)) is not None), None)
+
+
+def _find(fields: Sequence[pa.Field], column: StoredColumn, by_place: bool = False) -> int | None:
+    """Where a column is among fields of a file, or of a struct there; None: it is not there. `by_place`: of such as nothing else is said of."""
+    if column.field_id is None:
+        named = {field.name.casefold(): place for place, field in enumerate(fields)}
+        return named.get(column.stored.casefold())
+    ids = [_id_of(field) for field in fields]
+    if any(one is not None for one in ids):
         wanted = b"%d" % column.field_id
-        return next((field for field in fields if (field.metadata or {}).get(_FIELD_ID) == wanted), None)
-    named = {field.name.casefold(): field for field in fields}
-    return named.get(column.stored.casefold())
+        return ids.index(wanted) if wanted in ids else None
+    if column.names is None and by_place:
+        return column.field_id - 1 if 0 < column.field_id <= len(fields) else None
+    names = (column.stored,) if column.names is None else column.names
+    return next((place for place, field in enumerate(fields) if field.name in names), None)
 
 
-def _fields(
-    found: pa.DataType, planned: pa.DataType, parts: Sequence[StoredColumn]
-) -> list[tuple[int | None, Sequence[StoredColumn]]]:
-    """For each field of a planned struct its place in the one that was found (None: it has none), and its own parts."""
-    columns = {part.name: part for part in parts}
-    there = list(found)
-    places: list[tuple[int | None, Sequence[StoredColumn]]] = []
-    for field in planned:
-        column = columns.get(field.name, StoredColumn(field.name, field.name, None))
-        own = _find(there, column)
-        places.append((None if own is None else there.index(own), column.parts))
-    return places
-
-
-def _type(found: pa.DataType, planned: pa.DataType, parts: Sequence[StoredColumn]) -> pa.DataType:
+def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.DataType:
+    parts = column.parts
     if pa.types.is_struct(planned) and pa.types.is_struct(found):
-        types = [
-            pa.null() if place is None else _type(found.field(place).type, field.type, own)
-            for field, (place, own) in zip(planned, _fields(found, planned, parts), strict=True)
-        ]
-        return pa.struct([pa.field(field.name, kind) for field, kind in zip(planned, types, strict=True)])
+        fields, kinds = list(found), []
+        for field in planned:
+            own = _column(parts, field.name)
+            place = _find(fields, own)
+            kinds.append(pa.null() if place is None else _type(fields[place].type, field.type, own))
+        return pa.struct([pa.field(field.name, kind) for field, kind in zip(planned, kinds, strict=True)])
     if pa.types.is_list(planned) and pa.types.is_list(found):
-        return pa.list_(pa.field("element", _type(found.value_type, planned.value_type, _parts_of(parts, "element"))))
+        return pa.list_(pa.field("element", _type(found.value_type, planned.value_type, _column(parts, "element"))))
     if pa.types.is_map(planned) and pa.types.is_map(found):
-        key = _type(found.key_type, planned.key_type, _parts_of(parts, "key"))
-        return pa.map_(key, pa.field("value", _type(found.item_type, planned.item_type, _parts_of(parts, "value"))))
+        key = _type(found.key_type, planned.key_type, _column(parts, "key"))
+        return pa.map_(key, pa.field("value", _type(found.item_type, planned.item_type, _column(parts, "value"))))
     known = spark_type(found)
     # Instants without a zone are in UTC; a date that was widened begins its day.
-    return planned if (known, planned) in ((_LOCAL, _INSTANT), (pa.date32(), _LOCAL)) else known
+    as_planned = column.uuid or (known, planned) in ((_LOCAL, _INSTANT), (pa.date32(), _LOCAL))
+    return planned if as_planned else known
 
 
-def _array(column: pa.Array, planned: pa.DataType, parts: Sequence[StoredColumn], name: str, origin: str) -> pa.Array:
+def _array(column: pa.Array, planned: pa.DataType, of: StoredColumn, name: str, origin: str) -> pa.Array:
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
-        held = column.flatten()  # which applies the parent's nulls and offset to the children
-        children = [
-            pa.nulls(len(column), field.type)
-            if place is None
-            else _array(held[place], field.type, own, f"{name}.{field.name}", origin)
-            for field, (place, own) in zip(planned, _fields(column.type, planned, parts), strict=True)
-        ]
+        held, fields = column.flatten(), list(column.type)  # flattened, the parent's nulls and offset are the children's
+        children = []
+        for field in planned:
+            own = _column(of.parts, field.name)
+            place = _find(fields, own)
+            if place is None:
+                children.append(_repeat(_default(own, field.type), field.type, len(column)))
+            else:
+                children.append(_array(held[place], field.type, own, f"{name}.{field.name}", origin))
         return pa.StructArray.from_arrays(
             children, fields=list(planned), mask=column.is_null() if column.null_count else None
         )
     if pa.types.is_list(planned) and pa.types.is_list(column.type):
-        values = _array(column.flatten(), planned.value_type, _parts_of(parts, "element"), f"{name}.element", origin)
+        own = _column(of.parts, "element")
+        values = _array(column.flatten(), planned.value_type, own, f"{name}.element", origin)
         return pa.ListArray.from_arrays(offsets_of(column), values, type=planned)
     if pa.types.is_map(planned) and pa.types.is_map(column.type):
         as_list = list_of_entries(column)
         inner = as_list.flatten()
-        keys = _array(inner.field(0), planned.key_type, _parts_of(parts, "key"), f"{name}.key", origin)
-        items = _array(inner.field(1), planned.item_type, _parts_of(parts, "value"), f"{name}.value", origin)
+        keys = _array(inner.field(0), planned.key_type, _column(of.parts, "key"), f"{name}.key", origin)
+        items = _array(inner.field(1), planned.item_type, _column(of.parts, "value"), f"{name}.value", origin)
         return pa.MapArray.from_arrays(offsets_of(as_list), keys, items, type=planned)
-    return cast_column(column, planned, name, origin)
+    return _text_of_uuids(column) if of.uuid else cast_column(column, planned, name, origin)
+
+
+def _text_of_uuids(column: pa.Array) -> pa.Array:
+    """16 bytes each as text: 8-4-4-4-12 digits."""
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    fixed = column.cast(pa.binary()).fill_null(bytes(_UUID_BYTES)).cast(pa.binary(_UUID_BYTES))
+    held = np.frombuffer(fixed.buffers()[1], np.uint8).reshape(-1, _UUID_BYTES)
+    data = held[fixed.offset : fixed.offset + len(fixed)]
+    digits = _HEX_DIGITS[np.stack([data >> 4, data & 15], axis=2).reshape(-1, 2 * _UUID_BYTES)]
+    text = np.full((len(data), _UUID_TEXT), ord("-"), np.uint8)
+    text[:, [place for place in range(_UUID_TEXT) if place not in _HYPHENS]] = digits
+    offsets = np.arange(len(data) + 1, dtype=np.int32) * _UUID_TEXT
+    found = pa.StringArray.from_buffers(len(data), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(text)))
+    return pc.if_else(column.is_null(), pa.scalar(None, pa.string()), found)

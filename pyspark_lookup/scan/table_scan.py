@@ -14,12 +14,13 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import DamagedFileError, SchemaError
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
-from pyspark_lookup.columnar.predicate import ColumnStats, columns_of, join_stats, may_match
+from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of, join_stats, may_match
 from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
 from pyspark_lookup.io.stores import DELETE_FILE, FileVersion, Range
 from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, mask_of, matching_rows, slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
+from pyspark_lookup.scan.equality import EqualityDeleted, merge_positions
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
 from pyspark_lookup.scan.open_file import (
     KnownFiles,
@@ -30,7 +31,7 @@ from pyspark_lookup.scan.open_file import (
     is_missing,
     to_read,
 )
-from pyspark_lookup.scan.stored_columns import find_names, stats_as_planned, type_as_planned
+from pyspark_lookup.scan.stored_columns import find_names, may_lack, missing_value, stats_as_planned, type_as_planned
 from pyspark_lookup.table.model import Table
 from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values_of
 
@@ -49,6 +50,7 @@ class Scan(TableScan):
         self._block_size = block_size
         self._deleted = DeletedRows(blocks)
         self._known = KnownFiles()
+        self._by_value: EqualityDeleted | None = None
 
     def splittable(self, table: Table) -> bool:
         assert table.format is not None
@@ -94,7 +96,8 @@ class Scan(TableScan):
                 row.append(ColumnStats.of(values[name]))
             elif name not in spelled:
                 # Null in every row; but what names rows of others has the keys of its time only.
-                row.append(None if file.piece.file.identity == DELETE_FILE else ColumnStats.of(None))
+                unknown = file.piece.file.identity == DELETE_FILE or may_lack(file.piece.file, name)
+                row.append(None if unknown else ColumnStats.of(None))
             else:
                 of, stored = (file.piece.file, file.index), spelled[name]
                 row.append(join_stats([stats_as_planned(*of, unit, stored, None) for unit in file.index.units]))
@@ -141,7 +144,24 @@ class Scan(TableScan):
 
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """See `TableScan`. Reads what says so, through the cache."""
-        return self._deleted.of(table.url, files)
+        by_value = {file.url: rows for file in files if (rows := self._equal(table).of(file)) is not None}
+        return merge_positions(self._deleted.of(table.url, files), by_value)
+
+    def _equal(self, table: Table) -> EqualityDeleted:
+        if self._by_value is None:
+            read = functools.partial(self._read_rows, table)
+            self._by_value = EqualityDeleted(read, functools.partial(self._place_rows, table))
+        return self._by_value
+
+    def _read_rows(self, table: Table, file: FileVersion, schema: pa.Schema) -> pa.Table:
+        prepared = self.prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([])))
+        return pa.Table.from_batches(list(prepared.batches()), schema)
+
+    def _place_rows(
+        self, table: Table, file: FileVersion, schema: pa.Schema, wanted: Predicate | None
+    ) -> Iterator[tuple[Numbers, pa.RecordBatch]]:
+        prepared = self.prepare(table, slices_of([file]), Projection(schema, schema, pa.schema([]), wanted))
+        return ((places, batch) for _, places, batch in prepared.place())
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -187,15 +207,19 @@ class Scan(TableScan):
     def _open(self, table: Table, pieces: Sequence[Slice], projection: Projection | None) -> list[OpenFile]:
         """Open every file's index, all files at once: one round of requests where a tail suffices."""
         assert table.format is not None
-        form = open_format(table.format, self._block_size, table.csv, _declared(table, pieces))
+        declared = _declared(table, pieces)
+        forms = {
+            name: open_format(name or table.format, self._block_size, table.csv, declared)
+            for name in {piece.file.format for piece in pieces}
+        }
         columns = projection.data if projection else None
-        reopen = functools.partial(self._open_anew, form, columns)
         planned = columns or pa.schema([])
         partitions = projection.partitions if projection else pa.schema([])
 
         def file_of(piece: Slice, index: FileIndex, head: dict[Range, Data], read_from: tuple[Range, ...]) -> OpenFile:
             values = _partition_of(table, piece.file, partitions)
             names = find_names(piece.file, index, planned)
+            reopen = functools.partial(self._open_anew, forms[piece.file.format], columns)
             return OpenFile(piece, self._blocks, index, head, {}, names, values, reopen, read_from=read_from)
 
         found: list[OpenFile | None] = []
@@ -205,17 +229,18 @@ class Scan(TableScan):
         new = [number for number, file in enumerate(found) if file is None]
         locations = {n: self._blocks.get_blocks_and_locations(pieces[n].file.url, pieces[n].file) for n in new}
         data: dict[int, dict[Range, Data]] = {number: {} for number in new}
-        asked = {number: form.first_ranges(pieces[number].file) for number in new}
+        asked = {n: forms[pieces[n].file.format].first_ranges(pieces[n].file) for n in new}
         while asked:
             answers = self._blocks.read([(locations[number], ranges) for number, ranges in asked.items()])
             following: dict[int, list[Range]] = {}
             for (number, ranges), parts in zip(asked.items(), answers, strict=True):
                 data[number].update(zip(ranges, parts, strict=True))
                 piece = pieces[number]
+                form = forms[piece.file.format]
                 try:
                     result = form.open_index(piece.file, data[number], columns)
                 except DamagedFileError:  # on its way here, perhaps
-                    result, data[number] = reopen(piece.file, locations[number])
+                    result, data[number] = self._open_anew(form, columns, piece.file, locations[number])
                 if isinstance(result, list):
                     following[number] = result
                     continue
@@ -272,7 +297,7 @@ class Scan(TableScan):
             if name in file.partition:
                 return ColumnStats.of(file.partition[name])
             if name not in file.names:
-                return ColumnStats.of(None)  # the file lacks the column: null in every row
+                return ColumnStats.of(missing_value(file.piece.file, name, projection.data.field(name).type))
             planned = projection.data.field(name).type
             if not widens(type_as_planned(file.piece.file, file.index, name, file.names[name], planned), planned):
                 return None  # of another type than is asked for

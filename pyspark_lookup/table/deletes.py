@@ -59,6 +59,8 @@ class DeleteFile:
     url: str
     size: int
 
+    equality = None
+
     @property
     def name(self) -> str:
         return self.url

@@ -11,6 +11,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.table.file_names import format_of
+from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.listing import data_files, job_directories, refuse_inside
 from pyspark_lookup.table.model import Kind, Table, TableVersion
 from pyspark_lookup.table.sink_log import select_committed
@@ -26,6 +27,7 @@ class FilesSource(VersionSource):
     """A file, a directory, or the files that a glob names."""
 
     kinds = (Kind.FILE, Kind.DIRECTORY, Kind.GLOB)
+    pins = ()
     retained = False
     described = False
 
@@ -36,6 +38,10 @@ class FilesSource(VersionSource):
         self._jobs = WritingJobs(parts.ufs, parts.host, parts.context.metrics, parts.context.clock)
 
     @classmethod
+    def kind_of_url(cls, url: str) -> str | None:
+        return Kind.GLOB if is_glob(url) else None
+
+    @classmethod
     def kind_of(cls, status: FileVersion | Listing) -> str | None:
         return Kind.FILE if isinstance(status, FileVersion) else Kind.DIRECTORY
 
@@ -44,7 +50,7 @@ class FilesSource(VersionSource):
             raise OptionError(
                 f"option lookup.success-file = 'true': {redact('path', options.path)} is one file, not a directory of a job"
             )
-        self._refuse_pin(options)
+        self._refuse_pin(options, kind)
 
     def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return format_of([file.url for file in files])
@@ -67,7 +73,9 @@ class FilesSource(VersionSource):
             self._clock.sleep(min(_BUSY_POLL_S, until_s - now_s))
             started_s, status = self._clock.steady_s(), None
 
-    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
         """A table to which only files were added since is found by the age of those it had."""
         try:
             version = ask()

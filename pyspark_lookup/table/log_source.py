@@ -25,6 +25,7 @@ class LogSource(VersionSource):
     """A managed table, whose log one call tails."""
 
     kinds = (Kind.MANAGED,)
+    pins = (*VersionSource.pins, "lookup.valid-write-ids")
 
     def __init__(self, parts: SourceParts) -> None:
         super().__init__(parts)
@@ -55,7 +56,9 @@ class LogSource(VersionSource):
             position = self._times.find(table.url, state.table_id, table.pinned, lambda: _times_of(log, state))
         return Answer(version_at(log, table, state, position), question.started_s)
 
-    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
         states = [ask()]
         log = self.log(table.url)
         state = log.known()

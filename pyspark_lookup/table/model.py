@@ -94,7 +94,7 @@ class VersionMetadata:
     """What a table's own metadata says of a version.
 
     `table_id`: another one if the table was created anew. `position`: where the version comes in the order of that table's
-    (None: there is no order but time). `state`: what the source needs to find it again (of a managed table its valid write ids in
+    (None: there is no order but time). `number`: by which `lookup.version` names it (None: it has none). `state`: what the source needs to find it again (of a managed table its valid write ids in
     Hive's text form). `digest`: 32 hex digits, equal for versions with the same rows in the same files. `keys`: the key columns.
     `schema`: all columns, `partitions` those of them that are not in the files. `rewrites`: of the latest compactions in it.
     """
@@ -107,6 +107,7 @@ class VersionMetadata:
     schema: str
     partitions: tuple[str, ...] = ()
     rewrites: Rewrites = dataclasses.field(default=(), compare=False)
+    number: int | None = None
 
     @functools.cached_property
     def columns(self) -> tuple[pa.Schema, pa.Schema]:
@@ -118,12 +119,13 @@ class VersionMetadata:
     def to_json(self) -> list[Any]:
         """The metadata as JSON can hold it."""
         keys, partitions = list(self.keys), list(self.partitions)
-        return [self.table_id, self.position, self.state, self.digest, keys, self.schema, partitions, self.rewrites]
+        rest = [self.digest, keys, self.schema, partitions, self.rewrites, self.number]
+        return [self.table_id, self.position, self.state, *rest]
 
     @classmethod
     def from_json(cls, found: Any) -> VersionMetadata:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        table_id, position, state, digest, keys, schema, partitions, rewrites = found
+        table_id, position, state, digest, keys, schema, partitions, rewrites, number = found
         replaced = tuple((texts_of(own), texts_of(others)) for own, others in rewrites)
         if not set(texts_of(partitions)) <= set(schema_of_text(text_of(schema)).names):
             raise ValueError("partition columns are among the columns")
@@ -136,6 +138,7 @@ class VersionMetadata:
             schema,
             texts_of(partitions),
             replaced,
+            None if number is None else count_of(number),
         )
 
 
@@ -187,7 +190,7 @@ class TableVersion:
     @property
     def number(self) -> int | None:
         """As `lookup.version` takes it; None if such a table has none."""
-        return None if self.commit is None else self.commit[1]
+        return None if self.metadata is None else self.metadata.number
 
     @property
     def commit(self) -> tuple[str, int] | None:
@@ -211,6 +214,8 @@ class TableVersion:
             more: dict[str, Any] = {"partition": file.partition, "deletes": [one.name for one in file.deletes]}
             if file.columns is not None:
                 more["columns"] = numbers[id(file.columns)]
+            if file.format is not None:
+                more["format"] = file.format.value
             rows.append([*file.to_json(), more] if file.columns is not None or any(more.values()) else file.to_json())
         deletes = [one.to_json() for one in self.deletes]
         columns = [[column.to_json() for column in one] for one in several]
@@ -232,7 +237,10 @@ class TableVersion:
                     shared[names] = tuple(deletes[name] for name in names)
                 columns = several[count_of(row[5]["columns"])] if "columns" in row[5] else None
                 partition = _partition_of(row[5]["partition"])
-                file = dataclasses.replace(file, partition=partition, deletes=shared[names], columns=columns)
+                form = FileFormatName(row[5]["format"]) if "format" in row[5] else None
+                file = dataclasses.replace(
+                    file, partition=partition, deletes=shared[names], columns=columns, format=form
+                )
             files.append(file)
         metadata = None if found["metadata"] is None else VersionMetadata.from_json(found["metadata"])
         return cls(table_id, tuple(files), metadata)
@@ -255,14 +263,15 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False
-    names = _names_of_rows(old)
+    names = names_of_rows(old)
     for own, replaced in after.rewrites:
         if names.issuperset(replaced):
             names = (names - set(replaced)) | set(own)
-    return names == _names_of_rows(new)
+    return names == names_of_rows(new)
 
 
-def _names_of_rows(version: TableVersion) -> set[str]:
+def names_of_rows(version: TableVersion) -> set[str]:
+    """What stands for the rows of a version's files, and for those that are deleted by keys."""
     keyed = [keys for one in version.deletes if (keys := one.keys) is not None]
     return {name_of_rows(file) for file in (*version.files, *keyed)}
 

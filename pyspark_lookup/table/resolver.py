@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark_lookup.base.errors import (
+    CatalogUnavailableError,
     DamagedFileError,
     NotATableError,
     NotSupportedError,
@@ -31,8 +32,8 @@ from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import CacheMode, CsvOptions, FileFormatName, MetadataSource, OnBusy
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.catalog import Catalog
 from pyspark_lookup.table.executions import Execution, Executions, Resolution
-from pyspark_lookup.table.glob import is_glob
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.log import NotificationLog, TableState
 from pyspark_lookup.table.log_source import LogSource
@@ -53,12 +54,13 @@ class Resolver:
         blocks: BlockCache,
         context: HostContext,
         sources: Sequence[Callable[[SourceParts], VersionSource]] = SOURCES,
+        catalog: Catalog | None = None,
     ) -> None:
         self._ufs = ufs
         self._context = context
         self._served: dict[str, str] = {}
         self.host = HostVersions(ufs, context, self._restore, self._has_commit)
-        parts = SourceParts(ufs, blocks, self.host, context, self._kind_of)
+        parts = SourceParts(ufs, blocks, self.host, context, self._kind_of, catalog)
         self._sources = [make(parts) for make in sources]
         self._by_kind = {kind: source for source in self._sources for kind in source.kinds}
         # What writes, in the engine, is for managed tables only.
@@ -90,11 +92,12 @@ class Resolver:
         """
         url = self._ufs.url_of(options.path)
         status: FileVersion | Listing | None = None
-        kind = Kind.GLOB if is_glob(url) else self._known_kind(url, options)
+        shown = self._kind_of_url(url)
+        kind = shown or self._known_kind(url, options)
         started_s = self._context.clock.steady_s()
         # Reads in CACHE mode count on how long ago the store was asked.
         renew = options.metadata_source is MetadataSource.CACHE
-        if kind is not None and kind != Kind.GLOB:
+        if kind is not None and shown is None:
             probe = self._table(options, kind, None)  # whose options may not fit what is there no more
             # It may be of another kind by now, or nothing: only the store can say that options do not fit.
             with contextlib.suppress(UfsNotFoundError, OptionError):
@@ -113,6 +116,9 @@ class Resolver:
         cached = self._read_cached(probe, options) if status is None else None
         version = cached or self._ask(probe, started_s, status, patient=patient, renew=renew)
         return self.table_of(options, kind, version), version
+
+    def _kind_of_url(self, url: str) -> str | None:
+        return next((kind for source in self._sources if (kind := source.kind_of_url(url)) is not None), None)
 
     def _kind_of(self, status: FileVersion | Listing) -> str:
         return next(kind for source in self._sources if (kind := source.kind_of(status)) is not None)
@@ -153,7 +159,7 @@ class Resolver:
 
     def _vanished_kind(self, url: str, options: LookupOptions) -> str | None:
         """The kind of what was here lately: an overwrite may have removed it, and not begun to write."""
-        if is_glob(url) or options.pinned is not None:
+        if self._kind_of_url(url) is not None or options.pinned is not None:
             return None
         probes = (self._table(options, kind, None) for kind in self._by_kind if kind != Kind.GLOB)
         return next((probe.kind for probe in probes if self.source(probe).was_here_lately(probe)), None)
@@ -274,7 +280,7 @@ class Resolver:
             if known is not None:
                 return known
             ask = functools.partial(self._ask, table, self._context.clock.steady_s(), patient=False)
-            states = self.source(table).candidates(table, newest, ask)
+            states = self.source(table).candidates(table, digest, newest, ask)
             found = next((state for state in states if state.digest == digest), None)
             if found is not None:
                 self.host.remember(table, found)
@@ -345,7 +351,7 @@ class Resolver:
         kept = self.host.files(table, record["digest"]) if record else None
         try:
             return self._ask(table, self._context.clock.steady_s(), patient=kept is None)
-        except (NotATableError, UfsNotFoundError, DamagedFileError) as problem:
+        except (NotATableError, UfsNotFoundError, DamagedFileError, CatalogUnavailableError) as problem:
             if kept is None or (isinstance(problem, UfsNotFoundError) and self._is_another_kind(table)):
                 raise
             self._context.metrics.inc("keptVersionCount")
@@ -369,7 +375,8 @@ class Resolver:
     def _is_another_kind(self, table: Table) -> bool:
         """Whether something is there where a table is not found any more, as it was known: a file, or a directory."""
         with contextlib.suppress(UfsNotFoundError):
-            return table.kind != Kind.GLOB and self._kind_of(self._ufs.get_status(table.url)) != table.kind
+            by_url = self._kind_of_url(table.url) is not None
+            return not by_url and self._kind_of(self._ufs.get_status(table.url)) != table.kind
         return False
 
     # --- the store --------------------------------------------------------------------------------
@@ -422,7 +429,7 @@ class Resolver:
     def log_of(self, options: LookupOptions) -> TableState | None:
         """What the log of the table at `options.path` says now; None if it has none."""
         url = self._ufs.url_of(options.path)
-        if is_glob(url) or self._logs is None:
+        if self._logs is None or self._kind_of_url(url) is not None:
             return None
         others = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
         known = any(self.host.last(self._table(_unpinned(options), kind, None)) is not None for kind in others)
@@ -431,9 +438,7 @@ class Resolver:
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
         """The versions that the table at `options.path` itself knows of, see `VersionSource.history`; None: it knows none."""
         url = self._ufs.url_of(options.path)
-        if is_glob(url):
-            return None
-        kind = self._last_kind(url, options)
+        kind = self._kind_of_url(url) or self._last_kind(url, options)
         with contextlib.suppress(UfsNotFoundError):
             kind = kind or self._kind_of(self._ufs.get_status(url))
         return None if kind is None else self._by_kind[kind].history(self._table(options, kind, None))

@@ -19,6 +19,7 @@ from pyspark_lookup.io.ufs import Ufs
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
 from pyspark_lookup.options.lookup_options import LookupOptions
+from pyspark_lookup.table.catalog import Catalog
 from pyspark_lookup.table.host_versions import HostVersions
 from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata
 
@@ -37,6 +38,8 @@ class SourceParts:
     context: HostContext
     kind_of: Callable[[FileVersion | Listing], str]
     """What kind of table the store's answer shows, of all that there are."""
+    catalog: Catalog | None = None
+    """What is asked where tables lie, if `lookup.catalog` names it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,18 +107,24 @@ class TimeTravel:
 class VersionSource(abc.ABC):
     """The versions of tables of some kinds. What a version is made of is in the version: see `TableVersion`.
 
-    `kinds`: the names of the kinds. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
+    `kinds`: the names of the kinds. `pins`: the options by which older versions are named. `retained`: whether versions are kept, so that they can be pinned. `described`: whether the
     table's metadata says its columns, so that options about reading them have no meaning. `one_asks`: whether queries of a host wait
     for the one that asks already, for what it learns.
     """
 
     kinds: ClassVar[tuple[str, ...]]
+    pins: ClassVar[tuple[str, ...]] = ("lookup.version", "lookup.timestamp")
     retained: ClassVar[bool] = True
     described: ClassVar[bool] = True
     one_asks: ClassVar[bool] = True
 
     def __init__(self, parts: SourceParts) -> None:
         self._parts = parts
+
+    @classmethod
+    def kind_of_url(cls, url: str) -> str | None:
+        """The kind of table that a canonical path itself shows; None if the store has to say."""
+        return None
 
     @classmethod
     @abc.abstractmethod
@@ -129,8 +138,10 @@ class VersionSource(abc.ABC):
         Raises UfsNotFoundError if there is no such table, NotATableError or another UfsError, VersionGoneError for a pin.
         """
 
-    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
-        """Versions that a token of that `newest` may name: the current one, which `ask` finds, and those before it."""
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
+        """Versions that a token of that digest and `newest` may name: the current one, which `ask` finds, and those before it."""
         return [ask()]
 
     def restore(self, table: Table, metadata: VersionMetadata) -> TableVersion | None:
@@ -139,7 +150,7 @@ class VersionSource(abc.ABC):
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
         """Raise OptionError for an option that has no meaning for such a table."""
-        self._refuse_pin(options)
+        self._refuse_pin(options, kind)
         given = {
             "lookup.format": options.format is not None,
             "lookup.success-file": options.success_file,
@@ -150,12 +161,13 @@ class VersionSource(abc.ABC):
         }
         self._refuse(options, [key for key, is_given in given.items() if is_given], kind)
 
-    def _refuse_pin(self, options: LookupOptions) -> None:
-        if options.pinned is not None and not self.retained:
-            raise OptionError(
-                f"option {next(iter(options.pins))} = {str(options.pinned)!r} is for managed tables and Delta tables: "
-                f"{redact('path', options.path)} has no log"
-            )
+    def _refuse_pin(self, options: LookupOptions, kind: str) -> None:
+        for key, pin in options.pins.items():
+            if key not in self.pins:
+                takes = f"takes {' or '.join(self.pins)}" if self.pins else "has no log"
+                raise OptionError(
+                    f"option {key} = {str(pin)!r} is for other tables: {redact('path', options.path)} is a {kind.lower()} table and {takes}"
+                )
 
     def _refuse(self, options: LookupOptions, keys: Sequence[str], kind: str) -> None:
         if keys:

@@ -27,6 +27,7 @@ _DAYS_KEPT = {
         "delta-tail",
         "floor",
         "heartbeat",
+        "iceberg",
         "log",
         "log-tail",
         "reloads",

@@ -3,11 +3,13 @@
 This is the only package of ours that imports fsspec. Instances belong to one process.
 """
 
+from pyspark_lookup.io.stores.catalog import CATALOG_SCHEME, CatalogStore
 from pyspark_lookup.io.stores.file_version import (
     DELETE_FILE,
     IMMUTABLE,
     PART_OF_FILE,
     Deletes,
+    EqualityColumns,
     FileStatistics,
     FileVersion,
     PartitionValues,
@@ -26,6 +28,8 @@ from pyspark_lookup.io.stores.store import (
 )
 
 __all__ = [
+    "CATALOG_SCHEME",
+    "CatalogStore",
     "DELETE_FILE",
     "IMMUTABLE",
     "LOCAL_GRANULE_S",
@@ -35,6 +39,7 @@ __all__ = [
     "SETTLED_AFTER_S",
     "Count",
     "Deletes",
+    "EqualityColumns",
     "FileStatistics",
     "FileVersion",
     "Listing",

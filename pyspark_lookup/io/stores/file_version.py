@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pyspark_lookup.base.decoding import count_of, number_of, text_of
+from pyspark_lookup.base.decoding import count_of, number_of, text_of, texts_of
 from pyspark_lookup.base.errors import without_credentials
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.options.enums import FileFormatName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Range = tuple[int, int]
 """(offset, length) in bytes."""
@@ -22,6 +26,14 @@ DELETE_FILE = IMMUTABLE + "deletes"
 """The identity of such a file that names deleted rows of others."""
 PART_OF_FILE = IMMUTABLE + "part"
 """The identity of such a file of which some bytes are wanted, and nobody knows how many it has: its size is said to be 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualityColumns:
+    """What rows that are deleted by their values have in common with a row of `file`: the columns of `schema`."""
+
+    file: FileVersion
+    schema: pa.Schema
 
 
 class Deletes(Protocol):
@@ -41,6 +53,10 @@ class Deletes(Protocol):
     @property
     def keys(self) -> FileVersion | None:
         """A file with the key columns of the deleted rows, by whose bounds caches tell which keys are concerned; None: there is none."""
+
+    @property
+    def equality(self) -> EqualityColumns | None:
+        """By which values rows are deleted; None: by their positions."""
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         """The positions of deleted rows (ascending, from 0), by the data file's path below its table.
@@ -62,23 +78,34 @@ class FileStatistics:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """How files have a column that the table calls `name`: as `stored`, or under a Parquet field id. `parts`: of a nested one."""
+    """How files have a column that the table calls `name`: as `stored`, or under a field id. `parts`: of a nested one.
+
+    `names`: what it may be called in files without field ids (None: there it is told by its place, or in ORC by `stored`). `default`: the
+    value of rows of files that lack it, as text (None: null). `uuid`: the files have 16 bytes for what is text in the table.
+    """
 
     name: str
     stored: str
     field_id: int | None
     parts: tuple[StoredColumn, ...] = ()
+    names: tuple[str, ...] | None = ()
+    default: str | None = None
+    uuid: bool = False
 
     def to_json(self) -> list[Any]:
         """The column as JSON can hold it."""
-        return [self.name, self.stored, self.field_id, [part.to_json() for part in self.parts]]
+        parts = [part.to_json() for part in self.parts]
+        return [self.name, self.stored, self.field_id, parts, self.names, self.default, self.uuid]
 
     @classmethod
     def from_json(cls, found: Any) -> StoredColumn:
         """What `to_json` wrote. Raises TypeError or ValueError for anything else."""
-        name, stored, field_id, parts = found
+        name, stored, field_id, parts, names, default, uuid = found
         number = None if field_id is None else count_of(field_id)
-        return cls(text_of(name), text_of(stored), number, tuple(map(cls.from_json, parts)))
+        called = None if names is None else texts_of(names)
+        value = None if default is None else text_of(default)
+        inner = tuple(map(cls.from_json, parts))
+        return cls(text_of(name), text_of(stored), number, inner, called, value, uuid is True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -89,7 +116,7 @@ class FileVersion:
     `modified_at_s` (Unix time of the store's clock, None if unknown) and `settled` (False: so new
     that the identity may yet stand for other bytes) describe the observation, not the state. What the table's metadata says of
     the file in the version it is of: `partition` (None: its directories say), `deletes`, `statistics` (None: its footer says),
-    `columns` (None: they are called as in the file).
+    `columns` (None: they are called as in the file), `format` (None: as the table's other files).
     """
 
     url: str
@@ -101,6 +128,7 @@ class FileVersion:
     deletes: tuple[Deletes, ...] = dataclasses.field(default=(), compare=False)
     statistics: FileStatistics | None = dataclasses.field(default=None, compare=False)
     columns: tuple[StoredColumn, ...] | None = dataclasses.field(default=None, compare=False)
+    format: FileFormatName | None = dataclasses.field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"FileVersion({without_credentials(self.url)!r}, {self.size}, {self.identity!r})"

@@ -74,8 +74,13 @@ class _Whole(FileIndex):
 
 class _OrcIndex(_Whole):
     def __init__(self, file: FileVersion, content: bytes, ranges: list[Range]) -> None:
-        super().__init__(file, ranges, pa.orc.ORCFile(pa.BufferReader(content)).schema)
+        self._stored = pa.orc.ORCFile(pa.BufferReader(content)).schema
+        super().__init__(file, ranges, self._stored)
         self._content = content
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        return self._stored
 
     def batches(self, unit: Unit, columns: Sequence[str], source: RangesFile) -> Iterator[pa.RecordBatch]:
         with reading(self._file, "orc"):

@@ -7,7 +7,7 @@ import datetime
 import decimal
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -52,19 +52,17 @@ class DeltaSource(VersionSource):
 
     def current(self, question: Question) -> Answer:
         table, log = question.table, self.log(question.table.url)
-        if isinstance(table.pinned, str):
-            raise NotSupportedError(
-                f"option lookup.valid-write-ids: {redact('path', table.url)} is a Delta table, which has none"
-            )
         if isinstance(table.pinned, datetime.datetime):
             state = log.latest()
             number = self._times.find(table.url, state.table_id, table.pinned, lambda: log.commit_times(state))
             state = log.at(number, state)
         else:
-            state = log.latest() if table.pinned is None else log.at(table.pinned)
+            state = log.latest() if table.pinned is None else log.at(cast(int, table.pinned))
         return Answer(self._version(table, state), question.started_s)
 
-    def candidates(self, table: Table, newest: float, ask: Callable[[], TableVersion]) -> Sequence[TableVersion]:
+    def candidates(
+        self, table: Table, digest: str, newest: float, ask: Callable[[], TableVersion]
+    ) -> Sequence[TableVersion]:
         states = [ask()]
         with contextlib.suppress(VersionGoneError, ValueError, OverflowError):
             states.append(self._version(table, self.log(table.url).at(int(newest))))
@@ -173,6 +171,7 @@ class DeltaFiles:
             text_of_schema(self._schema),
             state.partition_columns,
             tuple((self._names_of(new), self._names_of(old)) for new, old in state.rewrites),
+            state.version,
         )
         files = sorted((file for _, file in made.values()), key=lambda file: file.url)
         return TableVersion(self._table.id, tuple(files), metadata)

@@ -368,7 +368,7 @@ class TableState:
         digest = key_of("log", self.table_id, str(defined_at), schema, definition.keys, *labels)
         rewrites = tuple(found.rewrites())
         return VersionMetadata(
-            self.table_id, position, str(write_ids), digest, definition.keys, schema, rewrites=rewrites
+            self.table_id, position, str(write_ids), digest, definition.keys, schema, (), rewrites, position
         )
 
     def find_needed(self, position: int | None = None) -> list[TableWrite]:

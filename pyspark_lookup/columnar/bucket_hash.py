@@ -1,0 +1,92 @@
+"""The hash by which Iceberg's transform `bucket` divides values (32-bit Murmur3, x86, seed 0), of many at once."""
+
+from __future__ import annotations
+
+import decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.keys import Numbers
+
+_C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
+
+
+def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
+    """The bucket of each value (none may be null), of `count`; None for a type that is not divided into buckets."""
+    hashes = bucket_hashes(values)
+    return None if hashes is None else (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % count
+
+
+def bucket_hashes(values: pa.Array) -> Numbers | None:
+    """The hash (uint32) of each value; None for a type that has none."""
+    kind = values.type
+    if pa.types.is_integer(kind):
+        return _of_longs(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
+    if pa.types.is_date32(kind):
+        return _of_longs(values.cast(pa.int32()).cast(pa.int64()).to_numpy(zero_copy_only=False))
+    if pa.types.is_timestamp(kind):
+        return _of_longs(values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_numpy(zero_copy_only=False))
+    if pa.types.is_decimal(kind):
+        return _of_bytes([_shortest(value) for value in values.to_pylist()])
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _of_bytes(values.cast(pa.binary()).to_pylist())
+    return None
+
+
+def _shortest(value: decimal.Decimal) -> bytes:
+    """An unscaled value in as few bytes as hold it."""
+    number = int(value.scaleb(-int(value.as_tuple().exponent)))
+    return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
+
+
+def _of_longs(numbers: Numbers) -> Numbers:
+    """Of 8 bytes each, the lowest first."""
+    words = np.ascontiguousarray(numbers, "<i8").view("<u4").reshape(-1, 2)
+    return _of_words(words, np.full(len(words), 8, np.uint32), np.zeros(len(words), np.uint32))
+
+
+def _of_bytes(texts: list[bytes]) -> Numbers:
+    """Of bytes of any lengths: those of one number of words together."""
+    lengths = np.fromiter(map(len, texts), np.uint32, len(texts))
+    found = np.zeros(len(texts), np.uint32)
+    for words in np.unique(lengths >> 2).tolist():
+        places = np.flatnonzero(lengths >> 2 == words)
+        padded = b"".join(texts[place].ljust(4 * words + 4, b"\0") for place in places.tolist())
+        every = np.frombuffer(padded, "<u4").reshape(len(places), words + 1)
+        found[places] = _of_words(every[:, :words], lengths[places], every[:, words])
+    return found
+
+
+def _of_words(words: Numbers, lengths: Numbers, rest: Numbers) -> Numbers:
+    """Of rows of whole words, and up to three bytes after them in `rest`."""
+    hashes = np.zeros(len(words), np.uint32)
+    for column in range(words.shape[1]):
+        hashes ^= _mixed(words[:, column])
+        hashes = _rotated(hashes, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    hashes ^= _mixed(rest)  # zero without one
+    hashes ^= lengths.astype(np.uint32)
+    hashes ^= hashes >> np.uint32(16)
+    hashes *= np.uint32(0x85EBCA6B)
+    hashes ^= hashes >> np.uint32(13)
+    hashes *= np.uint32(0xC2B2AE35)
+    return np.asarray(hashes ^ (hashes >> np.uint32(16)))
+
+
+def _mixed(word: Numbers) -> Numbers:
+    return _rotated(word.astype(np.uint32) * _C1, 15) * _C2
+
+
+def _rotated(numbers: Numbers, bits: int) -> Numbers:
+    return np.asarray((numbers << np.uint32(bits)) | (numbers >> np.uint32(32 - bits)))
+
+
+def bucket_of(value: Any, kind: pa.DataType, count: int) -> int | None:
+    """The bucket of one value; None for what has none."""
+    try:
+        numbers = bucket_numbers(pa.array([value], kind), count)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+    return None if numbers is None else int(numbers[0])

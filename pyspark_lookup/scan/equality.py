@@ -1,0 +1,135 @@
+"""Rows that are deleted by their values (Iceberg's equality deletes), as positions in their files.
+
+Null equals null, and NaN equals NaN, but -0.0 is not 0.0, as Iceberg compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_lookup.columnar.key_rows import RowIndex
+from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
+from pyspark_lookup.columnar.predicate import Among, And, Predicate
+from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.scan.open_file import Latest
+
+_KEPT_BYTES = 64 * 1024 * 1024
+_FILES_KEPT = 4 * 1024 * 1024  # positions in all
+
+ReadRows = Callable[[FileVersion, pa.Schema], pa.Table]
+"""All rows of a file with such columns, whatever is deleted of it."""
+PlaceRows = Callable[[FileVersion, pa.Schema, Predicate | None], Iterator[tuple[Numbers, pa.RecordBatch]]]
+"""(positions, such columns) of the rows of a file of which a predicate may be true, whatever is deleted of it."""
+
+
+def comparable_values(columns: Sequence[pa.Array]) -> list[pa.Array]:
+    """Columns of which rows are equal where those of `columns` are, without nulls and floats; structs by their only field."""
+    found: list[pa.Array] = []
+    for column in columns:
+        while pa.types.is_struct(column.type):
+            column = pc.struct_field(column, [0])
+        if pa.types.is_floating(column.type):
+            nulls = column.is_null()
+            plain = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
+            plain[np.isnan(plain)] = np.nan
+            column = pc.if_else(nulls, pa.scalar(None, pa.int64()), pa.array(plain.view(np.int64)))
+        found += [pc.fill_null(column, _blank(column.type)), column.is_null()]
+    return found
+
+
+def _blank(kind: pa.DataType) -> pa.Scalar:
+    """Some value of a type."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
+    return pa.scalar(False) if pa.types.is_boolean(kind) else pa.scalar(0, pa.int64()).cast(kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class DeletedValues:
+    """The values of all rows of some equality delete files with the same columns."""
+
+    schema: pa.Schema
+    rows: pa.Table
+
+    def __post_init__(self) -> None:
+        columns = comparable_values([one_array(column) for column in self.rows.columns])
+        names = [str(number) for number in range(len(columns))]
+        object.__setattr__(self, "_index", RowIndex(pa.Table.from_arrays(columns, names=names), names))
+
+    def mark(self, columns: Sequence[pa.Array]) -> Numbers:
+        """For each row of `columns` whether it has the values of one of these (bool)."""
+        keys = Keys(comparable_values(columns))
+        marked = np.zeros(keys.rows, np.bool_)
+        index: RowIndex = self._index  # type: ignore[attr-defined]
+        marked[index.match(keys).keys] = True
+        return marked
+
+    @property
+    def predicate(self) -> Predicate | None:
+        """What may be true of a row that has such values; None: it may be any."""
+        parts: list[Predicate] = []
+        for field, column in zip(self.schema, self.rows.columns, strict=True):
+            if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
+                parts.append(Among(field.name, one_array(pc.unique(column))))
+        return None if not parts else parts[0] if len(parts) == 1 else And(tuple(parts))
+
+
+class EqualityDeleted:
+    """What equality deletes say, decoded once in this process; and the positions of the rows that they delete."""
+
+    def __init__(self, read: ReadRows, place: PlaceRows) -> None:
+        self._read = read
+        self._place = place
+        self._values = Latest[DeletedValues](_KEPT_BYTES)
+        self._positions = Latest[Numbers](_FILES_KEPT)
+
+    def of(self, file: FileVersion) -> Numbers | None:
+        """The positions, ascending, of the rows of a file that its equality deletes delete; None if it has no such deletes."""
+        deletes = [one for one in file.deletes if one.equality is not None]
+        if not deletes:
+            return None
+        key = (file.url, *(one.name for one in deletes))
+        known = self._positions.get(key)
+        if known is None:
+            parts = [self._positions_of(file, columns, values) for columns, values in self.values(deletes)]
+            known = np.unique(np.concatenate(parts))
+            self._positions.put(key, known, len(known) + 1)
+        return known
+
+    def values(self, deletes: Sequence[Deletes]) -> Iterator[tuple[EqualityColumns, DeletedValues]]:
+        """The values that deletes name, together for those with the same columns."""
+        groups: dict[tuple[object, ...], list[EqualityColumns]] = {}
+        for one in deletes:
+            columns = one.equality
+            if columns is not None:
+                groups.setdefault((columns.file.columns, columns.schema), []).append(columns)
+        for group in groups.values():
+            key = tuple(columns.file.url for columns in group)
+            known = self._values.get(key)
+            if known is None:
+                schema = group[0].schema
+                known = DeletedValues(schema, pa.concat_tables([self._read(one.file, schema) for one in group]))
+                self._values.put(key, known, known.rows.nbytes + 1)
+            yield group[0], known
+
+    def _positions_of(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
+        plain = dataclasses.replace(file, deletes=(), columns=columns.file.columns)
+        parts = [
+            places[values.mark(batch.columns)]
+            for places, batch in self._place(plain, columns.schema, values.predicate)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def merge_positions(by_position: Mapping[str, Numbers], by_value: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """The deleted rows of files, by URL, of whichever kinds of deletes."""
+    merged = dict(by_position)
+    for url, positions in by_value.items():
+        if len(positions):
+            merged[url] = np.union1d(merged[url], positions) if url in merged else positions
+    return merged

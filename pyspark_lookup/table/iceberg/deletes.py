@@ -1,0 +1,194 @@
+"""Which rows of an Iceberg table's files are deleted: by position, by deletion vectors, or by equality."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.orc
+import pyarrow.parquet as pq
+
+from pyspark_lookup.base.decoding import UNREADABLE, count_of, text_of
+from pyspark_lookup.base.errors import DamagedFileError
+from pyspark_lookup.columnar.keys import Numbers, one_array
+from pyspark_lookup.columnar.types import schema_of_text, text_of_schema
+from pyspark_lookup.io.stores import (
+    DELETE_FILE,
+    IMMUTABLE,
+    PART_OF_FILE,
+    EqualityColumns,
+    FileVersion,
+    Range,
+    StoredColumn,
+)
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.table.deletes import DELETES
+from pyspark_lookup.table.iceberg.locations import Locations
+from pyspark_lookup.table.roaring import checked_blob, read_roaring
+
+_PATH_ID, _POSITION_ID = 2147483546, 2147483545
+_FIELD_IDS = (b"PARQUET:field_id", b"iceberg.id")
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionDeletes:
+    """A position delete file of the table at `table`. `location` and `root`: see `Locations`."""
+
+    url: str
+    size: int
+    format: FileFormatName
+    table: str
+    location: str
+    root: str
+
+    keys = None
+    equality = None
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @property
+    def place(self) -> tuple[FileVersion, Range]:
+        return FileVersion(self.url, self.size, IMMUTABLE), (0, self.size)
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        locations = Locations(self.location, self.root)
+        try:
+            table = self._rows(pa.BufferReader(data))
+            paths, places = table.column(0), table.column(1)
+            known = pc.and_(pc.is_valid(paths), pc.is_valid(places))  # a row may say nothing
+            codes = one_array(paths.filter(known)).dictionary_encode()
+            rows = one_array(places.filter(known).cast(pa.int64())).to_numpy()
+            order = np.lexsort((rows, codes.indices.to_numpy()))
+            starts = np.searchsorted(codes.indices.to_numpy()[order], np.arange(len(codes.dictionary) + 1))
+            found: dict[str, Numbers] = {}
+            for number, path in enumerate(codes.dictionary.to_pylist()):
+                part = np.unique(rows[order[starts[number] : starts[number + 1]]])
+                if part[0] < 0:
+                    raise ValueError(f"position {part[0]} of {path}")
+                key = locations.url_of(path).removeprefix(self.table + "/")
+                found[key] = np.union1d(found[key], part) if key in found else part
+        except (*UNREADABLE, pa.ArrowException, OSError) as problem:
+            raise DamagedFileError(f"{redact('path', self.url)} names no deleted rows: {problem}") from problem
+        return found
+
+    def _rows(self, source: pa.BufferReader) -> pa.Table:
+        """The paths and positions, by their field ids, or by their names in a file that has none."""
+        if self.format is FileFormatName.ORC:
+            file: Any = pa.orc.ORCFile(source)
+            schema = file.schema
+        else:
+            file = pq.ParquetFile(source)
+            schema = file.schema_arrow
+        ids = {(field.metadata or {}).get(key): field.name for field in schema for key in _FIELD_IDS}
+        names = [ids.get(b"%d" % _PATH_ID, "file_path"), ids.get(b"%d" % _POSITION_ID, "pos")]
+        table: pa.Table = file.read(columns=names)
+        return table.select(names)
+
+    def to_json(self) -> list[Any]:
+        return ["iceberg-positions", self.url, self.size, self.format.value, self.table, self.location, self.root]
+
+    @classmethod
+    def from_json(cls, found: Any) -> PositionDeletes:
+        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        url, size, form, *places = found
+        return cls(text_of(url), count_of(size), FileFormatName(form), *map(text_of, places))
+
+
+@dataclasses.dataclass(frozen=True)
+class PuffinVector:
+    """A deletion vector of the data file `path` (below the table, or a URL): so many bytes of a file, which is said to be a Puffin file."""
+
+    path: str
+    url: str
+    offset: int
+    size: int
+    cardinality: int
+
+    keys = None
+    equality = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.url}@{self.offset}#{self.path}"
+
+    @property
+    def place(self) -> tuple[FileVersion, Range]:
+        return FileVersion(self.url, 0, PART_OF_FILE), (self.offset, self.size)
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        try:
+            found = read_roaring(checked_blob(data, self.size - 8))
+            if len(found) != self.cardinality:
+                raise ValueError(f"{len(found)} rows, where the manifest says {self.cardinality}")
+        except (*UNREADABLE, struct.error) as problem:
+            shown = redact("path", self.url)
+            raise DamagedFileError(f"{shown} at {self.offset}: a deletion vector is damaged: {problem}") from None
+        return {self.path: found}
+
+    def to_json(self) -> list[Any]:
+        return ["iceberg-vector", self.path, self.url, self.offset, self.size, self.cardinality]
+
+    @classmethod
+    def from_json(cls, found: Any) -> PuffinVector:
+        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        path, url, *counts = found
+        return cls(text_of(path), text_of(url), *map(count_of, counts))
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualityDeletes:
+    """An equality delete file: rows are deleted that have the values of one of its rows in the `columns`.
+
+    `schema`: these columns as a table's, by names that are none of others. `known`: those of them that the table has now, for the bounds of
+    their values.
+    """
+
+    url: str
+    size: int
+    format: FileFormatName
+    schema: str
+    columns: tuple[StoredColumn, ...]
+    known: tuple[StoredColumn, ...]
+
+    place = None
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @property
+    def keys(self) -> FileVersion:
+        return FileVersion(self.url, self.size, DELETE_FILE, columns=self.known, format=self.format)
+
+    @property
+    def equality(self) -> EqualityColumns:
+        file = FileVersion(self.url, self.size, IMMUTABLE, columns=self.columns, format=self.format)
+        return EqualityColumns(file, schema_of_text(self.schema))
+
+    def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
+        return {}
+
+    def to_json(self) -> list[Any]:
+        columns = [[column.to_json() for column in some] for some in (self.columns, self.known)]
+        return ["iceberg-equality", self.url, self.size, self.format.value, self.schema, *columns]
+
+    @classmethod
+    def from_json(cls, found: Any) -> EqualityDeletes:
+        """What `to_json` wrote, without its first part. Raises TypeError or ValueError for anything else."""
+        url, size, form, schema, *columns = found
+        stored, known = (tuple(map(StoredColumn.from_json, some)) for some in columns)
+        text_of_schema(schema_of_text(text_of(schema)))
+        return cls(text_of(url), count_of(size), FileFormatName(form), schema, stored, known)
+
+
+DELETES["iceberg-positions"] = PositionDeletes.from_json
+DELETES["iceberg-vector"] = PuffinVector.from_json
+DELETES["iceberg-equality"] = EqualityDeletes.from_json

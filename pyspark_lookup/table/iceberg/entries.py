@@ -1,0 +1,83 @@
+"""What manifests say of a table's files, as values."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.decoding import UNREADABLE
+from pyspark_lookup.table.iceberg.partitions import python_value
+
+DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
+"""What a file holds: `content` of a data_file."""
+_NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest, as the manifest list names it. `length` and `spec_id` None: of a snapshot of format 1 that has no such list."""
+
+    location: str
+    length: int | None
+    spec_id: int | None
+    sequence: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """A live file: `location` as written, `partition` by place in its spec, `sequence` the data sequence number.
+
+    `referenced`, `offset` and `length`: of a deletion vector.
+    """
+
+    location: str
+    content: int
+    format: str
+    spec_id: int
+    partition: tuple[Any, ...]
+    sequence: int
+    size: int
+    rows: int
+    lower: Mapping[int, bytes]
+    upper: Mapping[int, bytes]
+    nulls: Mapping[int, int]
+    values: Mapping[int, int]
+    equality_ids: tuple[int, ...]
+    referenced: str | None
+    offset: int | None
+    length: int | None
+
+
+def bound_of(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
+    """A bound as a value of Python's (the specification's "Binary single-value serialization"); None: it says nothing."""
+    if data is None:
+        return None
+    with contextlib.suppress(*UNREADABLE, struct.error):
+        if iceberg_type in ("int", "long"):
+            return int.from_bytes(data, "little", signed=True) if len(data) in (4, 8) else None
+        if iceberg_type in ("float", "double"):
+            value = struct.unpack("<f" if len(data) == 4 else "<d", data)[0]
+            return None if value != value else float(value)
+        if iceberg_type == "boolean":
+            return data != b"\0"
+        if iceberg_type == "string":
+            return data.decode()
+        if iceberg_type == "binary" or iceberg_type.startswith("fixed"):
+            return data
+        if pa.types.is_decimal(kind):
+            unscaled = int.from_bytes(data, "big", signed=True)
+            return decimal.Decimal(unscaled).scaleb(-kind.scale)
+        form = _NUMBERS.get((iceberg_type, len(data)))
+        if form is not None:
+            return python_value(struct.unpack(form, data)[0], iceberg_type)
+        if iceberg_type.startswith("timestamp") and len(data) == 4:  # of a date, before the column was widened
+            day = python_value(struct.unpack("<i", data)[0], "date")
+            return datetime.datetime(day.year, day.month, day.day)
+    return None

@@ -1,0 +1,261 @@
+"""`IcebergFiles`: the files of a snapshot, with their deletes, statistics and partitions, as a `TableVersion` has them."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.io.stores import IMMUTABLE, Deletes, FileStatistics, FileVersion
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.options.enums import FileFormatName
+from pyspark_lookup.table.iceberg.deletes import EqualityDeletes, PositionDeletes, PuffinVector
+from pyspark_lookup.table.iceberg.entries import DATA, EQUALITY_DELETES, POSITION_DELETES, Entry, bound_of
+from pyspark_lookup.table.iceberg.locations import Locations, plain_location
+from pyspark_lookup.table.iceberg.metadata import Chosen, IcebergMetadata, PartitionField
+from pyspark_lookup.table.iceberg.partitions import bounds_of_partition, identity_fields, narrow, text_of_value
+from pyspark_lookup.table.iceberg.schema import (
+    Column,
+    arrow_schema,
+    find_field,
+    flat_columns,
+    stored_column,
+    stored_columns,
+)
+
+_FORMATS = {"PARQUET": FileFormatName.PARQUET, "ORC": FileFormatName.ORC}
+_PUFFIN = "PUFFIN"
+_PATH_ID = 2147483546
+
+Group = tuple[int, tuple[Any, ...]]
+"""The spec and the partition of a file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    """Deletes, and from which data sequence number on down they apply; `paths`: the bounds of the data files that they name."""
+
+    sequence: int
+    deletes: Deletes
+    paths: tuple[str | None, str | None] = (None, None)
+
+    def may_name(self, path: str) -> bool:
+        low, high = self.paths
+        return (low is None or low <= path) and (high is None or path <= high)
+
+
+class IcebergFiles:
+    """The files of snapshots that are read with one schema. `table`: the URL that their versions are of.
+
+    Raises NotSupportedError for what is not known here, one of `decoding.UNREADABLE` for what makes no sense.
+    """
+
+    def __init__(self, table: str, metadata: IcebergMetadata, chosen: Chosen, locations: Locations) -> None:
+        self._table, self._metadata, self._locations = table, metadata, locations
+        self.schema = arrow_schema(chosen.schema)
+        self.columns = stored_columns(chosen.schema, metadata.name_mapping)
+        self._flat = {column.field_id: column for column in flat_columns(chosen.schema)}
+        self._schemas = [chosen.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
+
+    def partitions(self, entries: Sequence[Entry]) -> tuple[str, ...]:
+        """The columns of which each file has one value, which its partition says."""
+        specs = {entry.spec_id for entry in entries if entry.content == DATA}
+        common: set[int] | None = None
+        for spec_id in specs:
+            ids = set(identity_fields(self._metadata.specs[spec_id]))
+            common = ids if common is None else common & ids
+        known = [self._flat[id_] for id_ in common or () if id_ in self._flat and len(self._flat[id_].path) == 1]
+        names = {
+            column.path[0]
+            for column in known
+            if all(self._partition_text(entry, column) is not None for entry in entries if entry.content == DATA)
+        }
+        return tuple(name for name in self.schema.names if name in names)
+
+    def files(self, entries: Sequence[Entry], partitions: Sequence[str]) -> tuple[FileVersion, ...]:
+        """The data files among the entries, with what the others delete of them."""
+        deletes = _DeletesOf(self, entries)
+        found = [self._file(entry, deletes, partitions) for entry in entries if entry.content == DATA]
+        return tuple(sorted(found, key=lambda file: file.url))
+
+    def _file(self, entry: Entry, deletes: _DeletesOf, partitions: Sequence[str]) -> FileVersion:
+        url = self._locations.url_of(entry.location)
+        return FileVersion(
+            url,
+            entry.size,
+            IMMUTABLE,
+            partition=self._partition(entry, partitions),
+            deletes=deletes.of(entry, url),
+            statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, self._bounds(entry)),
+            columns=self.columns,
+            format=self.format_of(entry),
+        )
+
+    def format_of(self, entry: Entry) -> FileFormatName:
+        if entry.format not in _FORMATS:
+            raise NotSupportedError(f"{redact('path', entry.location)} is an {entry.format} file, which is not read")
+        return _FORMATS[entry.format]
+
+    def _fields(self, entry: Entry) -> Sequence[tuple[PartitionField, Any]]:
+        fields = self._metadata.specs[entry.spec_id]
+        return list(zip(fields, entry.partition, strict=True))
+
+    def _partition_text(self, entry: Entry, column: Column) -> tuple[str | None] | None:
+        """The value of a column in a file's partition; None: it has none that can be told as text."""
+        place = identity_fields(self._metadata.specs[entry.spec_id]).get(column.field_id)
+        if place is None:
+            return None
+        value = entry.partition[place]
+        text = None if value is None else text_of_value(value, column.iceberg_type)
+        return (text,) if value is None or text is not None else None
+
+    def _partition(self, entry: Entry, partitions: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+        """The values of `partitions`, and of other columns that the file need not have itself."""
+        found = {}
+        for field_id in identity_fields(self._metadata.specs[entry.spec_id]):
+            column = self._flat.get(field_id)
+            text = None if column is None or len(column.path) > 1 else self._partition_text(entry, column)
+            if column is not None and text is not None:
+                found[column.path[0]] = text[0]
+        return tuple(sorted(found.items()))
+
+    def _bounds(self, entry: Entry) -> Mapping[str, ColumnStats]:
+        by_id = {id_: self._bound(entry, column) for id_, column in self._flat.items() if len(column.path) == 1}
+        for field, value in self._fields(entry):
+            column = None if field.source is None else self._flat.get(field.source)
+            if column is not None and len(column.path) == 1:
+                said = bounds_of_partition(field, value, column.iceberg_type, column.type, max(entry.rows, 1))
+                by_id[column.field_id] = narrow(by_id[column.field_id], said)
+        return {self._flat[id_].path[0]: stats for id_, stats in by_id.items() if stats is not None}
+
+    def _bound(self, entry: Entry, column: Column) -> ColumnStats | None:
+        """What a manifest says of a column's values in a file; None: nothing."""
+        id_, kind = column.field_id, column.iceberg_type
+        nulls, values = entry.nulls.get(id_), entry.values.get(id_)
+        if values is not None and nulls is not None and entry.rows >= 0 and values != entry.rows:
+            nulls = None
+        bounded = kind != "uuid"
+        low = bound_of(entry.lower.get(id_), kind, column.type) if bounded else None
+        high = bound_of(entry.upper.get(id_), kind, column.type) if bounded else None
+        if low is None or high is None or low > high:
+            low = high = None
+        if low is None and nulls is None:
+            return None
+        return ColumnStats(low, high, nulls, max(entry.rows, 0))
+
+    # --- deletes ----------------------------------------------------------------------------------
+
+    def url_of(self, location: str) -> str:
+        return self._locations.url_of(location)
+
+    def path_of(self, url: str) -> str:
+        return url.removeprefix(self._table + "/")
+
+    def position_deletes(self, entry: Entry) -> PositionDeletes:
+        places = self._table, self._locations.location, self._locations.root
+        return PositionDeletes(self.url_of(entry.location), entry.size, self.format_of(entry), *places)
+
+    def equality_deletes(self, entry: Entry) -> EqualityDeletes:
+        """Raises ValueError if no schema has one of its columns."""
+        fields, columns = [], []
+        now = {column.field_id: column for column in self.columns}
+        for field_id in sorted(entry.equality_ids):
+            found = find_field(self._schemas, field_id)
+            if not found:
+                raise ValueError(f"no schema has the field {field_id}, which {entry.location} deletes by")
+            own = now.get(field_id)
+            name = f"#{field_id}" if own is None else own.name  # no column of the table has such a name
+            alone = _alone(found)
+            fields.append(arrow_schema({"fields": [alone]}).field(0).with_name(name))
+            columns.append(dataclasses.replace(stored_column(alone, self._metadata.name_mapping), name=name))
+        if not fields:
+            raise ValueError(f"{entry.location} deletes by no column")
+        known = tuple(now[id_] for id_ in entry.equality_ids if id_ in now)
+        schema = text_of_schema(pa.schema(fields))
+        return EqualityDeletes(
+            self.url_of(entry.location), entry.size, self.format_of(entry), schema, tuple(columns), known
+        )
+
+    def is_global(self, spec_id: int) -> bool:
+        """Whether files of a spec belong to no partition, so that deletes by value concern those of all."""
+        return all(field.transform == "void" for field in self._metadata.specs[spec_id])
+
+
+def _alone(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The last of some fields that lie in each other, with nothing beside it."""
+    field = found[-1]
+    for around in reversed(found[:-1]):
+        field = {**around, "type": {"type": "struct", "fields": [field]}}
+    return field
+
+
+class _DeletesOf:
+    """Which deletes among the entries apply to which data files (the specification's "Scan Planning")."""
+
+    def __init__(self, files: IcebergFiles, entries: Sequence[Entry]) -> None:
+        self._files = files
+        self._positions: dict[Group, list[_Placed]] = defaultdict(list)
+        self._equality: dict[Group | None, list[_Placed]] = defaultdict(list)
+        self._of_file: dict[str, list[_Placed]] = defaultdict(list)
+        self._vectors: dict[str, Entry] = {}
+        self._shared: dict[tuple[int, ...], tuple[Deletes, ...]] = {}
+        for entry in entries:
+            if entry.content == POSITION_DELETES:
+                self._add_positions(entry)
+            elif entry.content == EQUALITY_DELETES:
+                group = None if files.is_global(entry.spec_id) else (entry.spec_id, _comparable(entry.partition))
+                self._equality[group].append(_Placed(entry.sequence - 1, files.equality_deletes(entry)))
+            elif entry.content != DATA:
+                raise NotSupportedError(f"{redact('path', entry.location)} is of content {entry.content}")
+        for placed in (*self._positions.values(), *self._equality.values()):
+            placed.sort(key=lambda one: one.sequence)
+
+    def _add_positions(self, entry: Entry) -> None:
+        if entry.format == _PUFFIN:
+            if entry.referenced is None or entry.offset is None or entry.length is None:
+                raise ValueError(f"{entry.location} has a deletion vector, and it is not said where or of which file")
+            path = plain_location(entry.referenced)
+            if path in self._vectors:
+                raise ValueError(f"{entry.referenced} has two deletion vectors")
+            self._vectors[path] = entry
+            return
+        deletes = self._files.position_deletes(entry)
+        bounds = (bound_of(some.get(_PATH_ID), "string", pa.string()) for some in (entry.lower, entry.upper))
+        low, high = (None if bound is None else plain_location(bound) for bound in bounds)
+        only = plain_location(entry.referenced) if entry.referenced else low if low == high else None
+        if only is not None:
+            self._of_file[only].append(_Placed(entry.sequence, deletes))
+        else:
+            group = entry.spec_id, _comparable(entry.partition)
+            self._positions[group].append(_Placed(entry.sequence, deletes, (low, high)))
+
+    def of(self, entry: Entry, url: str) -> tuple[Deletes, ...]:
+        """The deletes of a data file, one value for files with the same ones."""
+        group, path = (entry.spec_id, _comparable(entry.partition)), plain_location(entry.location)
+        placed = [*_since(self._equality.get(None, ()), entry), *_since(self._equality.get(group, ()), entry)]
+        vector = self._vectors.get(path)
+        if vector is not None and vector.sequence >= entry.sequence:
+            where = self._files.url_of(vector.location)
+            of = PuffinVector(self._files.path_of(url), where, vector.offset or 0, vector.length or 0, vector.rows)
+            return (of, *(one.deletes for one in placed))
+        placed += [one for one in self._of_file.get(path, ()) if one.sequence >= entry.sequence]
+        placed += [one for one in _since(self._positions.get(group, ()), entry) if one.may_name(path)]
+        found = tuple(one.deletes for one in placed)
+        return self._shared.setdefault(tuple(map(id, found)), found)
+
+
+def _since(placed: Sequence[_Placed], entry: Entry) -> Sequence[_Placed]:
+    """Of deletes in the order of their numbers those that apply to a file."""
+    return placed[bisect.bisect_left(placed, entry.sequence, key=lambda one: one.sequence) :]
+
+
+def _comparable(partition: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A partition as a key: NaN equals NaN."""
+    return tuple("NaN" if isinstance(value, float) and value != value else value for value in partition)

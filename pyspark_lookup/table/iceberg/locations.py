@@ -1,0 +1,53 @@
+"""Where the files lie that an Iceberg table's metadata names."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
+_PATHS = ("", "file", "hdfs", "viewfs")  # of which it is the path that tells files apart
+_S3 = ("s3a", "s3n")
+
+
+def plain_location(location: str) -> str:
+    """One spelling of a location: `s3a://` is `s3://`, and of a path on a disk or in HDFS the path alone counts."""
+    found = _SCHEME.match(location)
+    scheme, rest = (found[1].lower(), location[found.end() :]) if found else ("", location)
+    if scheme in _PATHS:
+        return posixpath.normpath("/" + rest.lstrip("/") if found or rest.startswith("/") else rest)
+    authority = found[2] or "" if found else ""
+    return f"{'s3' if scheme in _S3 else scheme}://{authority}{rest}"
+
+
+class Locations:
+    """What metadata calls `location` is at the URL `root`: a table may have been written under another name, or relative to the writer's
+    directory, or copied."""
+
+    def __init__(self, location: str, root: str) -> None:
+        self.location, self.root = location, root
+        self._own = plain_location(location)
+        relative = not self._own.startswith("/") and "://" not in self._own
+        # The writer's own directory, if the table lies where it called it so.
+        tail = "/" + self._own
+        self._base = root[: -len(tail)] if relative and root.endswith(tail) else None
+
+    def url_of(self, written: str) -> str:
+        """The URL of a file. Raises ValueError for a relative path of which nobody knows where it begins."""
+        plain = plain_location(written)
+        if plain == self._own or plain.startswith(self._own + "/"):
+            return self.root + plain[len(self._own) :]
+        if plain.startswith("/"):
+            scheme = _SCHEME.match(written)
+            if scheme is None or scheme[1].lower() == "file":
+                home = _SCHEME.match(self.root)
+                # A path alone is one of the store that the table lies in.
+                if scheme is None and home is not None and home[1] not in ("file", "s3"):
+                    return f"{home[1]}://{home[2] or ''}{plain}"
+                return "file://" + plain
+            return f"{scheme[1].lower()}://{scheme[2] or ''}{plain}"
+        if "://" in plain:
+            return plain
+        if self._base is None:
+            raise ValueError(f"a relative path, {written!r}, which is not below the table's location {self.location!r}")
+        return f"{self._base}/{plain}"

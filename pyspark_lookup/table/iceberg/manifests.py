@@ -1,0 +1,138 @@
+"""Manifest lists and manifests, decoded by PyIceberg."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.io import InputFile, InputStream
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+)
+
+from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, cause_of
+from pyspark_lookup.options.conf_file import redact
+from pyspark_lookup.table.iceberg.entries import Entry, Manifest
+
+_NEWEST = 3  # whose columns are those of the formats before, and more
+_FIELDS = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[_NEWEST].fields)}
+_ADDED, _DELETED = 1, 2
+_SPEC_ID = "partition-spec-id"
+
+
+class _Bytes(InputFile):
+    """A file that is in memory."""
+
+    def __init__(self, location: str, data: bytes) -> None:
+        super().__init__(location)
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return io.BytesIO(self._data)  # type: ignore[return-value]
+
+
+def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
+    """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError."""
+    try:
+        with AvroFile[ManifestFile](
+            _Bytes(location, data),
+            MANIFEST_LIST_FILE_SCHEMAS[_NEWEST],
+            read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+            read_enums={517: ManifestContent},
+        ) as reader:
+            names = [field.name for field in MANIFEST_LIST_FILE_SCHEMAS[_NEWEST].fields]
+            rows = [dict(zip(names, found._data, strict=True)) for found in reader]
+        return [_manifest(row) for row in rows]
+    except NotSupportedError:
+        raise
+    except Exception as problem:
+        raise _damaged(location, "manifest list", problem) from cause_of(problem)
+
+
+def _manifest(row: dict[str, Any]) -> Manifest:
+    if row["key_metadata"]:
+        raise NotSupportedError(f"{redact('path', row['manifest_path'])} is encrypted")
+    spec_id, sequence = int(row["partition_spec_id"]), int(row["sequence_number"] or 0)
+    return Manifest(str(row["manifest_path"]), int(row["manifest_length"]), spec_id, sequence)
+
+
+def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
+    """The live files of a manifest. Raises DamagedFileError that names it, NotSupportedError."""
+    try:
+        return list(_entries(manifest, data))
+    except NotSupportedError:
+        raise
+    except Exception as problem:
+        raise _damaged(manifest.location, "manifest", problem) from cause_of(problem)
+
+
+def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
+    with AvroFile[ManifestEntry](
+        _Bytes(manifest.location, data),
+        MANIFEST_ENTRY_SCHEMAS[_NEWEST],
+        read_types={-1: ManifestEntry, 2: DataFile},
+        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    ) as reader:
+        spec_id = manifest.spec_id
+        if spec_id is None:
+            spec_id = int(reader.header.meta.get(_SPEC_ID, 0))
+        for found in reader:
+            status, _, sequence, _, file = found._data
+            if int(status) == _DELETED:
+                continue
+            if sequence is None:
+                # What was added with the manifest has its number; before there were numbers, all have 0.
+                if int(status) != _ADDED and manifest.sequence:
+                    raise ValueError(f"an existing file without a sequence number: {file.file_path}")
+                sequence = manifest.sequence
+            yield _entry(file._data, spec_id, int(sequence))
+
+
+def _entry(row: list[Any], spec_id: int, sequence: int) -> Entry:
+    def get(name: str) -> Any:
+        return row[_FIELDS[name]]
+
+    location = str(get("file_path"))
+    if get("key_metadata"):
+        raise NotSupportedError(f"{redact('path', location)} is encrypted")
+    return Entry(
+        location,
+        int(get("content") or 0),
+        str(getattr(get("file_format"), "value", get("file_format"))).upper(),
+        spec_id,
+        tuple(get("partition")._data),
+        sequence,
+        int(get("file_size_in_bytes")),
+        int(get("record_count")),
+        dict(get("lower_bounds") or {}),
+        dict(get("upper_bounds") or {}),
+        dict(get("null_value_counts") or {}),
+        dict(get("value_counts") or {}),
+        tuple(get("equality_ids") or ()),
+        get("referenced_data_file"),
+        get("content_offset"),
+        get("content_size_in_bytes"),
+    )
+
+
+def _damaged(location: str, what: str, problem: Exception) -> DamagedFileError:
+    shown = redact("path", location)
+    return DamagedFileError(f"{shown} is no Iceberg {what}: {type(problem).__name__}: {problem}")

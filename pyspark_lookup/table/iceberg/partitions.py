@@ -1,0 +1,123 @@
+"""What an Iceberg file's partition says of its columns: a value, bounds, or a bucket (the specification's "Partition Transforms")."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.decoding import UNREADABLE
+from pyspark_lookup.columnar.predicate import ColumnStats
+from pyspark_lookup.table.iceberg.metadata import PartitionField
+
+EPOCH_DATE = datetime.date(1970, 1, 1)
+EPOCH = datetime.datetime(1970, 1, 1)
+_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]")
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_TIMES = ("year", "month", "day", "hour")
+_IN_TEXT = frozenset({"boolean", "int", "long", "date", "timestamp", "timestamptz", "string", "uuid"})
+
+
+def python_value(value: Any, iceberg_type: str) -> Any:
+    """A value as manifests have it (days, microseconds) as Python's. Raises one of `decoding.UNREADABLE` for what is none."""
+    if iceberg_type == "date":
+        return value if isinstance(value, datetime.date) else EPOCH_DATE + datetime.timedelta(days=value)
+    if iceberg_type in ("timestamp", "timestamptz"):
+        at = value if isinstance(value, datetime.datetime) else EPOCH + value * _MICROSECOND
+        return at.replace(tzinfo=datetime.timezone.utc) if iceberg_type == "timestamptz" else at.replace(tzinfo=None)
+    if iceberg_type == "uuid":
+        return str(value if isinstance(value, uuid.UUID) else uuid.UUID(bytes=bytes(value)))
+    return value
+
+
+def text_of_value(value: Any, iceberg_type: str) -> str | None:
+    """A partition value as text that `partition_value` reads; None for a type of which it is not sure to come back."""
+    if iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal"):
+        with contextlib.suppress(*UNREADABLE):
+            found = python_value(value, iceberg_type)
+            if isinstance(found, bool):
+                return str(found).lower()
+            return found.isoformat() if isinstance(found, (datetime.date, datetime.datetime)) else str(found)
+    return None
+
+
+def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
+    """Field id of a column -> its place in a partition, of columns that files are partitioned by as they are."""
+    return {
+        field.source: place
+        for place, field in enumerate(fields)
+        if field.transform == "identity" and field.source is not None
+    }
+
+
+def bounds_of_partition(field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int) -> ColumnStats | None:
+    """What a field of a partition says of the column that it is made of, in a file of so many rows; None: nothing."""
+    transform, found = field.transform, _WIDTH.fullmatch(field.transform)
+    if transform == "void" or not (transform in ("identity", *_TIMES) or found):
+        return None
+    if value is None:  # of a null, and of nothing else
+        return ColumnStats(None, None, rows, rows)
+    with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
+        if transform == "identity":
+            one = python_value(value, iceberg_type)
+            if isinstance(one, (float, bytes)):
+                return None
+            return ColumnStats(one, one, 0, rows)
+        if found and found[1] == "bucket":
+            hashed = iceberg_type != "uuid" and not pa.types.is_decimal(kind)
+            return ColumnStats(None, None, 0, rows, (int(found[2]), int(value))) if hashed else None
+        if found:
+            return _truncated(value, int(found[2]), kind, rows)
+        low, high = _span(transform, value)
+        if iceberg_type == "date":
+            return ColumnStats(low.date(), high.date(), 0, rows)
+        zone = datetime.timezone.utc if iceberg_type == "timestamptz" else None
+        return ColumnStats(low.replace(tzinfo=zone), high.replace(tzinfo=zone), 0, rows)
+    return None
+
+
+def _span(transform: str, value: Any) -> tuple[datetime.datetime, datetime.datetime]:
+    """The first and the last instant of a year, month, day or hour, counted from 1970."""
+    number = (value - EPOCH_DATE).days if isinstance(value, datetime.date) else int(value)
+    # Before 1970 some writers have rounded towards it, so a value may stand one too high.
+    first = _start(transform, number - 1 if number <= 0 else number)
+    return first, _start(transform, number + 1) - _MICROSECOND
+
+
+def _start(transform: str, number: int) -> datetime.datetime:
+    if transform == "year":
+        return datetime.datetime(1970 + number, 1, 1)
+    if transform == "month":
+        return datetime.datetime(1970 + number // 12, number % 12 + 1, 1)
+    return EPOCH + (datetime.timedelta(days=number) if transform == "day" else datetime.timedelta(hours=number))
+
+
+def _truncated(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnStats | None:
+    if isinstance(value, str):
+        if len(value) < width:
+            return ColumnStats(value, value, 0, rows)
+        last = ord(value[-1]) + 1
+        # A character that is no half of another, and comes after all that begin with the value.
+        return None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
+    if isinstance(value, decimal.Decimal):
+        return ColumnStats(value, value + decimal.Decimal(width - 1).scaleb(-kind.scale), 0, rows)
+    return ColumnStats(value, value + width - 1, 0, rows) if isinstance(value, int) else None
+
+
+def narrow(one: ColumnStats | None, other: ColumnStats | None) -> ColumnStats | None:
+    """What both bounds of a column say together."""
+    if one is None or other is None:
+        return one if other is None else other
+    lows = [bound for bound in (one.low, other.low) if bound is not None]
+    highs = [bound for bound in (one.high, other.high) if bound is not None]
+    nulls = one.null_count if one.null_count is not None else other.null_count
+    if one.all_null or other.all_null:
+        nulls = one.rows
+    low, high = max(lows, default=None), min(highs, default=None)
+    return ColumnStats(low, high, nulls, one.rows, one.bucket or other.bucket)

@@ -1,0 +1,87 @@
+"""What PyIceberg is asked of catalogs: where a table's metadata lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError, NotInstalledError
+from pyiceberg.io import FileIO, InputFile, OutputFile
+
+from pyspark_lookup.base.errors import (
+    CatalogUnavailableError,
+    NotSupportedError,
+    OptionError,
+    UfsNotFoundError,
+    cause_of,
+)
+
+_NOT_THERE = (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError)
+
+
+class _PointerError(BaseException):
+    """Carries where the metadata lies out of `load_table`, which would read it. Nothing in between catches it."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+
+
+class PointerFileIO(FileIO):
+    """Reads nothing: says which file a catalog would read."""
+
+    def new_input(self, location: str) -> InputFile:
+        raise _PointerError(location)
+
+    def new_output(self, location: str) -> OutputFile:
+        raise NotSupportedError(f"{location} is not written here")
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        raise NotSupportedError(f"{location} is not written here")
+
+
+_OURS = {
+    "py-io-impl": f"{__name__}.{PointerFileIO.__name__}",
+    "init_catalog_tables": "false",  # of an SQL catalog, which is read only here
+}
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """The catalog of that name. Raises OptionError if it is not configured or PyIceberg lacks a part, CatalogUnavailableError."""
+    try:
+        catalog = load_catalog(name, **properties, **_OURS)
+    except (ValueError, NotInstalledError, ImportError) as problem:
+        if isinstance(problem, pydantic.ValidationError):
+            raise _unavailable(name, problem) from cause_of(problem)
+        raise OptionError(
+            f"option lookup.catalog = {name!r}: {problem}. Configure it in .pyiceberg.yaml, in the environment, or by "
+            "lookup.catalog.… (e.g. lookup.catalog.uri)"
+        ) from cause_of(problem)
+    except Exception as problem:
+        raise _unavailable(name, problem) from cause_of(problem)
+    # A table's own properties may name another class to read it with.
+    catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[assignment]
+    return catalog
+
+
+def load_table(catalog: Catalog, name: str, table: str) -> tuple[str, dict[str, Any] | None]:
+    """See `table.catalog.Catalog.load`."""
+    try:
+        loaded = catalog.load_table(table)
+    except _PointerError as found:
+        return found.location, None
+    except _NOT_THERE as problem:
+        raise UfsNotFoundError(f"the Iceberg catalog {name!r} has no table {table}: {problem}") from cause_of(problem)
+    except NotInstalledError as problem:
+        raise OptionError(f"option lookup.catalog = {name!r}: {problem}") from cause_of(problem)
+    except Exception as problem:
+        raise _unavailable(name, problem) from cause_of(problem)
+    # PyIceberg refuses to write metadata of format 3, which this is not.
+    text = pydantic.BaseModel.model_dump_json(loaded.metadata, by_alias=True, exclude_none=True)
+    return loaded.metadata_location, json.loads(text)
+
+
+def _unavailable(name: str, problem: Exception) -> CatalogUnavailableError:
+    return CatalogUnavailableError(f"the Iceberg catalog {name!r} gave no answer: {type(problem).__name__}: {problem}")

@@ -1,0 +1,125 @@
+"""An Iceberg table's columns: as Arrow types, and by which field ids and names its files have them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_lookup.base.decoding import show, text_of, texts_of
+from pyspark_lookup.base.errors import NotSupportedError
+from pyspark_lookup.io.stores import StoredColumn
+
+_TYPES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "string": pa.string(),
+    "uuid": pa.string(),
+    "binary": pa.binary(),
+    "unknown": pa.string(),  # null in every row
+}
+_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_FIXED = re.compile(r"fixed\[\s*\d+\s*\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column that is no struct, list or map, and lies in none of the latter two: `path` are the names on the way to it."""
+
+    field_id: int
+    path: tuple[str, ...]
+    iceberg_type: str
+    type: pa.DataType
+
+
+def arrow_schema(schema: Mapping[str, Any]) -> pa.Schema:
+    """The columns of a schema, as Spark takes them. Raises NotSupportedError for a type that is not known here."""
+    fields = [(text_of(field["name"]), _type_of(field["type"], field["name"])) for field in schema["fields"]]
+    return pa.schema([pa.field(name, kind) for name, kind in fields])
+
+
+def _type_of(found: Any, column: str) -> pa.DataType:
+    if isinstance(found, str):
+        if found in _TYPES:
+            return _TYPES[found]
+        decimal = _DECIMAL.fullmatch(found)
+        if decimal is not None:
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        if _FIXED.fullmatch(found):
+            return pa.binary()
+    elif isinstance(found, dict):
+        kind = found.get("type")
+        if kind == "struct":
+            return pa.struct([pa.field(text_of(f["name"]), _type_of(f["type"], column)) for f in found["fields"]])
+        if kind == "list":
+            return pa.list_(pa.field("element", _type_of(found["element"], column)))
+        if kind == "map":
+            return pa.map_(_type_of(found["key"], column), pa.field("value", _type_of(found["value"], column)))
+    raise NotSupportedError(f"column {column!r} is of type {show(found)}, which cannot be read")
+
+
+def stored_columns(schema: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> tuple[StoredColumn, ...]:
+    """How files have the columns: by field id, and in files without ids by the names of a mapping (None: there is none)."""
+    return tuple(stored_column(field, name_mapping) for field in schema["fields"])
+
+
+def stored_column(field: Mapping[str, Any], name_mapping: Sequence[Any] | None) -> StoredColumn:
+    return _stored(text_of(field["name"]), int(field["id"]), field["type"], field.get("initial-default"), name_mapping)
+
+
+def _stored(name: str, field_id: int, kind: Any, default: Any, mapping: Sequence[Any] | None) -> StoredColumn:
+    said: Mapping[str, Any] = next((one for one in mapping or () if one.get("field-id") == field_id), {})
+    inner = None if mapping is None else said.get("fields") or []
+    text = None if default is None else default if isinstance(default, str) else json.dumps(default)
+    names = None if mapping is None else texts_of(said.get("names") or [])
+    parts = tuple(_parts(kind, inner))
+    return StoredColumn(name, name, field_id, parts, names, text, kind == "uuid")
+
+
+def _parts(kind: Any, mapping: Sequence[Any] | None) -> Iterator[StoredColumn]:
+    shape = kind.get("type") if isinstance(kind, dict) else None
+    if shape == "struct":
+        yield from (stored_column(field, mapping) for field in kind["fields"])
+    elif shape == "list":
+        yield _stored("element", int(kind["element-id"]), kind["element"], None, mapping)
+    elif shape == "map":
+        yield _stored("key", int(kind["key-id"]), kind["key"], None, mapping)
+        yield _stored("value", int(kind["value-id"]), kind["value"], None, mapping)
+
+
+def flat_columns(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Column]:
+    """The columns of a schema that have bounds, or may be partitioned by; those of unknown types are left out."""
+    for field in schema["fields"]:
+        kind, names = field["type"], (*path, text_of(field["name"]))
+        if isinstance(kind, dict) and kind.get("type") == "struct":
+            yield from flat_columns(kind, names)
+        elif isinstance(kind, str):
+            try:
+                yield Column(int(field["id"]), names, kind, _type_of(kind, names[0]))
+            except NotSupportedError:
+                continue
+
+
+def find_field(schemas: Sequence[Mapping[str, Any]], field_id: int) -> tuple[Mapping[str, Any], ...]:
+    """The field of that id in the first of the schemas that has it, after the structs that it lies in; empty if none has."""
+    return next((found for schema in schemas if (found := _find(schema["fields"], field_id))), ())
+
+
+def _find(fields: Sequence[Mapping[str, Any]], field_id: int) -> tuple[Mapping[str, Any], ...]:
+    for field in fields:
+        if int(field["id"]) == field_id:
+            return (field,)
+        kind = field["type"]
+        if isinstance(kind, dict) and kind.get("type") == "struct" and (inner := _find(kind["fields"], field_id)):
+            return (field, *inner)
+    return ()
