@@ -6,6 +6,7 @@ Null equals null, and NaN equals NaN, but -0.0 is not 0.0, as Iceberg compares.
 from __future__ import annotations
 
 import dataclasses
+import decimal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -46,27 +47,25 @@ def _blank(kind: pa.DataType) -> pa.Scalar:
     """Some value of a type."""
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return pa.scalar("" if pa.types.is_string(kind) else b"", kind)
-    return pa.scalar(False) if pa.types.is_boolean(kind) else pa.scalar(0, pa.int64()).cast(kind)
+    if pa.types.is_boolean(kind):
+        return pa.scalar(False)
+    return pa.scalar(decimal.Decimal(0) if pa.types.is_decimal(kind) else 0, kind)
 
 
-@dataclasses.dataclass(frozen=True)
 class DeletedValues:
-    """The values of all rows of some equality delete files with the same columns."""
+    """The values of all `rows` of some equality delete files with the same columns."""
 
-    schema: pa.Schema
-    rows: pa.Table
-
-    def __post_init__(self) -> None:
-        columns = comparable_values([one_array(column) for column in self.rows.columns])
+    def __init__(self, schema: pa.Schema, rows: pa.Table) -> None:
+        self.schema, self.rows = schema, rows
+        columns = comparable_values([one_array(column) for column in rows.columns])
         names = [str(number) for number in range(len(columns))]
-        object.__setattr__(self, "_index", RowIndex(pa.Table.from_arrays(columns, names=names), names))
+        self._index = RowIndex(pa.Table.from_arrays(columns, names=names), names)
 
     def mark(self, columns: Sequence[pa.Array]) -> Numbers:
         """For each row of `columns` whether it has the values of one of these (bool)."""
         keys = Keys(comparable_values(columns))
         marked = np.zeros(keys.rows, np.bool_)
-        index: RowIndex = self._index  # type: ignore[attr-defined]
-        marked[index.match(keys).keys] = True
+        marked[self._index.match(keys).keys] = True
         return marked
 
     @property
@@ -75,7 +74,7 @@ class DeletedValues:
         parts: list[Predicate] = []
         for field, column in zip(self.schema, self.rows.columns, strict=True):
             if not (pa.types.is_nested(field.type) or pa.types.is_floating(field.type) or column.null_count):
-                parts.append(Among(field.name, one_array(pc.unique(column))))
+                parts.append(Among(field.name, pc.unique(column)))
         return None if not parts else parts[0] if len(parts) == 1 else And(tuple(parts))
 
 

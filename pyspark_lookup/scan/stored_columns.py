@@ -73,7 +73,7 @@ def missing_value(file: FileVersion, name: str, planned: pa.DataType) -> object:
     """The value of a column in all rows of a file that lacks it: that of its partition, or the column's default, or null."""
     text = dict(file.partition or ()).get(name)
     if text is not None:
-        return partition_value(text, planned)
+        return _value_of(text, planned)
     return None if file.columns is None else _default(_column(file.columns, name), planned)
 
 
@@ -102,6 +102,13 @@ def _default(column: StoredColumn, kind: pa.DataType) -> object:
         return {field.name: _default(_column(column.parts, field.name), field.type) for field in kind}
     if pa.types.is_nested(kind):
         return []
+    return _value_of(text, kind)
+
+
+def _value_of(text: str, kind: pa.DataType) -> object:
+    """What a text stands for: bytes are in hexadecimal digits."""
+    if pa.types.is_floating(kind):
+        return float(text)
     return bytes.fromhex(text) if pa.types.is_binary(kind) else partition_value(text, kind)
 
 

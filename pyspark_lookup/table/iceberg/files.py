@@ -20,7 +20,7 @@ from pyspark_lookup.table.iceberg.deletes import EqualityDeletes, PositionDelete
 from pyspark_lookup.table.iceberg.entries import DATA, EQUALITY_DELETES, POSITION_DELETES, Entry, bound_of
 from pyspark_lookup.table.iceberg.locations import Locations, plain_location
 from pyspark_lookup.table.iceberg.metadata import Chosen, IcebergMetadata, PartitionField
-from pyspark_lookup.table.iceberg.partitions import bounds_of_partition, identity_fields, narrow, text_of_value
+from pyspark_lookup.table.iceberg.partitions import bounds_of_partition, identity_fields, is_told_in_text, narrow, text_of_value
 from pyspark_lookup.table.iceberg.schema import (
     Column,
     arrow_schema,
@@ -75,23 +75,23 @@ class IcebergFiles:
         names = {
             column.path[0]
             for column in known
-            if all(self._partition_text(entry, column) is not None for entry in entries if entry.content == DATA)
+            if is_told_in_text(column.iceberg_type)
         }
         return tuple(name for name in self.schema.names if name in names)
 
-    def files(self, entries: Sequence[Entry], partitions: Sequence[str]) -> tuple[FileVersion, ...]:
+    def files(self, entries: Sequence[Entry]) -> tuple[FileVersion, ...]:
         """The data files among the entries, with what the others delete of them."""
         deletes = _DeletesOf(self, entries)
-        found = [self._file(entry, deletes, partitions) for entry in entries if entry.content == DATA]
+        found = [self._file(entry, deletes) for entry in entries if entry.content == DATA]
         return tuple(sorted(found, key=lambda file: file.url))
 
-    def _file(self, entry: Entry, deletes: _DeletesOf, partitions: Sequence[str]) -> FileVersion:
+    def _file(self, entry: Entry, deletes: _DeletesOf) -> FileVersion:
         url = self._locations.url_of(entry.location)
         return FileVersion(
             url,
             entry.size,
             IMMUTABLE,
-            partition=self._partition(entry, partitions),
+            partition=self._partition(entry),
             deletes=deletes.of(entry, url),
             statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, self._bounds(entry)),
             columns=self.columns,
@@ -107,23 +107,13 @@ class IcebergFiles:
         fields = self._metadata.specs[entry.spec_id]
         return list(zip(fields, entry.partition, strict=True))
 
-    def _partition_text(self, entry: Entry, column: Column) -> tuple[str | None] | None:
-        """The value of a column in a file's partition; None: it has none that can be told as text."""
-        place = identity_fields(self._metadata.specs[entry.spec_id]).get(column.field_id)
-        if place is None:
-            return None
-        value = entry.partition[place]
-        text = None if value is None else text_of_value(value, column.iceberg_type)
-        return (text,) if value is None or text is not None else None
-
-    def _partition(self, entry: Entry, partitions: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
-        """The values of `partitions`, and of other columns that the file need not have itself."""
+    def _partition(self, entry: Entry) -> tuple[tuple[str, str | None], ...]:
+        """The values of columns that all rows of the file have, and that it need not have itself."""
         found = {}
-        for field_id in identity_fields(self._metadata.specs[entry.spec_id]):
-            column = self._flat.get(field_id)
-            text = None if column is None or len(column.path) > 1 else self._partition_text(entry, column)
-            if column is not None and text is not None:
-                found[column.path[0]] = text[0]
+        for field_id, place in identity_fields(self._metadata.specs[entry.spec_id]).items():
+            column, value = self._flat.get(field_id), entry.partition[place]
+            if column is not None and len(column.path) == 1:
+                found[column.path[0]] = None if value is None else text_of_value(value, column.iceberg_type)
         return tuple(sorted(found.items()))
 
     def _bounds(self, entry: Entry) -> Mapping[str, ColumnStats]:

@@ -27,16 +27,22 @@ class Locations:
     def __init__(self, location: str, root: str) -> None:
         self.location, self.root = location, root
         self._own = plain_location(location)
-        relative = not self._own.startswith("/") and "://" not in self._own
-        # The writer's own directory, if the table lies where it called it so.
-        tail = "/" + self._own
-        self._base = root[: -len(tail)] if relative and root.endswith(tail) else None
+        here, there = plain_location(root).split("/"), self._own.split("/")
+        shared = 0
+        while shared < min(len(here), len(there)) and here[-shared - 1] == there[-shared - 1]:
+            shared += 1
+        # Above what both have in common: where the writer's files lay, and where they are now, if they were copied together.
+        self._before = "/".join(there[: len(there) - shared])
+        self._now = root.rsplit("/", shared)[0]
+        self._moved = shared > 0 and (self._before, self._own) != ("/".join(here[: len(here) - shared]), plain_location(root))
 
     def url_of(self, written: str) -> str:
         """The URL of a file. Raises ValueError for a relative path of which nobody knows where it begins."""
         plain = plain_location(written)
         if plain == self._own or plain.startswith(self._own + "/"):
             return self.root + plain[len(self._own) :]
+        if self._moved and (plain.startswith(self._before + "/") or not self._before):
+            return self._now + "/" + plain[len(self._before) :].lstrip("/")
         if plain.startswith("/"):
             scheme = _SCHEME.match(written)
             if scheme is None or scheme[1].lower() == "file":
@@ -48,6 +54,4 @@ class Locations:
             return f"{scheme[1].lower()}://{scheme[2] or ''}{plain}"
         if "://" in plain:
             return plain
-        if self._base is None:
-            raise ValueError(f"a relative path, {written!r}, which is not below the table's location {self.location!r}")
-        return f"{self._base}/{plain}"
+        raise ValueError(f"a relative path, {written!r}, which is not below the table's location {self.location!r}")

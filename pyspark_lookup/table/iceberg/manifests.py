@@ -6,7 +6,8 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from pyiceberg.avro.file import AvroFile
+from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
+from pyiceberg.avro.file import AvroFile, Block
 from pyiceberg.io import InputFile, InputStream
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
@@ -32,6 +33,32 @@ _ADDED, _DELETED = 1, 2
 _SPEC_ID = "partition-spec-id"
 
 
+_SYNC_BYTES = 16
+
+
+class _AvroFile(AvroFile[Any]):
+    """That of PyIceberg, but that a file which was cut off is an error, and not a shorter one."""
+
+    def _read_block(self) -> int:
+        start = self.decoder.tell()
+        if self.block:
+            if self.decoder.read(_SYNC_BYTES) != self.header.sync:
+                raise ValueError("a block does not end where it says")
+            start += _SYNC_BYTES
+        if start == len(self.input_file):
+            raise EOFError
+        try:
+            count, data = self.decoder.read_int(), self.decoder.read_bytes()
+        except EOFError:
+            raise ValueError("it is cut off") from None
+        codec = self.header.compression_codec()
+        data = codec.decompress(data) if codec else data
+        # The compiled decoder (0.12.0) rounds doubles to floats.
+        has_doubles = '"double"' in self.header.meta["avro.schema"]
+        self.block = Block(self.reader, count, (StreamingBinaryDecoder if has_doubles else new_decoder)(data))
+        return int(count)
+
+
 class _Bytes(InputFile):
     """A file that is in memory."""
 
@@ -52,7 +79,7 @@ class _Bytes(InputFile):
 def read_manifest_list(location: str, data: bytes) -> list[Manifest]:
     """The manifests of a snapshot. Raises DamagedFileError that names the file, NotSupportedError."""
     try:
-        with AvroFile[ManifestFile](
+        with _AvroFile(
             _Bytes(location, data),
             MANIFEST_LIST_FILE_SCHEMAS[_NEWEST],
             read_types={-1: ManifestFile, 508: PartitionFieldSummary},
@@ -85,7 +112,7 @@ def read_manifest(manifest: Manifest, data: bytes) -> list[Entry]:
 
 
 def _entries(manifest: Manifest, data: bytes) -> Iterator[Entry]:
-    with AvroFile[ManifestEntry](
+    with _AvroFile(
         _Bytes(manifest.location, data),
         MANIFEST_ENTRY_SCHEMAS[_NEWEST],
         read_types={-1: ManifestEntry, 2: DataFile},

@@ -36,15 +36,19 @@ def python_value(value: Any, iceberg_type: str) -> Any:
     return value
 
 
-def text_of_value(value: Any, iceberg_type: str) -> str | None:
-    """A partition value as text that `partition_value` reads; None for a type of which it is not sure to come back."""
-    if iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal"):
-        with contextlib.suppress(*UNREADABLE):
-            found = python_value(value, iceberg_type)
-            if isinstance(found, bool):
-                return str(found).lower()
-            return found.isoformat() if isinstance(found, (datetime.date, datetime.datetime)) else str(found)
-    return None
+def is_told_in_text(iceberg_type: str) -> bool:
+    """Whether values of a type come back from text as they were, and are chosen by it: not floats, nor bytes."""
+    return iceberg_type in _IN_TEXT or iceberg_type.startswith("decimal")
+
+
+def text_of_value(value: Any, iceberg_type: str) -> str:
+    """A partition value as text. Raises one of `decoding.UNREADABLE` for what is none."""
+    found = python_value(value, iceberg_type)
+    if isinstance(found, bool):
+        return str(found).lower()
+    if isinstance(found, bytes):
+        return found.hex()
+    return found.isoformat() if isinstance(found, datetime.date) else str(found)
 
 
 def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:

@@ -8,13 +8,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark_lookup.base.decoding import UNREADABLE, name_of
-from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, OptionError, UfsNotFoundError
+from pyspark_lookup.base.errors import (
+    DamagedFileError,
+    NotSupportedError,
+    OptionError,
+    SourceChangedError,
+    UfsNotFoundError,
+)
 from pyspark_lookup.columnar.types import text_of_schema
 from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import CATALOG_SCHEME, IMMUTABLE, FileVersion, Listing
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.lookup_options import LookupOptions
-from pyspark_lookup.table.iceberg.deletes import DELETES as _  # noqa: F401 # so that records with them can be read
+from pyspark_lookup.table.iceberg.deletes import EqualityDeletes, PositionDeletes
 from pyspark_lookup.table.iceberg.entries import Entry, Manifest
 from pyspark_lookup.table.iceberg.files import IcebergFiles
 from pyspark_lookup.table.iceberg.locations import Locations
@@ -96,12 +102,14 @@ class IcebergSource(VersionSource):
         table = question.table
         seen = self._seen(table)
         pointer, sent = self._point(table, None if seen is None else seen.pointer)
-        if seen is not None and seen.pointer == pointer:
+        if seen is not None and seen.pointer == pointer and question.gone != seen.digest:
             version = self._known(table, seen.digest)
             if version is not None:
                 return Answer(version, question.started_s)
         metadata = self._read_metadata(table, pointer, sent)
         version = self._version(table, metadata, metadata.choose(table.pinned, self._shown(table)))
+        if question.gone in (version.digest, _resized(version.digest)):
+            version = self._keep(table, self._with_true_sizes(version))
         self._remember(table, _Seen(pointer, version.digest))
         return Answer(version, question.started_s)
 
@@ -111,6 +119,28 @@ class IcebergSource(VersionSource):
         metadata = self._read_metadata(table, *self._point(table, self._pointers.get(table.url)))
         chosen = metadata.named(digest)
         return [] if chosen is None else [self._version(table, metadata, chosen)]
+
+    def _with_true_sizes(self, version: TableVersion) -> TableVersion:
+        """A version of which a file could not be read, with the files' sizes as the store has them: those of edited tables are others.
+
+        Raises SourceChangedError for a file that is not there.
+        """
+        assert version.metadata is not None
+        try:
+            sizes = {one.url: self._ufs.get_meta(one.url).size for one in (*version.files, *_delete_files(version))}
+        except UfsNotFoundError:
+            return version
+        deletes = {one.name: dataclasses.replace(one, size=sizes[one.url]) for one in _delete_files(version)}
+        files = tuple(
+            dataclasses.replace(
+                file, size=sizes[file.url], deletes=tuple(deletes.get(one.name, one) for one in file.deletes)
+            )
+            for file in version.files
+        )
+        if files == version.files and [*deletes.values()] == _delete_files(version):
+            return version
+        digest = _resized(version.metadata.digest)
+        return dataclasses.replace(version, files=files, metadata=dataclasses.replace(version.metadata, digest=digest))
 
     def _shown(self, table: Table) -> str:
         return redact("path", table.url)
@@ -145,11 +175,11 @@ class IcebergSource(VersionSource):
         snapshot = chosen.snapshot
         entries = [] if snapshot is None else self._entries(snapshot, locations)
         partitions = files.partitions(entries)
-        number = None if snapshot is None else snapshot.id
+        number = None if snapshot is None or snapshot.id >= 2**63 else snapshot.id  # which some writers have
         described = VersionMetadata(
             metadata.table_id, None, "", chosen.digest, (), text_of_schema(files.schema), partitions, (), number
         )
-        version = TableVersion(table.id, files.files(entries, partitions), described)
+        version = TableVersion(table.id, files.files(entries), described)
         rewrites = self._rewrites(table, metadata, snapshot, version)
         return dataclasses.replace(version, metadata=dataclasses.replace(described, rewrites=rewrites))
 
@@ -220,8 +250,12 @@ class IcebergSource(VersionSource):
             url = locations.url_of(snapshot.manifest_list)
             manifests = reader.read_manifest_list(url, self._read_whole([(url, None)])[0])
         new = [manifest for manifest in manifests if manifest.location not in self._manifests]
-        data = self._read_whole([(locations.url_of(one.location), one.length) for one in new])
-        found = {one.location: reader.read_manifest(one, content) for one, content in zip(new, data, strict=True)}
+        try:
+            data = self._read_whole([(locations.url_of(one.location), one.length) for one in new])
+            found = {one.location: reader.read_manifest(one, content) for one, content in zip(new, data, strict=True)}
+        except (SourceChangedError, DamagedFileError):  # of tables whose metadata was edited, lists do not say true lengths
+            data = self._read_whole([(locations.url_of(one.location), None) for one in new])
+            found = {one.location: reader.read_manifest(one, content) for one, content in zip(new, data, strict=True)}
         kept = {one.location: self._manifests[one.location] for one in manifests if one.location in self._manifests}
         self._manifests = dict(list({**kept, **found}.items())[-_MANIFESTS_KEPT:])
         return [entry for one in manifests for entry in (found.get(one.location) or kept.get(one.location) or ())]
@@ -274,6 +308,14 @@ class IcebergSource(VersionSource):
         if metadata is not None:
             shown |= {"format_version": metadata.format, "properties": metadata.properties}
         return shown
+
+
+def _resized(digest: str) -> str:
+    return key_of("resized", digest)
+
+
+def _delete_files(version: TableVersion) -> list[PositionDeletes | EqualityDeletes]:
+    return [one for one in version.deletes if isinstance(one, (PositionDeletes, EqualityDeletes))]
 
 
 def _count(snapshot: Snapshot, name: str) -> int | None:
