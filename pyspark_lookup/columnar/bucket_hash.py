@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_lookup.columnar.keys import Numbers
 
@@ -17,7 +16,10 @@ _C1, _C2 = np.uint32(0xCC9E2D51), np.uint32(0x1B873593)
 def bucket_numbers(values: pa.Array, count: int) -> Numbers | None:
     """The bucket of each value (none may be null), of `count`; None for a type that is not divided into buckets."""
     hashes = bucket_hashes(values)
-    return None if hashes is None else (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % count
+    if hashes is None:
+        return None
+    numbers: Numbers = (hashes & np.uint32(0x7FFFFFFF)).astype(np.int64) % count
+    return numbers
 
 
 def bucket_hashes(values: pa.Array) -> Numbers | None:

@@ -151,8 +151,8 @@ class Among:
         if count not in self._buckets:
             numbers = bucket_numbers(self.values, count)
             self._buckets[count] = None if numbers is None else frozenset(numbers.tolist())
-        numbers = self._buckets[count]
-        return numbers is None or bucket in numbers
+        known = self._buckets[count]
+        return known is None or bucket in known
 
     def within(self, bounds: ColumnStats) -> bool:
         """Whether one of the values may lie between the bounds, and in the bucket."""

@@ -19,7 +19,7 @@ from pyspark_lookup.cache.full.snapshot_scan import key_values
 from pyspark_lookup.columnar.keys import check_key_types
 from pyspark_lookup.columnar.predicate import And, Predicate
 from pyspark_lookup.columnar.sql_predicate import parse_where
-from pyspark_lookup.columnar.types import check_readable, resolve_names, schema_of_text
+from pyspark_lookup.columnar.types import check_readable, resolve_names
 from pyspark_lookup.engine.plan import ReadPlan, ReadTask
 from pyspark_lookup.engine.table_reader import TableReader
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, VersionAt
@@ -45,9 +45,12 @@ class Found:
         """All columns: those of the files, then those of the directories; or in the order in which they were declared."""
         everything = all_columns((self.data, self.partitions))
         declared, metadata = self.table.declared, self.version.metadata
-        if declared is None and metadata is None:
+        if declared is not None:
+            names = declared.names
+        elif metadata is not None:
+            names = metadata.all_columns.names
+        else:
             return everything
-        names = declared.names if declared is not None else schema_of_text(metadata.schema).names
         return pa.schema([everything.field(name) for name in names])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark_lookup.base.decoding import UNREADABLE, text_of
@@ -70,7 +71,8 @@ def named_options(spark: SparkSession, name: str) -> tuple[dict[str, str], Struc
         raise OptionError(
             f"table {name} has no lookupcache options: create it as CREATE TABLE {name} USING lookupcache OPTIONS (path …)"
         )
-    place = _location(spark, name) if "path" in stored else None
+    # Where Spark has put a table that another catalog knows, nothing is.
+    place = _location(spark, name) if "path" in stored and "lookup.catalog" not in stored else None
     warehouse = spark.conf.get("spark.sql.warehouse.dir", "") or "/"
     if place is not None and not _is_at(
         comparable_path(place), comparable_path(stored["path"]), comparable_path(warehouse)
@@ -105,6 +107,15 @@ def _is_at(place: str, path: str, warehouse: str) -> bool:
 def absolute_path(path: str) -> str:
     """A path that other directories, as those of workers, understand."""
     return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
+
+
+def placed(options: Mapping[str, str]) -> dict[str, str]:
+    """Options with a path that other directories, as those of workers, understand; or a name, of which Spark makes a path."""
+    own = dict(options)
+    if "path" in own:
+        named = "lookup.catalog" in {key.lower() for key in own}
+        own["path"] = own["path"].rpartition("/")[2] if named else absolute_path(own["path"])
+    return own
 
 
 def comparable_path(path: str) -> str:

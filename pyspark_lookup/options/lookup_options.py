@@ -173,7 +173,8 @@ class LookupOptions(
         set_here = {
             field.metadata["key"]: getattr(self, field.name)
             for field in _FIELDS.values()
-            if field.name not in ("storage", "provider_options", "catalog_properties") and getattr(self, field.name) != field.default
+            if field.name not in ("storage", "provider_options", "catalog_properties")
+            and getattr(self, field.name) != field.default
         }
         shown = {key: redact(key, value) if isinstance(value, str) else value for key, value in set_here.items()}
         shown |= {STORAGE + key: redact(key, value) for key, value in self.storage}

@@ -93,7 +93,7 @@ class ProviderSource(VersionSource):
         return cls.kinds[0]
 
     def check_options(self, options: LookupOptions, kind: str) -> None:
-        self._refuse_pin(options)  # what else has no meaning is refused where the option is declared
+        self._refuse_pin(options, kind)  # what else has no meaning is refused where the option is declared
 
     def format_of(self, files: Sequence[FileVersion]) -> FileFormatName | None:
         return None

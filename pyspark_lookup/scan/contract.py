@@ -12,7 +12,8 @@ import pyarrow as pa
 from pyspark_lookup.base.metrics import CacheMetricGroup
 from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, evaluate
-from pyspark_lookup.io.stores import FileVersion
+from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.scan.equality import DeletedValues
 from pyspark_lookup.scan.formats import BATCH_ROWS
 from pyspark_lookup.scan.open_file import Projection, Slice
 from pyspark_lookup.table.model import Table
@@ -106,6 +107,12 @@ class TableScan(abc.ABC):
     def read_deleted(self, table: Table, files: Sequence[FileVersion]) -> dict[str, Numbers]:
         """The places of deleted rows, by the URL of their file."""
         return {}
+
+    def deleted_values(
+        self, table: Table, deletes: Sequence[Deletes]
+    ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
+        """The values by which equality deletes name rows, of those with the same columns together."""
+        return ()
 
     @abc.abstractmethod
     def prepare(

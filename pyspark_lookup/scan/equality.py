@@ -119,8 +119,7 @@ class EqualityDeleted:
     def _positions_of(self, file: FileVersion, columns: EqualityColumns, values: DeletedValues) -> Numbers:
         plain = dataclasses.replace(file, deletes=(), columns=columns.file.columns)
         parts = [
-            places[values.mark(batch.columns)]
-            for places, batch in self._place(plain, columns.schema, values.predicate)
+            places[values.mark(batch.columns)] for places, batch in self._place(plain, columns.schema, values.predicate)
         ]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 

@@ -158,7 +158,10 @@ def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.
 
 def _array(column: pa.Array, planned: pa.DataType, of: StoredColumn, name: str, origin: str) -> pa.Array:
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
-        held, fields = column.flatten(), list(column.type)  # flattened, the parent's nulls and offset are the children's
+        held, fields = (
+            column.flatten(),
+            list(column.type),
+        )  # flattened, the parent's nulls and offset are the children's
         children = []
         for field in planned:
             own = _column(of.parts, field.name)

@@ -7,7 +7,7 @@ meanwhile is noticed while nothing has been handed out. The prepared task only d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -17,10 +17,10 @@ from pyspark_lookup.columnar.keys import Numbers
 from pyspark_lookup.columnar.predicate import ColumnStats, Predicate, columns_of, join_stats, may_match
 from pyspark_lookup.columnar.types import check_readable, merge_schemas, spark_schema, widens
 from pyspark_lookup.io.block_cache import BlockCache, BlocksAndLocations
-from pyspark_lookup.io.stores import DELETE_FILE, FileVersion, Range
+from pyspark_lookup.io.stores import DELETE_FILE, Deletes, EqualityColumns, FileVersion, Range
 from pyspark_lookup.scan.contract import PreparedUnit, TableScan, coalesce, mask_of, matching_rows, slices_of
 from pyspark_lookup.scan.deletes import DeletedRows, drop_deleted
-from pyspark_lookup.scan.equality import EqualityDeleted, merge_positions
+from pyspark_lookup.scan.equality import DeletedValues, EqualityDeleted, merge_positions
 from pyspark_lookup.scan.formats import Data, FileFormat, FileIndex, Inferred, Unit, join_inferred, open_format
 from pyspark_lookup.scan.open_file import (
     KnownFiles,
@@ -146,6 +146,12 @@ class Scan(TableScan):
         """See `TableScan`. Reads what says so, through the cache."""
         by_value = {file.url: rows for file in files if (rows := self._equal(table).of(file)) is not None}
         return merge_positions(self._deleted.of(table.url, files), by_value)
+
+    def deleted_values(
+        self, table: Table, deletes: Sequence[Deletes]
+    ) -> Iterable[tuple[EqualityColumns, DeletedValues]]:
+        """See `TableScan`. Reads delete files, through the cache."""
+        return self._equal(table).values(deletes)
 
     def _equal(self, table: Table) -> EqualityDeleted:
         if self._by_value is None:

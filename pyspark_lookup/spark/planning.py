@@ -36,6 +36,7 @@ from pyspark_lookup.options.catalog import (
     added_columns,
     comparable_path,
     mark_of,
+    placed,
     table_options,
 )
 from pyspark_lookup.options.conf_file import conf_file_options, redact, tells_secret
@@ -127,7 +128,7 @@ def _own_options(options: Mapping[str, str]) -> dict[str, str]:
         raise OptionError(
             "option path is missing: CREATE TABLE dim USING lookupcache OPTIONS (path 's3://bucket/dim') or LOCATION '…'"
         )
-    return {**own, "path": absolute_path(own["path"])}
+    return placed(own)
 
 
 def _single_path(options: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pyspark_lookup.engine.lookup_table import LookupTable
 from pyspark_lookup.engine.metadata_tables import describe_version
 from pyspark_lookup.engine.runtime import runtime
 from pyspark_lookup.io.disk import key_of
-from pyspark_lookup.options.catalog import absolute_path, named_options
+from pyspark_lookup.options.catalog import named_options, placed
 from pyspark_lookup.options.conf_file import conf_file_options, redact
 from pyspark_lookup.options.enums import CacheMode, MetadataSource, View
 from pyspark_lookup.options.lookup_options import HOST_KEYS, SPARK_CONF_PREFIX, LookupOptions, merge_options
@@ -249,7 +249,7 @@ def _table(
         return {"path": os.fspath(table)}, None
     if not isinstance(table, str):
         raise OptionError(f"argument table = {table!r}: give a path, a catalog table's name or a LookupTable")
-    if "/" in table or "\\" in table:
+    if "/" in table or "\\" in table or "lookup.catalog" in {key.lower() for key in given}:
         return {"path": table}, None
     if not spark.catalog.tableExists(table):
         raise OptionError(f"argument table = {table!r}: there is no such table; a path has a '/', e.g. './{table}'")
@@ -265,7 +265,7 @@ def own_options(spark: SparkSession, table: TableArgument, options: Mapping[str,
 
 
 def _absolute(options: dict[str, str]) -> dict[str, str]:
-    return {**options, "path": absolute_path(options["path"])} if "path" in options else options
+    return placed(options)
 
 
 def cache_given(options: Mapping[str, str]) -> bool:

@@ -41,7 +41,9 @@ class Catalog:
             client = self._within(lambda: reader.open_catalog(self.name, self._properties))
             with self._lock:
                 self._client = client
-        return cast("tuple[str, dict[str, Any] | None]", self._within(lambda: reader.load_table(client, self.name, table)))
+        return cast(
+            "tuple[str, dict[str, Any] | None]", self._within(lambda: reader.load_table(client, self.name, table))
+        )
 
     def _within(self, call: Callable[[], T]) -> T:
         """What a call returns, in time. Raises CatalogUnavailableError otherwise."""

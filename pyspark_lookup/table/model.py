@@ -17,6 +17,7 @@ from pyspark_lookup.options.enums import CsvOptions, FileFormatName, OnVersionGo
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.read_write_options import Pin
 from pyspark_lookup.table.deletes import DELETES
+from pyspark_lookup.table.file_statistics import statistics_of_text, statistics_to_text
 from pyspark_lookup.table.glob import glob_root
 
 
@@ -110,9 +111,14 @@ class VersionMetadata:
     number: int | None = None
 
     @functools.cached_property
+    def all_columns(self) -> pa.Schema:
+        """The columns in the table's own order."""
+        return schema_of_text(self.schema)
+
+    @functools.cached_property
     def columns(self) -> tuple[pa.Schema, pa.Schema]:
         """(columns in the files, partition columns)."""
-        schema = schema_of_text(self.schema)
+        schema = self.all_columns
         partitions = pa.schema([schema.field(name) for name in self.partitions])
         return pa.schema([field for field in schema if field.name not in self.partitions]), partitions
 
@@ -205,8 +211,8 @@ class TableVersion:
             return float(self.commit[1])
         return max((file.modified_at_s or 0.0 for file in self.files), default=0.0)
 
-    def to_json(self) -> dict[str, Any]:
-        """The version as JSON can hold it, but for the statistics of its files."""
+    def to_json(self, statistics: bool = True) -> dict[str, Any]:
+        """The version as JSON can hold it, with or without the statistics of its files."""
         rows = []
         several = list({id(file.columns): file.columns for file in self.files if file.columns is not None}.values())
         numbers = {id(columns): number for number, columns in enumerate(several)}
@@ -219,7 +225,11 @@ class TableVersion:
             rows.append([*file.to_json(), more] if file.columns is not None or any(more.values()) else file.to_json())
         deletes = [one.to_json() for one in self.deletes]
         columns = [[column.to_json() for column in one] for one in several]
-        known = {"files": rows, "deletes": deletes, "metadata": self.metadata.to_json() if self.metadata else None}
+        known: dict[str, Any] = {"files": rows, "deletes": deletes, "metadata": self.metadata.to_json() if self.metadata else None}
+        described = self.metadata if statistics else None
+        said = None if described is None else statistics_to_text(self.files, described.all_columns)
+        if said is not None:
+            known["statistics"] = said
         return {**known, "columns": columns} if columns else known
 
     @classmethod
@@ -243,6 +253,9 @@ class TableVersion:
                 )
             files.append(file)
         metadata = None if found["metadata"] is None else VersionMetadata.from_json(found["metadata"])
+        if "statistics" in found:
+            said = zip(files, statistics_of_text(found["statistics"], len(files)), strict=True)
+            files = [dataclasses.replace(file, statistics=statistics) for file, statistics in said]
         return cls(table_id, tuple(files), metadata)
 
 

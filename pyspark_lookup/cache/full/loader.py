@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from pyspark_lookup.base.errors import CacheFullError
 from pyspark_lookup.base.parallel import run_in_order
+from pyspark_lookup.cache.full.equality import read_deleted
 from pyspark_lookup.cache.full.snapshot import Layer, Marks, Snapshot, deleted_rows
 from pyspark_lookup.cache.full.units import PlacedUnit, prepare_units, rows_of
 from pyspark_lookup.cache.segments.builder import SegmentBuilder
@@ -147,7 +148,8 @@ class SnapshotLoader:
         SchemaError, UfsError, CacheFullError if the budget has no room for it (at the beginning, if that can be told),
         or another OSError if the directory cannot be written.
         """
-        load = _Load(version, layout, last, self.scan.read_deleted(self.table, version.files), progress)
+        deleted = read_deleted(self.scan, self.table, version, last)
+        load = _Load(version, layout, last, deleted, progress)
         small = last is not None and not compact and load.is_small(last)
         wanted = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
         size = self.estimate(version, layout, wanted, share if last is None else share_of(last))

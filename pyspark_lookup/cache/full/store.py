@@ -249,7 +249,7 @@ class StoredSnapshots:
         place = self._beside(snapshot.version.digest)
         if self.disk.get_record("snapshot", place, self._version_in) is None:
             with contextlib.suppress(OSError):
-                self.disk.replace_record("snapshot", place, snapshot.version.to_json())
+                self.disk.replace_record("snapshot", place, snapshot.version.to_json(statistics=False))
 
     def _version_in(self, found: Any) -> TableVersion:
         return TableVersion.from_json(self.table.id, found)
@@ -291,7 +291,7 @@ class StoredSnapshots:
         if snapshot is None:
             url = redact("path", self.table.url)
             raise OSError(f"the snapshot of {url} cannot be opened again: is the cache directory whole?")
-        self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json())
+        self.disk.replace_record("snapshot", self._beside(version.digest), version.to_json(statistics=False))
         self.disk.use_table(self.key)
         stored = StoredVersion(version.digest, layers, snapshot.rows, snapshot.bytes)
         snapshot.version = version

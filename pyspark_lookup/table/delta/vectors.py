@@ -59,7 +59,9 @@ class DeletionVector:
 
     def positions(self, data: bytes | memoryview) -> Mapping[str, Numbers]:
         try:
-            found = read_roaring(decode_z85(self.data)[: self.size] if self.url is None else checked_blob(data, self.size))
+            found = read_roaring(
+                decode_z85(self.data)[: self.size] if self.url is None else checked_blob(data, self.size)
+            )
             if len(found) != self.cardinality:
                 raise ValueError(f"{len(found)} rows, where the log says {self.cardinality}")
         except (*UNREADABLE, struct.error) as problem:

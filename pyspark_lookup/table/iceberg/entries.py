@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import decimal
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +17,7 @@ from pyspark_lookup.table.iceberg.partitions import python_value
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 """What a file holds: `content` of a data_file."""
+_DAY_US = 86_400_000_000
 _NUMBERS = {("date", 4): "<i", ("timestamp", 8): "<q", ("timestamptz", 8): "<q"}
 
 
@@ -64,7 +65,7 @@ def bound_of(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
             return int.from_bytes(data, "little", signed=True) if len(data) in (4, 8) else None
         if iceberg_type in ("float", "double"):
             value = struct.unpack("<f" if len(data) == 4 else "<d", data)[0]
-            return None if value != value else float(value)
+            return None if math.isnan(value) else float(value)
         if iceberg_type == "boolean":
             return data != b"\0"
         if iceberg_type == "string":
@@ -78,6 +79,5 @@ def bound_of(data: bytes | None, iceberg_type: str, kind: pa.DataType) -> Any:
         if form is not None:
             return python_value(struct.unpack(form, data)[0], iceberg_type)
         if iceberg_type.startswith("timestamp") and len(data) == 4:  # of a date, before the column was widened
-            day = python_value(struct.unpack("<i", data)[0], "date")
-            return datetime.datetime(day.year, day.month, day.day)
+            return python_value(struct.unpack("<i", data)[0] * _DAY_US, iceberg_type)
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,13 @@ from pyspark_lookup.table.iceberg.deletes import EqualityDeletes, PositionDelete
 from pyspark_lookup.table.iceberg.entries import DATA, EQUALITY_DELETES, POSITION_DELETES, Entry, bound_of
 from pyspark_lookup.table.iceberg.locations import Locations, plain_location
 from pyspark_lookup.table.iceberg.metadata import Chosen, IcebergMetadata, PartitionField
-from pyspark_lookup.table.iceberg.partitions import bounds_of_partition, identity_fields, is_told_in_text, narrow, text_of_value
+from pyspark_lookup.table.iceberg.partitions import (
+    bounds_of_partition,
+    identity_fields,
+    is_told_in_text,
+    narrow,
+    text_of_value,
+)
 from pyspark_lookup.table.iceberg.schema import (
     Column,
     arrow_schema,
@@ -72,11 +79,7 @@ class IcebergFiles:
             ids = set(identity_fields(self._metadata.specs[spec_id]))
             common = ids if common is None else common & ids
         known = [self._flat[id_] for id_ in common or () if id_ in self._flat and len(self._flat[id_].path) == 1]
-        names = {
-            column.path[0]
-            for column in known
-            if is_told_in_text(column.iceberg_type)
-        }
+        names = {column.path[0] for column in known if is_told_in_text(column.iceberg_type)}
         return tuple(name for name in self.schema.names if name in names)
 
     def files(self, entries: Sequence[Entry]) -> tuple[FileVersion, ...]:
@@ -248,4 +251,4 @@ def _since(placed: Sequence[_Placed], entry: Entry) -> Sequence[_Placed]:
 
 def _comparable(partition: tuple[Any, ...]) -> tuple[Any, ...]:
     """A partition as a key: NaN equals NaN."""
-    return tuple("NaN" if isinstance(value, float) and value != value else value for value in partition)
+    return tuple("NaN" if isinstance(value, float) and math.isnan(value) else value for value in partition)

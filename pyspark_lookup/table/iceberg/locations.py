@@ -34,7 +34,10 @@ class Locations:
         # Above what both have in common: where the writer's files lay, and where they are now, if they were copied together.
         self._before = "/".join(there[: len(there) - shared])
         self._now = root.rsplit("/", shared)[0]
-        self._moved = shared > 0 and (self._before, self._own) != ("/".join(here[: len(here) - shared]), plain_location(root))
+        self._moved = shared > 0 and (self._before, self._own) != (
+            "/".join(here[: len(here) - shared]),
+            plain_location(root),
+        )
 
     def url_of(self, written: str) -> str:
         """The URL of a file. Raises ValueError for a relative path of which nobody knows where it begins."""

@@ -73,7 +73,7 @@ class _Bytes(InputFile):
         return True
 
     def open(self, seekable: bool = True) -> InputStream:
-        return io.BytesIO(self._data)  # type: ignore[return-value]
+        return io.BytesIO(self._data)
 
 
 def read_manifest_list(location: str, data: bytes) -> list[Manifest]:

@@ -93,7 +93,9 @@ class IcebergMetadata:
         self.specs = {int(spec["spec-id"]): tuple(map(_partition_field, spec["fields"])) for spec in specs}
         self.properties = {text_of(key): text_of(value) for key, value in (found.get("properties") or {}).items()}
         self.snapshots = {one.id: one for one in map(Snapshot.of, found.get("snapshots") or ())}
-        self._log = [(count_of(one["timestamp-ms"]), int(one["snapshot-id"])) for one in found.get("snapshot-log") or ()]
+        self._log = [
+            (count_of(one["timestamp-ms"]), int(one["snapshot-id"])) for one in found.get("snapshot-log") or ()
+        ]
         refs = found.get("refs") or {}
         self.refs = {text_of(name): (text_of(ref["type"]), int(ref["snapshot-id"])) for name, ref in refs.items()}
         current = found.get("current-snapshot-id")

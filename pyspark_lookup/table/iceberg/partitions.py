@@ -17,7 +17,7 @@ from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.table.iceberg.metadata import PartitionField
 
 EPOCH_DATE = datetime.date(1970, 1, 1)
-EPOCH = datetime.datetime(1970, 1, 1)
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]")
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _TIMES = ("year", "month", "day", "hour")
@@ -30,7 +30,7 @@ def python_value(value: Any, iceberg_type: str) -> Any:
         return value if isinstance(value, datetime.date) else EPOCH_DATE + datetime.timedelta(days=value)
     if iceberg_type in ("timestamp", "timestamptz"):
         at = value if isinstance(value, datetime.datetime) else EPOCH + value * _MICROSECOND
-        return at.replace(tzinfo=datetime.timezone.utc) if iceberg_type == "timestamptz" else at.replace(tzinfo=None)
+        return at.replace(tzinfo=datetime.timezone.utc if iceberg_type == "timestamptz" else None)
     if iceberg_type == "uuid":
         return str(value if isinstance(value, uuid.UUID) else uuid.UUID(bytes=bytes(value)))
     return value
@@ -60,7 +60,9 @@ def identity_fields(fields: Sequence[PartitionField]) -> dict[int, int]:
     }
 
 
-def bounds_of_partition(field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int) -> ColumnStats | None:
+def bounds_of_partition(
+    field: PartitionField, value: Any, iceberg_type: str, kind: pa.DataType, rows: int
+) -> ColumnStats | None:
     """What a field of a partition says of the column that it is made of, in a file of so many rows; None: nothing."""
     transform, found = field.transform, _WIDTH.fullmatch(field.transform)
     if transform == "void" or not (transform in ("identity", *_TIMES) or found):
@@ -96,9 +98,9 @@ def _span(transform: str, value: Any) -> tuple[datetime.datetime, datetime.datet
 
 def _start(transform: str, number: int) -> datetime.datetime:
     if transform == "year":
-        return datetime.datetime(1970 + number, 1, 1)
+        return EPOCH.replace(year=1970 + number)
     if transform == "month":
-        return datetime.datetime(1970 + number // 12, number % 12 + 1, 1)
+        return EPOCH.replace(year=1970 + number // 12, month=number % 12 + 1)
     return EPOCH + (datetime.timedelta(days=number) if transform == "day" else datetime.timedelta(hours=number))
 
 
@@ -108,7 +110,9 @@ def _truncated(value: Any, width: int, kind: pa.DataType, rows: int) -> ColumnSt
             return ColumnStats(value, value, 0, rows)
         last = ord(value[-1]) + 1
         # A character that is no half of another, and comes after all that begin with the value.
-        return None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
+        return (
+            None if last > 0x10FFFF or 0xD800 <= last < 0xE000 else ColumnStats(value, value[:-1] + chr(last), 0, rows)
+        )
     if isinstance(value, decimal.Decimal):
         return ColumnStats(value, value + decimal.Decimal(width - 1).scaleb(-kind.scale), 0, rows)
     return ColumnStats(value, value + width - 1, 0, rows) if isinstance(value, int) else None

@@ -70,4 +70,6 @@ def _names(said: str) -> list[str]:
     if said.endswith((METADATA_SUFFIX, f"{METADATA_SUFFIX}.gz")):
         return [said]
     starts = [f"v{said}", said] if said.isdecimal() else [said]
-    return [start + end for start in starts for end in (METADATA_SUFFIX, f".gz{METADATA_SUFFIX}", f"{METADATA_SUFFIX}.gz")]
+    return [
+        start + end for start in starts for end in (METADATA_SUFFIX, f".gz{METADATA_SUFFIX}", f"{METADATA_SUFFIX}.gz")
+    ]

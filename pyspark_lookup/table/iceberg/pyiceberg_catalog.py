@@ -62,7 +62,7 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     except Exception as problem:
         raise _unavailable(name, problem) from cause_of(problem)
     # A table's own properties may name another class to read it with.
-    catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[assignment]
+    catalog._load_file_io = lambda *_: PointerFileIO()  # type: ignore[method-assign]
     return catalog
 
 

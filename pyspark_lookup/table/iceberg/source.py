@@ -253,7 +253,10 @@ class IcebergSource(VersionSource):
         try:
             data = self._read_whole([(locations.url_of(one.location), one.length) for one in new])
             found = {one.location: reader.read_manifest(one, content) for one, content in zip(new, data, strict=True)}
-        except (SourceChangedError, DamagedFileError):  # of tables whose metadata was edited, lists do not say true lengths
+        except (
+            SourceChangedError,
+            DamagedFileError,
+        ):  # of tables whose metadata was edited, lists do not say true lengths
             data = self._read_whole([(locations.url_of(one.location), None) for one in new])
             found = {one.location: reader.read_manifest(one, content) for one, content in zip(new, data, strict=True)}
         kept = {one.location: self._manifests[one.location] for one in manifests if one.location in self._manifests}
@@ -304,7 +307,7 @@ class IcebergSource(VersionSource):
 
     def details(self, table: Table, version: TableVersion) -> dict[str, Any]:
         metadata, own = self._metadata.get(table.url), metadata_of(table, version)
-        shown = {"table_id": own.table_id, "snapshot_id": own.number}
+        shown: dict[str, Any] = {"table_id": own.table_id, "snapshot_id": own.number}
         if metadata is not None:
             shown |= {"format_version": metadata.format, "properties": metadata.properties}
         return shown

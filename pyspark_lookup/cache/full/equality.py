@@ -1,0 +1,91 @@
+"""The deleted rows of a version, as far as possible by what lies in its snapshot: no data file is read for those of files that are there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pyspark_lookup.cache.full.snapshot import Snapshot
+from pyspark_lookup.cache.segments.segment import Segment
+from pyspark_lookup.columnar.keys import Keys, Numbers, one_array
+from pyspark_lookup.io.stores import Deletes, EqualityColumns, FileVersion
+from pyspark_lookup.scan.contract import TableScan
+from pyspark_lookup.scan.equality import DeletedValues, merge_positions
+from pyspark_lookup.scan.formats import BATCH_ROWS
+from pyspark_lookup.table.model import Table, TableVersion
+
+
+def read_deleted(scan: TableScan, table: Table, version: TableVersion, last: Snapshot | None) -> dict[str, Numbers]:
+    """The positions of deleted rows, by the URL of their file; of a file in `last` perhaps without those that it lacks already."""
+    by_value = [file for file in version.files if any(one.equality is not None for one in file.deletes)]
+    found: list[tuple[Segment, list[tuple[int, FileVersion]]]] = []
+    elsewhere = {*by_value}
+    if by_value and last is not None:
+        marks = {one.name for one in version.deletes}
+        for layer in last.layers:
+            if not marks.issuperset(layer.segment.marks):
+                continue  # it lacks rows that count here
+            places = {
+                FileVersion(held.url, held.size, held.identity): place
+                for place, held in enumerate(layer.segment.files)
+                if layer.ranks[place] >= 0
+            }
+            inside = [(places[file], file) for file in by_value if file in places and _has_columns(layer.segment, file)]
+            found.append((layer.segment, inside))
+            elsewhere -= {file for _, file in inside}
+    others = [file for file in version.files if file in elsewhere or not any(one.equality for one in file.deletes)]
+    positions = scan.read_deleted(table, others)
+    for segment, inside in found:
+        plain = [
+            dataclasses.replace(file, deletes=tuple(one for one in file.deletes if one.equality is None))
+            for _, file in inside
+        ]
+        by_position = scan.read_deleted(table, plain)
+        positions |= merge_positions(by_position, _positions_in(scan, table, segment, inside))
+    return positions
+
+
+def _has_columns(segment: Segment, file: FileVersion) -> bool:
+    """Whether the values that a file's rows are deleted by are in a segment as they are compared."""
+    schemas = (one.equality.schema for one in file.deletes if one.equality is not None)
+    return all(field in list(segment.schema) for schema in schemas for field in schema)
+
+
+def _positions_in(
+    scan: TableScan, table: Table, segment: Segment, inside: Sequence[tuple[int, FileVersion]]
+) -> dict[str, Numbers]:
+    """The positions of the rows in a segment that new deletes concern, by the URL of their file."""
+    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    of_group: dict[tuple[str, ...], list[Deletes]] = {}
+    for place, file in inside:
+        new = [one for one in file.deletes if one.equality is not None and one.name not in segment.marks]
+        names = tuple(one.name for one in new)
+        groups[names].append(place)
+        of_group[names] = new
+    parts: dict[int, list[Numbers]] = defaultdict(list)
+    for names, places in groups.items():
+        for columns, values in scan.deleted_values(table, of_group[names]):
+            for rows in _rows_with(segment, columns, values):
+                ordinals = segment.ordinals[rows].astype(np.int64)
+                files = np.searchsorted(segment.file_starts, ordinals, "right") - 1
+                for place in np.intersect1d(files, places).tolist():
+                    parts[place].append(ordinals[files == place] - segment.file_starts[place])
+    urls = {place: file.url for place, file in inside}
+    return {urls[place]: np.unique(np.concatenate(some)) for place, some in parts.items()}
+
+
+def _rows_with(segment: Segment, columns: EqualityColumns, values: DeletedValues) -> Iterator[Numbers]:
+    """The rows of a segment that have such values."""
+    names = columns.schema.names
+    if set(names) == set(segment.keys) and not any(column.null_count for column in values.rows.columns):
+        keys = Keys([one_array(values.rows.column(name)) for name in segment.keys])
+        rows = segment.probe(keys, keys.hashes(segment.seed)).rows
+        taken = segment.take(names, rows)  # keys are compared as Spark does
+        yield rows[values.mark(taken)]
+        return
+    for start in range(0, segment.rows, BATCH_ROWS):
+        stop = min(start + BATCH_ROWS, segment.rows)
+        yield start + np.flatnonzero(values.mark(segment.slice(names, start, stop)))
