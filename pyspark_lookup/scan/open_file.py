@@ -172,8 +172,8 @@ class KnownFiles:
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
-        for asked in _ask(projection.predicate) if _is_small(file) else ():
-            hashes = _hashes_of(asked) if asked.column in file.names else None
+        for asked in _asked_of(file, projection.predicate):
+            hashes = _hashes_of(asked)
             values = self._values.get(_key(file, unit, asked, projection)) if hashes is not None else None
             if values is None or hashes is None:
                 continue
@@ -184,8 +184,8 @@ class KnownFiles:
 
     def learn(self, file: OpenFile, projection: Projection) -> None:
         """Keep which values a small file's units have that were brought into memory."""
-        for asked in _ask(projection.predicate) if _is_small(file) else ():
-            if asked.column not in file.names or _hashes_of(asked) is None:
+        for asked in _asked_of(file, projection.predicate):
+            if _hashes_of(asked) is None:
                 continue
             for unit in file.units:
                 key = _key(file, unit, asked, projection)
@@ -201,7 +201,12 @@ def _is_small(file: OpenFile) -> bool:
 
 
 def _key(file: OpenFile, unit: Unit, asked: Among, projection: Projection) -> tuple[object, ...]:
-    return file.piece.file.url, unit.number, asked.column, projection.data.field(asked.column).type
+    return file.piece.file.url, unit.number, file.names[asked.column], projection.data.field(asked.column).type
+
+
+def _asked_of(file: OpenFile, predicate: Predicate | None) -> list[Among]:
+    """What a predicate asks for of columns whose values are kept: those in a small file."""
+    return [asked for asked in _ask(predicate) if asked.column in file.names] if _is_small(file) else []
 
 
 def _ask(predicate: Predicate | None) -> list[Among]:
