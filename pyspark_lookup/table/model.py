@@ -172,6 +172,11 @@ class TableVersion:
         return sum(file.size for file in self.files)
 
     @functools.cached_property
+    def stored_columns(self) -> dict[str, StoredColumn]:
+        """How its files have its columns, by name, where its metadata says so."""
+        return {column.name: column for file in self.files[:1] for column in file.columns or ()}
+
+    @functools.cached_property
     def cacheable(self) -> bool:
         """Whether what is read under this version may be kept."""
         return all(file.cacheable for file in self.files)
@@ -275,6 +280,8 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     """Whether only compactions came between two versions of a table, as far as the newer one's metadata tells."""
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
+        return False
+    if {file.columns for file in new.files} != {file.columns for file in old.files}:  # one may have taken another's name
         return False
     names = names_of_rows(old)
     for own, replaced in after.rewrites:

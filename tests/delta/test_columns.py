@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import json
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from tests.delta.common import MODES, opened
+from tests.delta.common import MODES, append_commit, opened
+
+MAPPED = {"minReaderVersion": 2, "minWriterVersion": 5}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -24,3 +29,54 @@ def test_a_partition_column_is_the_key(tmp_path: Path, mode: str, value: Any) ->
     table = opened(tmp_path / "t", tmp_path / "cache", mode, "part")
     for _ in range(2):  # the second time the files' values are known
         assert table.get(value) == [{"id": 1, "part": value}]
+
+
+def schema(columns: Sequence[tuple[str, str]]) -> str:
+    """Of numbers: (name, name in the files)."""
+    mapped = [
+        {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": stored}
+        for number, (_, stored) in enumerate(columns)
+    ]
+    fields = [
+        {"name": name, "type": "long", "nullable": True, "metadata": metadata}
+        for (name, _), metadata in zip(columns, mapped, strict=True)
+    ]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+def write_mapped(
+    path: Path, columns: Sequence[tuple[str, str]], rows: pa.Table, protocol: dict[str, Any]
+) -> dict[str, Any]:
+    """A table with one file; its metadata."""
+    (path / "_delta_log").mkdir(parents=True)
+    pq.write_table(rows, path / "f.parquet")
+    add = {"path": "f.parquet", "partitionValues": {}, "size": (path / "f.parquet").stat().st_size, "dataChange": True}
+    metadata = {"id": "x", "format": {"provider": "parquet"}, "schemaString": schema(columns), "partitionColumns": []}
+    metadata["configuration"] = {"delta.columnMapping.mode": "name"}
+    actions = [{"protocol": protocol}, {"metaData": metadata}, {"add": add}]
+    (path / "_delta_log" / f"{0:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    return metadata
+
+
+ROWS = pa.table({"p1": [1, 2], "p2": [2, 7]})
+CHANGES = {
+    "renamed": ([("a", "p1"), ("c", "p2")], {"a": 2, "c": 7}),
+    "dropped and added": ([("a", "p1"), ("b", "p3")], {"a": 2, "b": None}),
+    "swapped": ([("b", "p1"), ("a", "p2")], {"a": 2, "b": 1}),
+}
+"""Columns of a table that had `a` and `b`, and its row of 2."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_names_that_mean_other_columns(tmp_path: Path, mode: str, change: str) -> None:
+    """What a host has cached by a name is of the column that had it; and so it is when the change is taken back."""
+    columns, row = CHANGES[change]
+    path, before = tmp_path / "t", [("a", "p1"), ("b", "p2")]
+    metadata = write_mapped(path, before, ROWS, MAPPED)
+    table = opened(path, tmp_path / "cache", mode, "a")
+    assert table.get_many([1, 2, 7]).num_rows == 2
+    for now, found in ((columns, row), (before, {"a": 2, "b": 7}), (before[:1], {"a": 2}), (before, {"a": 2, "b": 7})):
+        append_commit(path, [{"metaData": {**metadata, "schemaString": schema(now)}}])
+        assert table.get(2) == [found]
+        assert opened(path, tmp_path / "cache", mode, "a").get(2) == [found]

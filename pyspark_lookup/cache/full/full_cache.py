@@ -381,7 +381,7 @@ class FullCache:
             if unchanged is not None and known is not None and chosen.cacheable:
                 return unchanged, known
             self._stored.forget(state.latest)  # what is superseded may be needed as room
-            last = self._stored.map(state.latest)
+            last = self._stored.map_for(state.latest, version)
             stored = state.latest.layers if state.latest is not None else ()
             # The types of columns are those of the whole version, whatever is kept of it.
             layout = self.layout_of(version)

@@ -14,6 +14,7 @@ import os
 import random
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,9 @@ class SnapshotLoader:
         SchemaError, UfsError, CacheFullError if the budget has no room for it (at the beginning, if that can be told),
         or another OSError if the directory cannot be written.
         """
+        lacking = set() if last is None else self._lacking(version, layout, last)
         deleted = read_deleted(self.scan, self.table, version, last)
-        load = _Load(version, layout, last, deleted, progress)
+        load = _Load(version, layout, last, deleted, progress, lacking)
         small = last is not None and not compact and load.is_small(last)
         wanted = max(sum(file.size for file in load.fetched) if small else version.bytes, 1)
         size = self.estimate(version, layout, wanted, share if last is None else share_of(last))
@@ -162,6 +164,19 @@ class SnapshotLoader:
                 size = max(size + problem.more, min(2 * max(size, _MIB), self.disk.most() * 7 // 8))
             problem.wanted, problem.of_bytes = size, wanted
             raise
+
+    def _lacking(self, version: TableVersion, layout: Layout, last: Snapshot) -> set[FileVersion]:
+        """Files of which the layers lack a column: it was called otherwise, or dropped for a while. Reads footers, after a change of the columns."""
+        held = {
+            FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
+        }
+        files = [file for file in version.files if file.columns is not None and file in held]
+        names = [name for name in layout.columns.names if name in layout.data.names and name not in last.schema.names]
+        if not names or not files:
+            return set()
+        bounds = self.scan.bounds(self.table, files, layout.partitions, names)
+        there = (any(stats is None or not stats.all_null for stats in row) for row in bounds)
+        return {file for file, has in zip(files, there, strict=True) if has}
 
     def _load(self, load: _Load, under: Snapshot | None, stored: Sequence[StoredLayer]) -> tuple[StoredLayer, ...]:
         if under is not None:
@@ -319,7 +334,8 @@ class _Load:
 
     A layer whose columns had types that do not widen to those of now holds none of them: its values are not what the files
     say any more (partitions that were numbers, and are text now that one is no number). `deleted`: the deleted rows of
-    files, by URL; `marks`: the files that say so. `room`: what is reserved of the budget for it.
+    files, by URL; `marks`: the files that say so. `room`: what is reserved of the budget for it. `lacking`: files that have
+    columns which the layers lack.
     """
 
     def __init__(
@@ -329,6 +345,7 @@ class _Load:
         last: Snapshot | None,
         deleted: Mapping[str, Numbers],
         progress: Progress,
+        lacking: AbstractSet[FileVersion],
     ) -> None:
         self.version = version
         self.layout = layout
@@ -340,7 +357,7 @@ class _Load:
         self.places: dict[FileVersion, tuple[int, int]] = {}
         self.ranks = [np.full(len(layer.segment.files), -1, np.int64) for layer in self._layers]
         self._gone_bytes = 0
-        current = {file: rank for rank, file in enumerate(version.files) if file.cacheable}
+        current = {file: rank for rank, file in enumerate(version.files) if file.cacheable and file not in lacking}
         if last is not None and not is_source(last.schema, layout.columns):
             current = {}
         for number, layer in enumerate(self._layers):

@@ -239,6 +239,17 @@ class StoredSnapshots:
             return None
         return self._find_open(stored) or open_layers(self.disk, self.key, stored.layers)
 
+    def map_for(self, stored: StoredVersion | None, version: TableVersion) -> Snapshot | None:
+        """As `map`; None if the files of `version` have other columns by the names of those in the layers."""
+        layers = self.map(stored)
+        if stored is None or layers is None or all(file.columns is None for file in version.files):
+            return layers
+        before = self.disk.get_record("snapshot", self._beside(stored.digest), self._version_in)
+        if before is None:
+            return None
+        then, now = before.stored_columns, version.stored_columns
+        return layers if all(then.get(name) == now.get(name, then.get(name)) for name in layers.schema.names) else None
+
     def _find_open(self, stored: StoredVersion | None) -> Snapshot | None:
         with self._mutex:
             layers, snapshot = self._open.get(stored.digest, ((), None)) if stored is not None else ((), None)
