@@ -80,3 +80,16 @@ def test_names_that_mean_other_columns(tmp_path: Path, mode: str, change: str) -
         append_commit(path, [{"metaData": {**metadata, "schemaString": schema(now)}}])
         assert table.get(2) == [found]
         assert opened(path, tmp_path / "cache", mode, "a").get(2) == [found]
+
+
+@pytest.mark.parametrize("said", [["readerFeatures", "writerFeatures"], ["writerFeatures"]])
+def test_a_mapping_that_only_writers_are_asked_for(tmp_path: Path, said: list[str]) -> None:
+    """Delta on Spark has left the feature out for readers, where a table came from version 2 of the protocol."""
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": []}
+    write_mapped(
+        tmp_path / "t",
+        [("a", "p1"), ("b", "p2")],
+        pa.table({"p1": [1], "p2": [2]}),
+        protocol | {name: ["columnMapping"] for name in said},
+    )
+    assert opened(tmp_path / "t", tmp_path / "cache").scan().to_pylist() == [{"a": 1, "b": 2}]

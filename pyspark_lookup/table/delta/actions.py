@@ -188,11 +188,14 @@ class DeltaState:
         mode = self.configuration.get("delta.columnMapping.mode", "none")
         if mode not in ("none", "name", "id"):
             raise NotSupportedError(f"delta.columnMapping.mode = {mode!r}")
-        return mode if self._reads("columnMapping") else "none"
+        return mode if self._maps_columns() else "none"
 
-    def _reads(self, feature: str) -> bool:
-        least = self.protocol["minReaderVersion"]
-        return bool(least == _LEGACY_VERSION or feature in (self.protocol.get("readerFeatures") or ()))
+    def _maps_columns(self) -> bool:
+        if self.protocol["minReaderVersion"] == _LEGACY_VERSION:
+            return True
+        # Delta on Spark has asked only writers for it, in tables that came from version 2.
+        asked = (self.protocol.get(f"{who}Features") or () for who in ("reader", "writer"))
+        return any("columnMapping" in features for features in asked)
 
     def check(self) -> None:
         """Raise NotSupportedError for a table that asks for what is not known here, one of `decoding.UNREADABLE` for nonsense."""
