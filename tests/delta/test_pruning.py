@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import json
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,19 @@ def test_an_older_version_that_was_vacuumed(table: Path, tmp_path: Path) -> None
     assert opened(table, tmp_path / "cache").scan().num_rows == 10
     with pytest.raises(VersionGoneError, match=r"version 3\b.*(VACUUM|vacuum)"):
         opened(table, tmp_path / "cache", version=3).scan()
+
+
+def test_statistics_that_are_rounded(tmp_path: Path) -> None:
+    """A decimal in delta-rs's statistics is a double; a float in Delta's has its shortest text, which is that of another double."""
+    numbers = [decimal.Decimal(text) for text in ("12345678901234567890.123456789", "-12345678901234567.1", "0.1", "7")]
+    for number in numbers:
+        rows = pa.table({"d": pa.array([number], pa.decimal128(38, 9)), "f": pa.array([-0.1], pa.float32())})
+        write_deltalake(str(tmp_path / "t"), rows, mode="append")
+    for commit in (tmp_path / "t" / "_delta_log").glob("*.json"):
+        commit.write_text(commit.read_text().replace("-0.10000000149011612", "-0.1"))
+    table = opened(tmp_path / "t", tmp_path / "cache", keys="d")
+    assert [table.get(number)[0]["d"] for number in numbers] == numbers
+    for number in numbers:
+        assert bytes_read(tmp_path / "t", tmp_path / "cache", where=f"d = {number}")[0] == 1
+    for where in ("f < -0.1", "f = -0.10000000149011612D", "f = CAST(-0.1 AS FLOAT)"):
+        assert bytes_read(tmp_path / "t", tmp_path / "cache", where=where)[0] == len(numbers), where

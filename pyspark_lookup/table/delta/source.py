@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import decimal
 import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -27,6 +28,9 @@ from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, met
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
+_DIGITS = 15  # of a decimal that a double holds exactly
+_ROUNDED = decimal.Decimal(2) ** -50
+_WIDE = decimal.Context(prec=76)
 
 
 class DeltaSource(VersionSource):
@@ -272,10 +276,22 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
         if pa.types.is_integer(kind):
             return int(value)
         if pa.types.is_decimal(kind):
-            return decimal.Decimal(str(value))
+            exact = decimal.Decimal(str(value))
+            if kind.precision <= _DIGITS:
+                return exact
+            more = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
+            away = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
+            return _WIDE.add(exact, more).quantize(decimal.Decimal(1).scaleb(-kind.scale), away, _WIDE)
         if pa.types.is_floating(kind):
             number = float(value)
-            return None if math.isnan(number) else number
+            if math.isnan(number):
+                return None
+            near = number
+            with contextlib.suppress(
+                OverflowError
+            ):  # of a float the shortest text, which may be that of another double
+                (near,) = struct.unpack("f", struct.pack("f", number))
+            return max(number, near) if high else min(number, near)
         if pa.types.is_date(kind):
             return datetime.date.fromisoformat(value[:10])
         if pa.types.is_timestamp(kind):
