@@ -328,6 +328,16 @@ def vector_of(blob: bytes, rows: int, claimed: int | None = None) -> Any:
     return vector.positions(sealed(blob))["of.parquet"]
 
 
+def test_a_text_that_is_filled_up() -> None:
+    """Z85 of bytes that four does not divide, as Rust writes it: of the row 3, by delta-kernel-rs."""
+    text = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg##093"
+    found = DeletionVector("of.parquet", "i", text, 0, 34, 1, None).positions(b"")
+    assert found["of.parquet"].tolist() == [3]
+    for wrong in (text[:-5] + "####0", text[:-5] + "##zzz", text[:-1]):
+        with pytest.raises(DamagedFileError):
+            DeletionVector("of.parquet", "i", wrong, 0, 34, 1, None).positions(b"")
+
+
 @given(data=st.data())
 @fuzzed(250)
 def test_a_damaged_bitmap(data: st.DataObject) -> None:

@@ -24,10 +24,21 @@ _UUID_DIGITS = 20
 
 
 def decode_z85(text: str) -> bytes:
-    """The bytes of a Z85 text. Raises ValueError for another one."""
+    """The bytes of a Z85 text. Raises ValueError for another one.
+
+    The last five digits may begin with a `#` for each byte that they have less than four, as writers in Rust fill them up.
+    """
     if len(text) % 5 or not set(text) <= set(_Z85):
         raise ValueError(f"no Z85: {text[:40]!r}")
-    return base64.b85decode(text.translate(_DIGITS))
+    last = text[-5:].lstrip("#")
+    less = len(text[-5:]) - len(last)
+    if not 1 <= less <= 3:
+        return base64.b85decode(text.translate(_DIGITS))
+    digits = text[:-5] + _Z85[0] * less + last
+    found = base64.b85decode(digits.translate(_DIGITS))
+    if any(found[-4 : less - 4]):
+        raise ValueError(f"no Z85: {text[-5:]!r} at its end")
+    return found[:-4] + found[less - 4 :]
 
 
 @dataclasses.dataclass(frozen=True)
