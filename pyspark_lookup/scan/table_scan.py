@@ -33,7 +33,7 @@ from pyspark_lookup.scan.open_file import (
 )
 from pyspark_lookup.scan.stored_columns import find_names, may_lack, missing_value, stats_as_planned, type_as_planned
 from pyspark_lookup.table.model import Table
-from pyspark_lookup.table.partitions import partition_fields, partition_value, partition_values_of
+from pyspark_lookup.table.partitions import partition_fields, partition_values_of, typed_values_of
 
 # A scan that looks into so few units decodes its predicate's columns first and fetches the others
 # only where rows match; above, a second round of requests costs more than it saves.
@@ -439,20 +439,4 @@ def _described_bounds(
 
 
 def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    if not fields.names:
-        return {}
-    values = dict(partition_values_of(table, file))
-    typed: dict[str, object] = {}
-    for field in fields:
-        if field.name not in values:
-            raise SchemaError(
-                f"{file.url} lies in no {field.name}=… directory, which the table was planned with: plan again"
-            )
-        try:
-            typed[field.name] = partition_value(values[field.name], field.type)
-        except ValueError:
-            raise SchemaError(
-                f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
-                "not: plan again"
-            ) from None
-    return typed
+    return typed_values_of(table, file, fields) if fields.names else {}

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import re
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,38}")
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "inf", "-inf")  # of Spark, and of Rust
 
 
 def partition_values(root: str, url: str) -> PartitionValues:
@@ -122,7 +124,7 @@ def partition_value(value: str | None, kind: pa.DataType) -> object:
             raise ValueError(value)
         return datetime.date.fromisoformat(value)
     if pa.types.is_floating(kind):
-        if not _NUMBER.fullmatch(value):
+        if not _NUMBER.fullmatch(value) and value not in _NO_NUMBERS:
             raise ValueError(value)
         return float(value)
     if not pa.types.is_string(kind):  # of a schema that somebody has declared
@@ -145,18 +147,13 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
     fields = partition_fields(table, files) if version.metadata is None else version.metadata.columns[1]
     if not fields.names:
         raise OptionError(f"option lookup.partition = {options.partition!r}: {table.url} has no k=v directories")
-    typed = {
-        file: {
-            name: partition_value(value, fields.field(name).type) for name, value in partition_values_of(table, file)
-        }
-        for file in files
-    }
+    typed = {file: typed_values_of(table, file, fields) for file in files}
     if options.partition.replace(" ", "").lower() == "max_pt()":
         chosen = list(files)
         for name in fields.names:
-            known = [value for file in chosen if (value := typed[file][name]) is not None]
-            latest = max(known) if known else None  # type: ignore[type-var]
-            chosen = [file for file in chosen if typed[file][name] == latest]
+            known = [_ordered(value) for file in chosen if (value := typed[file][name]) is not None]
+            latest = max(known) if known else None
+            chosen = [file for file in chosen if _ordered(typed[file][name]) == latest]
         return tuple(chosen)
     wanted: dict[str, object] = {}
     spelled = {name.casefold(): name for name in fields.names}
@@ -174,4 +171,30 @@ def select_partitions(table: Table, version: TableVersion, options: LookupOption
             raise OptionError(
                 f"option lookup.partition = {options.partition!r}: {value!r} is no {fields.field(name).type} for column {name}"
             ) from None
-    return tuple(file for file in files if all(typed[file][name] == value for name, value in wanted.items()))
+    return tuple(
+        file for file in files if all(_ordered(typed[file][name]) == _ordered(value) for name, value in wanted.items())
+    )
+
+
+def typed_values_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
+    """The values of a file's partition columns. Raises SchemaError for a column that it lacks, or a value that is none of its type."""
+    values = dict(partition_values_of(table, file))
+    typed: dict[str, object] = {}
+    for field in fields:
+        if field.name not in values:
+            raise SchemaError(
+                f"{file.url} lies in no {field.name}=… directory, which the table was planned with: plan again"
+            )
+        try:
+            typed[field.name] = partition_value(values[field.name], field.type)
+        except ValueError:
+            raise SchemaError(
+                f"partition column {field.name!r} was planned as {field.type}, which {values[field.name]!r} of {file.url} is "
+                "not: plan again"
+            ) from None
+    return typed
+
+
+def _ordered(value: Any) -> Any:
+    """A value as Spark compares it: NaN is itself, and above all numbers."""
+    return None if value is None else (value != value, 0 if value != value else value)  # noqa: PLR0124

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from pyspark_lookup import SchemaError
 from tests.delta.common import MODES, append_commit, opened
 
 MAPPED = {"minReaderVersion": 2, "minWriterVersion": 5}
@@ -29,6 +30,32 @@ def test_a_partition_column_is_the_key(tmp_path: Path, mode: str, value: Any) ->
     table = opened(tmp_path / "t", tmp_path / "cache", mode, "part")
     for _ in range(2):  # the second time the files' values are known
         assert table.get(value) == [{"id": 1, "part": value}]
+
+
+def test_partitions_that_are_no_numbers(tmp_path: Path) -> None:
+    """NaN and infinities are values of a partition column, NaN the largest; a value that is none of its type is named."""
+    path, values = tmp_path / "t", ["NaN", "Infinity", "-Infinity", "1.5", None]
+    write_deltalake(str(path), pa.table({"id": [0], "part": [0.5]}), partition_by=["part"])
+    add = next(line["add"] for line in map(json.loads, (path / "_delta_log" / f"{0:020}.json").open()) if "add" in line)
+    for number, value in enumerate(values, 1):
+        pq.write_table(pa.table({"id": [number]}), path / f"{number}.parquet")
+        size = (path / f"{number}.parquet").stat().st_size
+        more = {"path": f"{number}.parquet", "partitionValues": {"part": value}, "size": size, "stats": None}
+        append_commit(path, [{"add": {**add, **more}}])
+    assert opened(path, tmp_path / "cache").scan().num_rows == len(values) + 1
+    for options, ids in (
+        ({"partition": "max_pt()"}, [1]),
+        ({"partition": "part=NaN"}, [1]),
+        ({"where": "part = DOUBLE('NaN')"}, [1]),
+        ({"where": "part > 1.5D"}, [1, 2]),
+        ({"where": "part < 0D"}, [3]),
+        ({"where": "part IS NULL"}, [5]),
+    ):
+        assert sorted(opened(path, tmp_path / "cache", **options).scan().column("id").to_pylist()) == ids, options
+    append_commit(path, [{"add": {**add, "partitionValues": {"part": "much"}}}])
+    for options in ({}, {"partition": "max_pt()"}):
+        with pytest.raises(SchemaError, match=r"'much' of .*\.parquet"):
+            opened(path, tmp_path / "cache", **options).scan()
 
 
 def schema(columns: Sequence[tuple[str, str]]) -> str:
