@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -171,3 +172,28 @@ def test_statistics_that_are_rounded(tmp_path: Path) -> None:
         assert bytes_read(tmp_path / "t", tmp_path / "cache", where=f"d = {number}")[0] == 1
     for where in ("f < -0.1", "f = -0.10000000149011612D", "f = CAST(-0.1 AS FLOAT)"):
         assert bytes_read(tmp_path / "t", tmp_path / "cache", where=where)[0] == len(numbers), where
+
+
+def test_statistics_of_days_that_python_lacks(tmp_path: Path) -> None:
+    """A checkpoint has them as values: it can be read all the same, and they rule out nothing."""
+    path = tmp_path / "t"
+    write_deltalake(str(path), pa.table({"id": [1], "day": [DAYS[0]]}))
+    commit = path / "_delta_log" / f"{0:020}.json"
+    actions = {name: of for line in commit.open() for name, of in json.loads(line).items() if name != "commitInfo"}
+    bounds = {"day": 2**31 - 1}
+    actions["add"] |= {"stats": None, "stats_parsed": {"numRecords": 1, "minValues": bounds, "maxValues": bounds}}
+    texts = pa.map_(pa.string(), pa.string())
+    kinds = {"protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()})}
+    kinds["metaData"] = pa.struct(
+        {"id": pa.string(), "schemaString": pa.string(), "partitionColumns": pa.list_(pa.string())}
+    )
+    days = pa.struct({"day": pa.date32()})
+    statistics = pa.struct({"numRecords": pa.int64(), "minValues": days, "maxValues": days})
+    kinds["add"] = pa.struct(
+        {"path": pa.string(), "partitionValues": texts, "size": pa.int64(), "stats_parsed": statistics}
+    )
+    rows = [{name: {**of, "partitionValues": []} if name == "add" else of} for name, of in actions.items()]
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(kinds)), path / "_delta_log" / f"{0:020}.checkpoint.parquet")
+    commit.write_text('{"commitInfo": {}}\n')
+    for where in ("id = 1", "day IS NOT NULL", f"day = DATE '{DAYS[0]}'"):
+        assert opened(path, tmp_path / "cache", where=where).scan().num_rows == 1

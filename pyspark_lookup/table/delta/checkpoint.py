@@ -102,13 +102,28 @@ def _actions(file: FileVersion, data: bytes) -> Iterator[dict[str, Any]]:
                 held = [field.name for field in there[name].type]
                 wanted += [name] if fields is None else [f"{name}.{field}" for field in fields if field in held]
         for batch in source.iter_batches(columns=wanted):
-            for action in batch.to_pylist():
+            for action in _rows_of(batch):
                 add = action.get("add")
                 if add is not None and not add.get("stats") and add.get("stats_parsed"):
                     add["stats"] = json.dumps(add["stats_parsed"], default=_text_of_value)
                 yield action
     except (*UNREADABLE, pa.ArrowException, OSError) as problem:
         raise DamagedFileError(f"{shown} is no Delta checkpoint: {problem}") from problem
+
+
+def _rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    try:
+        return list(batch.to_pylist())
+    except (OverflowError, ValueError):  # a day or time that Python lacks, which is no reason to go without the rest
+        place = batch.schema.get_field_index("add")
+        if place < 0:
+            raise
+        add = batch.column(place)
+        fields = [field for field in add.type if field.name != "stats_parsed"]
+        less = pa.StructArray.from_arrays(
+            [add.field(field.name) for field in fields], fields=fields, mask=add.is_null()
+        )
+        return list(batch.set_column(place, "add", less).to_pylist())
 
 
 def _text_of_value(value: Any) -> str:
