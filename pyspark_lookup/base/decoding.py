@@ -49,6 +49,15 @@ def is_encodable(text: str) -> bool:
         return False
 
 
+def is_utf8(text: str) -> bool:
+    """Whether it is text as stores and Arrow have it: JSON may hold half of a pair of UTF-16."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def count_of(value: Any) -> int:
     """A whole number from 0 to 2**63 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _COUNT_AT_MOST:

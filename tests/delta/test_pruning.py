@@ -197,3 +197,22 @@ def test_statistics_of_days_that_python_lacks(tmp_path: Path) -> None:
     commit.write_text('{"commitInfo": {}}\n')
     for where in ("id = 1", "day IS NOT NULL", f"day = DATE '{DAYS[0]}'"):
         assert opened(path, tmp_path / "cache", where=where).scan().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "high", ["a" * 32 + "\ufffd", "a" * 31 + "?\ufffd", "a" * 31 + "\ud83d\ufffd", "a" * 32 + "\U0010ffff"]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_texts_that_were_cut(tmp_path: Path, high: str, mode: str) -> None:
+    """What was cut off may be above U+FFFD, or begin with the half of a pair of UTF-16; half a pair rules out nothing."""
+    path, name = tmp_path / "t", high[:32].rstrip("?\ud83d") + "\U0001f600" * 9
+    write_deltalake(str(path), pa.table({"name": [name]}))
+    commit = path / "_delta_log" / f"{0:020}.json"
+    lines = [json.loads(line) for line in commit.open()]
+    for add in (line["add"] for line in lines if "add" in line):
+        bounds = {"minValues": {"name": "a"}, "maxValues": {"name": high}}
+        add["stats"] = json.dumps({"numRecords": 1, **bounds, "nullCount": {"name": 0}})
+    commit.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for _ in range(2):
+        assert opened(path, tmp_path / "cache", mode, "name").get(name) == [{"name": name}]
+    assert bytes_read(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1

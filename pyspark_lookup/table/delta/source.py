@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from pyspark_lookup.base.decoding import UNREADABLE
+from pyspark_lookup.base.decoding import UNREADABLE, is_utf8
 from pyspark_lookup.base.errors import DamagedFileError, NotSupportedError, VersionGoneError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import text_of_schema
@@ -28,6 +28,7 @@ from pyspark_lookup.table.model import Table, TableVersion, VersionMetadata, met
 from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTravel, VersionSource
 
 _MILLISECOND = datetime.timedelta(milliseconds=1)
+_CUT, _LAST = "\ufffd", "\U0010ffff"
 _DIGITS = 15  # of a decimal that a double holds exactly
 _ROUNDED = decimal.Decimal(2) ** -50
 _WIDE = decimal.Context(prec=76)
@@ -272,7 +273,7 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
         return None
     with contextlib.suppress(*UNREADABLE, decimal.InvalidOperation):
         if pa.types.is_string(kind):
-            return value if isinstance(value, str) else None
+            return _text_bound(value, high) if isinstance(value, str) and is_utf8(value) else None
         if pa.types.is_integer(kind):
             return int(value)
         if pa.types.is_decimal(kind):
@@ -301,6 +302,16 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
             at = at if kind.tz is not None else at.replace(tzinfo=None)
             return at + _MILLISECOND if high else at  # written in milliseconds, rounded down
     return None
+
+
+def _text_bound(text: str, high: bool) -> str:
+    """A bound of texts. What older versions of Delta have cut off of a high one may be above the U+FFFD that they put there.
+
+    They cut pairs of UTF-16, too, and wrote `?` for the half that was left.
+    """
+    if not high or not text.endswith(_CUT):
+        return text
+    return text.removesuffix(_CUT).removesuffix("?") + _LAST
 
 
 DELETES["vector"] = DeletionVector.from_json
