@@ -160,15 +160,15 @@ class KnownFiles:
 
     def index(self, file: FileVersion) -> tuple[FileIndex, tuple[Range, ...]] | None:
         """The file's index and what it was read from, if it was opened before."""
-        return self._indexes.get((file.url, file.size)) if file.immutable else None
+        return self._indexes.get(_place(file)) if file.immutable else None
 
     def keep(self, file: FileVersion, index: FileIndex, read_from: Iterable[Range]) -> None:
         if file.immutable:
-            self._indexes.put((file.url, file.size), (index, tuple(read_from)), index.memory_bytes)
+            self._indexes.put(_place(file), (index, tuple(read_from)), index.memory_bytes)
 
     def forget(self, file: FileVersion) -> None:
         """Forget an index, of which it is not sure that it is the file's."""
-        self._indexes.remove((file.url, file.size))
+        self._indexes.remove(_place(file))
 
     def may_have(self, file: OpenFile, unit: Unit, projection: Projection) -> bool:
         """Whether a unit may have a value that the predicate asks for by name; of what was not learned: yes."""
@@ -196,12 +196,16 @@ class KnownFiles:
                     self._values.put(key, values, max(len(values), 1))
 
 
+def _place(file: FileVersion) -> tuple[object, ...]:
+    return file.url, file.size, file.identity
+
+
 def _is_small(file: OpenFile) -> bool:
     return file.piece.file.size <= _SMALL and file.piece.file.immutable
 
 
 def _key(file: OpenFile, unit: Unit, asked: Among, projection: Projection) -> tuple[object, ...]:
-    return file.piece.file.url, unit.number, file.names[asked.column], projection.data.field(asked.column).type
+    return *_place(file.piece.file), unit.number, file.names[asked.column], projection.data.field(asked.column).type
 
 
 def _asked_of(file: OpenFile, predicate: Predicate | None) -> list[Among]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -120,3 +121,15 @@ def test_a_mapping_that_only_writers_are_asked_for(tmp_path: Path, said: list[st
         protocol | {name: ["columnMapping"] for name in said},
     )
     assert opened(tmp_path / "t", tmp_path / "cache").scan().to_pylist() == [{"a": 1, "b": 2}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_table_with_files_of_the_same_names(tmp_path: Path, mode: str) -> None:
+    """A writer may name its files by their number, and these may be as large as before."""
+    path = tmp_path / "t"
+    for name, number in (("first", 1), ("second", 2)):
+        shutil.rmtree(path, ignore_errors=True)
+        metadata = write_mapped(path, [("a", "a")], pa.table({"a": [number]}), MAPPED)
+        append_commit(path, [{"metaData": {**metadata, "id": name}}])
+        table = opened(path, tmp_path / "cache", mode, "a")
+        assert [len(table.get(key)) for key in (1, 2)] == [number == 1, number == 2]

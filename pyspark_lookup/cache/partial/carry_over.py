@@ -30,7 +30,7 @@ FileBounds = Callable[[Sequence[FileVersion]], list[list[ColumnStats | None]]]
 
 _CHANGED_AT_MOST = 4096  # files; with more, nothing is carried over
 _KEPT = 16
-_REWRITES, _COLUMNS = b"rewrites", b"columns"
+_REWRITES, _TABLE = b"rewrites", b"table"
 
 
 class Changes:
@@ -59,7 +59,7 @@ class Changes:
         rewrites = version.metadata.rewrites if version.metadata is not None else ()
         rows["live"] = [True] * len(files)
         table = pa.concat_tables([pa.table(rows, schema=self._schema()), self._rewritten(rewrites)])
-        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _COLUMNS: _columns_of(version)})
+        table = table.replace_schema_metadata({_REWRITES: json.dumps(rewrites), _TABLE: _table_of(version)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
@@ -85,8 +85,8 @@ class Changes:
         before, after = self._record(old), self._record(new)
         if before is None or after is None or before.schema != after.schema:
             return None
-        if (before.schema.metadata or {}).get(_COLUMNS) != (after.schema.metadata or {}).get(_COLUMNS):
-            return None  # its files have other columns by these names
+        if (before.schema.metadata or {}).get(_TABLE) != (after.schema.metadata or {}).get(_TABLE):
+            return None  # other tables, or other columns by these names
         changed = _read_changed(before, after)
         if changed.num_rows > _CHANGED_AT_MOST:
             return None
@@ -152,10 +152,11 @@ class Changes:
         return pa.schema(fields)
 
 
-def _columns_of(version: TableVersion) -> str:
-    """A name for how a version's files call its columns; the same for all tables of which nothing says it."""
+def _table_of(version: TableVersion) -> str:
+    """A name for the table that a version is of, and for how its files call its columns."""
     named = {id(file.columns): file.columns for file in version.files if file.columns is not None}
-    return key_of(*(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
+    table = "" if version.metadata is None else version.metadata.table_id
+    return key_of(table, *(json.dumps([column.to_json() for column in columns]) for columns in named.values()))
 
 
 def _read_changed(before: pa.Table, after: pa.Table) -> pa.Table:

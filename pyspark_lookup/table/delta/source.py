@@ -152,6 +152,8 @@ class DeltaFiles:
         self._stored = {column.name: column.stored for column in self._columns}
         self._partitions = {self._stored[name]: name for name in state.partition_columns}
         self._data = [self._schema.field(name) for name in self._schema.names if name not in state.partition_columns]
+        # A name may be used again by another table at this path.
+        self._identity = f"{IMMUTABLE}{key_of(state.table_id)}"
         self._made: dict[Key, tuple[Add, FileVersion]] = {}
 
     def fits(self, table: Table, state: DeltaState) -> bool:
@@ -188,7 +190,7 @@ class DeltaFiles:
         return FileVersion(
             url,
             add.size,
-            IMMUTABLE,
+            self._identity,
             modified_at_s=add.modified_ms / 1000,
             partition=tuple(
                 (name, _zoned(values[own], self._schema.field(name).type)) for own, name in self._partitions.items()
@@ -211,7 +213,7 @@ class DeltaFiles:
 
 
 def _columns_of(state: DeltaState) -> tuple[object, ...]:
-    return state.metadata["schemaString"], state.partition_columns, state.mapping
+    return state.table_id, state.metadata["schemaString"], state.partition_columns, state.mapping
 
 
 def _url_elsewhere(table: Table, path: str, url_of: Callable[[str], str]) -> str:

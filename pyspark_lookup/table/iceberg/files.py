@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark_lookup.base.errors import NotSupportedError
 from pyspark_lookup.columnar.predicate import ColumnStats
 from pyspark_lookup.columnar.types import text_of_schema
+from pyspark_lookup.io.disk import key_of
 from pyspark_lookup.io.stores import IMMUTABLE, Deletes, FileStatistics, FileVersion
 from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import FileFormatName
@@ -68,6 +69,7 @@ class IcebergFiles:
         self._table, self._metadata, self._locations = table, metadata, locations
         self.schema = arrow_schema(chosen.schema)
         self.columns = stored_columns(chosen.schema, metadata.name_mapping)
+        self._identity = f"{IMMUTABLE}{key_of(metadata.table_id)}"  # a name may be used again by another table
         self._flat = {column.field_id: column for column in flat_columns(chosen.schema)}
         self._schemas = [chosen.schema, *(metadata.schemas[id_] for id_ in sorted(metadata.schemas, reverse=True))]
 
@@ -93,7 +95,7 @@ class IcebergFiles:
         return FileVersion(
             url,
             entry.size,
-            IMMUTABLE,
+            self._identity,
             partition=self._partition(entry),
             deletes=deletes.of(entry, url),
             statistics=FileStatistics(entry.rows if entry.rows >= 0 else None, self._bounds(entry)),
