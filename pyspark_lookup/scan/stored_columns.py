@@ -64,8 +64,9 @@ def stats_as_planned(
 
 def column_as_planned(file: FileVersion, column: pa.Array, name: str, planned: pa.DataType) -> pa.Array:
     """A file's column in the planned type. Raises SchemaError if a value would change."""
-    if file.columns is None or column.type == planned:
+    if file.columns is None or (column.type == planned and not pa.types.is_nested(planned)):
         return cast_column(column, planned, name, file.url)
+    # A struct may have fields of the planned names that are others.
     return _array(column, planned, _column(file.columns, name), name, file.url)
 
 
@@ -158,14 +159,10 @@ def _type(found: pa.DataType, planned: pa.DataType, column: StoredColumn) -> pa.
 
 def _array(column: pa.Array, planned: pa.DataType, of: StoredColumn, name: str, origin: str) -> pa.Array:
     if pa.types.is_struct(planned) and pa.types.is_struct(column.type):
-        held, fields = (
-            column.flatten(),
-            list(column.type),
-        )  # flattened, the parent's nulls and offset are the children's
-        children = []
+        held, children = column.flatten(), []  # which applies the parent's nulls and offset to the children
         for field in planned:
             own = _column(of.parts, field.name)
-            place = _find(fields, own)
+            place = _find(list(column.type), own)
             if place is None:
                 children.append(_repeat(_default(own, field.type), field.type, len(column)))
             else:

@@ -133,3 +133,37 @@ def test_another_table_with_files_of_the_same_names(tmp_path: Path, mode: str) -
         append_commit(path, [{"metaData": {**metadata, "id": name}}])
         table = opened(path, tmp_path / "cache", mode, "a")
         assert [len(table.get(key)) for key in (1, 2)] == [number == 1, number == 2]
+
+
+@pytest.mark.parametrize("shape", ["struct", "list", "map"])
+@pytest.mark.parametrize("mode", MODES)
+def test_fields_that_are_others_of_the_same_names(tmp_path: Path, mode: str, shape: str) -> None:
+    """The fields of a struct are told by their mapping, also where the file's have the planned names and types."""
+    path, values = tmp_path / "t", {"a": 10, "b": 20}
+    wrap = {"struct": lambda one: one, "list": lambda one: [one], "map": lambda one: [("k", one)]}[shape]
+    kind = pa.struct({"a": pa.int64(), "b": pa.int64()})
+    kind = {"struct": kind, "list": pa.list_(kind), "map": pa.map_(pa.string(), kind)}[shape]
+    rows = pa.table({"id": [1, 2], "of": pa.array([wrap(values), None], kind)})
+    metadata = write_mapped(path, [("id", "id")], rows, MAPPED)
+
+    def commit(fields: Sequence[tuple[str, str]]) -> None:
+        inner = json.loads(schema(fields))
+        of = {
+            "struct": inner,
+            "list": {"type": "array", "elementType": inner, "containsNull": True},
+            "map": {"type": "map", "keyType": "string", "valueType": inner, "valueContainsNull": True},
+        }[shape]
+        whole = json.loads(schema([("id", "id"), ("of", "of")]))
+        whole["fields"][1]["type"] = of
+        append_commit(path, [{"metaData": {**metadata, "schemaString": json.dumps(whole)}}])
+
+    for fields, found in (
+        ([("a", "a"), ("b", "b")], values),
+        ([("a", "a"), ("b", "new")], {"a": 10, "b": None}),
+        ([("a", "b"), ("b", "a")], {"a": 20, "b": 10}),
+        ([("a", "a"), ("b", "b")], values),
+    ):
+        commit(fields)
+        table = opened(path, tmp_path / "cache", mode, "id")
+        assert table.get(1) == [{"id": 1, "of": wrap(found)}]
+        assert table.get(2) == [{"id": 2, "of": None}]
