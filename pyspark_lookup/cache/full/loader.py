@@ -171,9 +171,11 @@ class SnapshotLoader:
             FileVersion(file.url, file.size, file.identity) for layer in last.layers for file in layer.segment.files
         }
         files = [file for file in version.files if file.columns is not None and file in held]
-        names = [name for name in layout.columns.names if name in layout.data.names and name not in last.schema.names]
+        names = [name for name in layout.columns.names if name not in last.schema.names]
         if not names or not files:
             return set()
+        if any(name in layout.partitions.names for name in names):
+            return set(files)
         bounds = self.scan.bounds(self.table, files, layout.partitions, names)
         there = (any(stats is None or not stats.all_null for stats in row) for row in bounds)
         return {file for file, has in zip(files, there, strict=True) if has}
