@@ -216,3 +216,14 @@ def test_texts_that_were_cut(tmp_path: Path, high: str, mode: str) -> None:
     for _ in range(2):
         assert opened(path, tmp_path / "cache", mode, "name").get(name) == [{"name": name}]
     assert bytes_read(path, tmp_path / "cache", where=f"name = '{name}'")[0] == 1
+
+
+def test_whole_decimals_beyond_64_bits(tmp_path: Path) -> None:
+    """In delta-rs's statistics they are the largest number of 64 bits, or the smallest."""
+    numbers = [
+        decimal.Decimal(text) for text in ("573096138496390943431669", "-953253285529623221394983006894890291", "7")
+    ]
+    for number in numbers:
+        write_deltalake(str(tmp_path / "t"), pa.table({"d": pa.array([number], pa.decimal128(38))}), mode="append")
+    table = opened(tmp_path / "t", tmp_path / "cache", keys="d")
+    assert [table.get(number)[0]["d"] for number in numbers] == numbers

@@ -30,8 +30,9 @@ from pyspark_lookup.table.source import Answer, Question, SourceParts, TimeTrave
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 _CUT, _LAST = "\ufffd", "\U0010ffff"
 _DIGITS = 15  # of a decimal that a double holds exactly
-_ROUNDED = decimal.Decimal(2) ** -50
+_ROUNDED = decimal.Decimal(2) ** -48
 _WIDE = decimal.Context(prec=76)
+_ENDS = (decimal.Decimal(2**63 - 1), decimal.Decimal(-(2**63)))  # what delta-rs writes for whole ones beyond them
 
 
 class DeltaSource(VersionSource):
@@ -282,6 +283,8 @@ def _bound(value: Any, kind: pa.DataType, high: bool) -> Any:
             exact = decimal.Decimal(str(value))
             if kind.precision <= _DIGITS:
                 return exact
+            if exact in _ENDS:
+                return None
             more = abs(exact) * _ROUNDED if high else -abs(exact) * _ROUNDED  # delta-rs writes doubles
             away = decimal.ROUND_CEILING if high else decimal.ROUND_FLOOR
             return _WIDE.add(exact, more).quantize(decimal.Decimal(1).scaleb(-kind.scale), away, _WIDE)
