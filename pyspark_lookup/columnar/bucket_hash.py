@@ -78,7 +78,8 @@ def _of_words(words: Numbers, lengths: Numbers, rest: Numbers) -> Numbers:
 
 
 def _mixed(word: Numbers) -> Numbers:
-    return _rotated(word.astype(np.uint32) * _C1, 15) * _C2
+    mixed: Numbers = _rotated(word.astype(np.uint32) * _C1, 15) * _C2
+    return mixed
 
 
 def _rotated(numbers: Numbers, bits: int) -> Numbers:

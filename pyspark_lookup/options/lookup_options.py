@@ -144,6 +144,17 @@ class LookupOptions(
         """The options that say which version is read, by name; one at most, once they are checked."""
         return {**super().pins, **self.ref}
 
+    @property
+    def unpinned(self) -> LookupOptions:
+        """The options of the table as it is now."""
+        pins = dict.fromkeys(("version", "timestamp", "valid_write_ids", "branch", "tag"))
+        return dataclasses.replace(self, **pins) if self.pins else self  # type: ignore[arg-type]
+
+    @property
+    def names_directory(self) -> bool:
+        """Whether the path itself says that it is a directory; a web URL's last slash says nothing."""
+        return self.path.endswith("/") and not self.path.startswith(("http://", "https://"))
+
     def override(self, overrides: Mapping[str, str]) -> LookupOptions:
         """These options with `overrides` (key -> text) in place of their own values. Raises OptionError."""
         values = {}

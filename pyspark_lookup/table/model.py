@@ -230,7 +230,11 @@ class TableVersion:
             rows.append([*file.to_json(), more] if file.columns is not None or any(more.values()) else file.to_json())
         deletes = [one.to_json() for one in self.deletes]
         columns = [[column.to_json() for column in one] for one in several]
-        known: dict[str, Any] = {"files": rows, "deletes": deletes, "metadata": self.metadata.to_json() if self.metadata else None}
+        known: dict[str, Any] = {
+            "files": rows,
+            "deletes": deletes,
+            "metadata": self.metadata.to_json() if self.metadata else None,
+        }
         described = self.metadata if statistics else None
         said = None if described is None else statistics_to_text(self.files, described.all_columns)
         if said is not None:
@@ -281,7 +285,9 @@ def has_same_rows(new: TableVersion, old: TableVersion) -> bool:
     after, before = new.metadata, old.metadata
     if after is None or before is None or (after.table_id, after.schema) != (before.table_id, before.schema):
         return False
-    if {file.columns for file in new.files} != {file.columns for file in old.files}:  # one may have taken another's name
+    if {file.columns for file in new.files} != {
+        file.columns for file in old.files
+    }:  # one may have taken another's name
         return False
     names = names_of_rows(old)
     for own, replaced in after.rewrites:

@@ -8,7 +8,6 @@ create, and every later one of that execution on this host takes it: one version
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -106,7 +105,7 @@ class Resolver:
             kind = None
         if kind is None:
             try:
-                status = self._ufs.list_status(url) if _names_directory(options) else self._ufs.get_status(url)
+                status = self._ufs.list_status(url) if options.names_directory else self._ufs.get_status(url)
                 kind = self._kind_of(status)
             except UfsNotFoundError:
                 kind = self._vanished_kind(url, options)
@@ -173,10 +172,10 @@ class Resolver:
     def _last_kind(self, url: str, options: LookupOptions) -> str | None:
         learned: dict[tuple[bool, float], str] = {}
         for kind, source in self._by_kind.items():
-            if kind == Kind.GLOB or (kind == Kind.FILE and _names_directory(options)):
+            if kind == Kind.GLOB or (kind == Kind.FILE and options.names_directory):
                 continue
-            probe = self._table(options if source.retained else _unpinned(options), kind, None)
-            record = self.host.last(probe) or self.host.last(self._table(_unpinned(options), kind, None))
+            probe = self._table(options if source.retained else options.unpinned, kind, None)
+            record = self.host.last(probe) or self.host.last(self._table(options.unpinned, kind, None))
             if record is not None:
                 # The wall clock may have been set back in between.
                 here = record["boot"] == self._context.clock.boot
@@ -432,7 +431,7 @@ class Resolver:
         if self._logs is None or self._kind_of_url(url) is not None:
             return None
         others = (kind for kind, source in self._by_kind.items() if source is not self._logs and kind != Kind.GLOB)
-        known = any(self.host.last(self._table(_unpinned(options), kind, None)) is not None for kind in others)
+        known = any(self.host.last(self._table(options.unpinned, kind, None)) is not None for kind in others)
         return None if known and self.log(url).known() is None else self.log(url).latest()
 
     def history(self, options: LookupOptions) -> list[dict[str, Any]] | None:
@@ -442,13 +441,3 @@ class Resolver:
         with contextlib.suppress(UfsNotFoundError):
             kind = kind or self._kind_of(self._ufs.get_status(url))
         return None if kind is None else self._by_kind[kind].history(self._table(options, kind, None))
-
-
-def _names_directory(options: LookupOptions) -> bool:
-    """Whether the path itself says that it is a directory; a web URL's last slash says nothing."""
-    return options.path.endswith("/") and not options.path.startswith(("http://", "https://"))
-
-
-def _unpinned(options: LookupOptions) -> LookupOptions:
-    pins: dict[str, Any] = {"version": None, "timestamp": None, "valid_write_ids": None}
-    return dataclasses.replace(options, **pins) if options.pins else options

@@ -41,7 +41,7 @@ from pyspark_lookup.options.conf_file import redact
 from pyspark_lookup.options.enums import OnReloadFailure
 from pyspark_lookup.options.lookup_options import LookupOptions
 from pyspark_lookup.options.reload_trigger import CacheReloadTrigger
-from pyspark_lookup.table.model import Table, TableVersion, has_same_rows
+from pyspark_lookup.table.model import Table, TableVersion
 from pyspark_lookup.table.partitions import select_partitions
 from pyspark_lookup.table.resolver import Resolver
 from pyspark_lookup.table.restarts import read_with_restarts
@@ -104,7 +104,7 @@ class FullCache:
         if found is not None or not self._choose(version).cacheable or not self.can_keep:
             return found
         done = self._jobs.ask(version)
-        same = None if exact else self._find_same_rows(version)
+        same = None if exact or self.options.partition is not None else self._stored.find_same_rows(version)
         if same is not None:
             return same
         try:
@@ -118,13 +118,6 @@ class FullCache:
                 self._give_up()
             self._told.fall_back(logging.INFO, f"there is no snapshot: {problem}")
         return self.find(version)
-
-    def _find_same_rows(self, version: TableVersion) -> Snapshot | None:
-        """The latest snapshot, if only compactions came between it and a version."""
-        if self.options.partition is not None:  # which may be chosen by the names of files
-            return None
-        _, latest = self._stored.find(lambda state: state.latest)
-        return latest if latest is not None and has_same_rows(version, latest.version) else None
 
     def current(self) -> tuple[TableVersion, Snapshot] | None:
         """The latest snapshot and its version; without one it is loaded, and a load of others, or one that is overdue, waited for a while.

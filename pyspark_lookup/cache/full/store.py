@@ -19,7 +19,7 @@ from pyspark_lookup.cache.full.snapshot import Snapshot
 from pyspark_lookup.io.context import HostContext
 from pyspark_lookup.io.disk import Disk
 from pyspark_lookup.options.conf_file import redact
-from pyspark_lookup.table.model import Table, TableVersion
+from pyspark_lookup.table.model import Table, TableVersion, has_same_rows
 
 _LOCK_WAIT_S = 1.0
 _KEPT_OPEN = 2
@@ -207,6 +207,11 @@ class StoredSnapshots:
             # Between reading of its layers and opening them they may have been compacted.
             if snapshot is not None or stored is None or choose(self.state()) == stored:
                 return state, snapshot
+
+    def find_same_rows(self, version: TableVersion) -> Snapshot | None:
+        """The latest snapshot, if only compactions came between it and a version."""
+        _, latest = self.find(lambda state: state.latest)
+        return latest if latest is not None and has_same_rows(version, latest.version) else None
 
     def find_expired(self, state: State) -> tuple[StoredVersion, ...]:
         """The versions past their time."""
