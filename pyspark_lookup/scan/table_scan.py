@@ -439,4 +439,5 @@ def _described_bounds(
 
 
 def _partition_of(table: Table, file: FileVersion, fields: pa.Schema) -> dict[str, object]:
-    return typed_values_of(table, file, fields) if fields.names else {}
+    # What names rows of others belongs to no partition, or to several.
+    return typed_values_of(table, file, fields) if fields.names and file.identity != DELETE_FILE else {}
